@@ -1,1 +1,1 @@
-"""A model and the network between workers, measured once: a profile that answers for every layout."""
+"""Measure a model and the network once, for a profile that answers for every layout."""

@@ -1,10 +1,10 @@
-"""Who measures what of a model that several workers measure together, and what they found. No torch here.
+"""Tasks and results of a measurement that several workers share. It does not import torch.
 
-There are two kinds of tasks. In a *round* every section goes forward and back, one behind the other: rounds are samples,
-whoever they come from. The other kind is what is measured of one section *alone*.
+There are two kinds of tasks. In a *round* every section goes forward and back, one after the other;
+rounds are samples, from any worker. The other kind measures one section *alone*.
 
-Nobody waits for anybody: the owner does itself what others have taken and not brought back, and of a section that
-comes twice the first counts.
+No worker waits for another. The owner itself does what others have taken and not brought back,
+and of a section that comes twice the first result counts.
 """
 
 import threading
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-ROUND = -1  # as a task; the others are indices of sections
+ROUND = -1  # this task is a round; other tasks are indices of sections
 OWNER = ""  # the worker that finishes
 
 
@@ -33,7 +33,7 @@ class Round(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What was measured of one section alone; `rounds` too, where there is no room for a whole model."""
+    """The measurement of one section alone; with `rounds` if the whole model has no room."""
 
     section: int
     fresh_s: tuple[float, ...]  # by size
@@ -44,10 +44,10 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def deal(sections: Sequence[int], rounds: int, rank: int) -> int | None:
-    """What the worker that came as number `rank` does next, of what nobody has taken yet.
+    """Choose the next task not yet taken, for the worker that came as number `rank`.
 
-    All rounds take about as long as all sections alone. Only every second worker begins with rounds: the first of each
-    worker is for nothing.
+    All rounds take about as long as all sections alone. Only every second worker begins with
+    rounds, because each worker's first round is a warm-up.
     """
     if rounds and (rank % 2 == 0 or not sections):
         return ROUND
@@ -55,7 +55,7 @@ def deal(sections: Sequence[int], rounds: int, rank: int) -> int | None:
 
 
 def joined(parts: Sequence[Round]) -> Round:
-    """One round of sections that were measured one by one."""
+    """Join sections that were measured one by one into one round."""
     return Round(
         tuple(
             Times(*([each[0] for each in listed] for listed in zip(*of_size, strict=True)))
@@ -65,18 +65,18 @@ def joined(parts: Sequence[Round]) -> Round:
 
 
 class Board:
-    """What is to be done, and what has been. Several threads may use it."""
+    """Tasks to do and results so far. Several threads may use it."""
 
     def __init__(self, sections: int, rounds: int) -> None:
         self._lock = threading.Lock()
         self._count, self._wanted = sections, rounds
-        self._sections, self._rounds = list(range(sections)), rounds  # what nobody has taken
+        self._sections, self._rounds = list(range(sections)), rounds  # not yet taken
         self._came = [OWNER]
         self._found: list[Round] = []
         self._alone: dict[int, Alone] = {}
 
     def take(self, worker: str) -> int | None:
-        """A task that nobody has."""
+        """Take a task that no worker has."""
         with self._lock:
             if worker not in self._came:
                 self._came.append(worker)
@@ -88,7 +88,7 @@ class Board:
             return task
 
     def lacking(self) -> int | None:
-        """A task that was taken, and of which nothing is heard: what was taken last is the farthest from its end."""
+        """Return a taken task without a result: the last taken, which is farthest from its end."""
         with self._lock:
             left = [section for section in range(self._count) if section not in self._alone]
             if left:
@@ -96,7 +96,7 @@ class Board:
             return ROUND if len(self._found) < self._wanted else None
 
     def has(self, task: int) -> bool:
-        """Whether nothing is gained by doing it."""
+        """Return whether the task need not be done any more."""
         with self._lock:
             return len(self._found) >= self._wanted if task == ROUND else task in self._alone
 
@@ -108,17 +108,17 @@ class Board:
                 self._alone.setdefault(found.section, found)
 
     def hurry(self) -> None:
-        """No more rounds than a single one."""
+        """Want no more than a single round."""
         with self._lock:
             self._rounds, self._wanted = 0, min(self._wanted, 1)
 
     def alone(self) -> list[Alone]:
-        """By section."""
+        """Return what was measured of each section alone."""
         with self._lock:
             return [self._alone[section] for section in range(self._count)]
 
     def rounds(self) -> list[list[Times]]:
-        """By size."""
+        """Return the rounds of each size."""
         alone = self.alone()
         with self._lock:
             in_parts = (joined(each) for each in zip(*(a.rounds for a in alone), strict=False))

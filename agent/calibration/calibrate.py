@@ -1,10 +1,11 @@
 """A model measured once, section by section: a profile that answers for every layout.
 
-What is measured does not depend on the number of workers, so a few microbatches on one worker are enough (see
-`agent.calibration.gauge`), and others may take parts of it over (`agent.calibration.board`).
+What is measured does not depend on the number of workers, so a few microbatches on one worker are
+enough (see `agent.calibration.gauge`). Other workers may take over parts of it
+(`agent.calibration.board`).
 
-The clock is the caller's: wall time on an accelerator of one's own, the thread's own time on a machine that
-is shared with others.
+The clock is the caller's: wall time on an accelerator that is not shared, the thread's own time on
+a machine that is shared with other processes.
 """
 
 import hashlib
@@ -32,12 +33,12 @@ from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 
 ROUNDS = 5
-LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
-APPLIED_BYTES_MAX = 64 << 20  # of parameters that the optimizer is tried on
+LEAST = 0.3  # of the mean section's time; a shorter section is joined to its neighbour
+APPLIED_BYTES_MAX = 64 << 20  # of parameters, at most, that the optimizer is tried on
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What others need to know to measure parts of the same."""
+    """What other workers need to know to measure parts of the same model."""
 
     afters: tuple[int, ...]
     rounds: int
@@ -54,10 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     network_from: NetworkFrom = "assumed"
     rounds: int = ROUNDS
     sections_max: int = 64
-    cuts: tuple[int, ...] = ()  # those of an earlier profile, to be measured again; else found anew
+    cuts: tuple[int, ...] = ()  # those of an earlier profile to measure again; if none, chosen here
     microbatches_left: int = 0  # of the run that waits for this; 0 if none does
-    check: Callable[[], None] = lambda: None  # now and then; raises what ends the measurement
-    opened: Callable[[Plan, Board], None] = lambda *_: None  # from here on others may take parts
+    check: Callable[[], None] = lambda: None  # called now and then; raises to end the measurement
+    opened: Callable[[Plan, Board], None] = lambda *_: None  # called when others may take parts
 
 
 def calibrate(
@@ -88,7 +89,7 @@ def measure(
     optimizer: torch.optim.Optimizer | None = None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
-    """A recorded model, section by section. Weights, buffers and random streams are left as they were."""
+    """Measure a recorded model by sections; put weights, buffers and random streams back."""
     clock = clock_of(device_of(graph), clock)
     with _untouched(graph):
         return _measured(graph, facts, batches, (settings, optimizer, clock))
@@ -102,7 +103,7 @@ def gauging(
     plan: Plan,
     patience: Patience,
 ) -> Iterator[Gauge]:
-    """Parts of what somebody else measures, who gave the plan. All is left as it was, too."""
+    """Provide a gauge for parts of a plan that another worker measures; put the model back."""
     with _untouched(graph):
         pieces = build(graph, facts, plan.afters)
         how = How(plan.rounds, patience, clock_of(device_of(graph), time.perf_counter))
@@ -160,7 +161,7 @@ def _sections(
     board: Board,
     given: tuple[int, float],
 ) -> list[Section]:
-    """What was found, whoever found it: medians over rounds."""
+    """Return the medians over rounds of what any worker has measured."""
     (size, state), rounds, found = given, board.rounds(), []
     for k, (piece, alone) in enumerate(zip(pieces, board.alone(), strict=True)):
         weights = float(sum(p.numel() * p.element_size() for p in piece.module.parameters()))
@@ -193,7 +194,7 @@ def _sections(
 
 
 def _work_bytes(sections: Sequence[Section], board: Board, sizes: Sequence[int]) -> float:
-    """The largest work space: what is alive beside what is kept for the backward, and the gradients."""
+    """Return the largest work space: live bytes besides the stash and the gradients."""
     return max(
         0.0,
         *(
@@ -204,13 +205,13 @@ def _work_bytes(sections: Sequence[Section], board: Board, sizes: Sequence[int])
 
 
 def cached(path: Path, key: str, measure: Callable[[], Profile]) -> Profile:
-    """The profile in this file if it is of this key; else measure, and write it there whole."""
+    """Return the profile in this file if it has this key; else measure, and write it whole."""
     try:
         found = parse(path.read_text(encoding="utf-8"))
         if found.key == key:
             return found
     except (OSError, ValueError):
-        pass  # missing, old or corrupt: measured again, as for another key
+        pass  # missing, old or corrupt; measured again, as for another key
     found = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
@@ -222,10 +223,11 @@ def cached(path: Path, key: str, measure: Callable[[], Profile]) -> Profile:
 def key_of(
     graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: str, code: str = ""
 ) -> str:
-    """Of the code, the shapes, the type of machine and the library: any other needs another profile.
+    """Return a key of the code, the shapes, the type of machine and the library.
 
-    What is called as it is shows in the graph by its name only: its settings go in, and `code` if any of it is the
-    person's own.
+    If any of these differs, another profile is needed. A module that is called unchanged shows in
+    the graph by its name only, so its settings are in the key, and `code` is too if any of it is
+    the person's own.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype))
@@ -249,11 +251,11 @@ def _kind_of(leaf: Any) -> object:
 def _apart(
     graph: fx.GraphModule, facts: Facts, example: Batch, given: tuple[Settings, How]
 ) -> list[CutPoint]:
-    """Cut-points with something between them: every stage costs a little whatever it does."""
+    """Choose cut-points with enough time between them, because each stage has fixed costs."""
     settings, how = given
     points = worth_cutting(facts, settings.sections_max)
     pieces = build(graph, facts, [point.after for point in points])
-    for _ in range(2):  # the first of all takes longer
+    for _ in range(2):  # the first round takes longer
         spent = spent_s(pieces, example, how)
         how.patience.learn(settings.microbatches_left * sum(spent))
         if how.patience.over:
@@ -268,13 +270,13 @@ def _apart(
 
 
 def _libraries_bytes(device: torch.device) -> float:
-    """What is taken of the device and not by tensors; on a machine's own memory nobody can tell."""
+    """Return the bytes of a device that are used, but not by tensors; 0 if that is not known."""
     if device == CPU:
         return 0.0
     try:
         free, total = torch.accelerator.get_memory_info(device)
         return float(max(total - free - torch.accelerator.memory_reserved(device), 0))
-    except RuntimeError:  # a device that does not say
+    except RuntimeError:  # the device does not report its memory
         return 0.0
 
 
@@ -284,9 +286,10 @@ def _measure_apply(
     rounds: int,
     clock: Clock,
 ) -> tuple[float, float]:
-    """Seconds per byte of parameters for a step of the optimizer, and its state as a share of them.
+    """Return the optimizer's seconds per byte of parameters, and its state's share of them.
 
-    Measured on copies, since a step would change the weights: of those that it trains, as it may take no others.
+    It is measured on copies, because a step would change the weights. The copies are of parameters
+    that it trains, because it may accept no others.
     """
     groups = [] if optimizer is None else optimizer.param_groups
     theirs = {id(param) for group in groups for param in group["params"]}
@@ -311,7 +314,7 @@ def _measure_apply(
 
 
 def state_share(optimizer: torch.optim.Optimizer) -> float:
-    """An optimizer's state as a share of the parameters, from one that is small."""
+    """Return an optimizer's state as a share of the parameters, measured on a small one."""
     copy = torch.nn.Parameter(torch.zeros(64, 64, device=CPU))
     return _state_bytes(_twin(optimizer, [copy])) / copy.nbytes
 
@@ -319,7 +322,7 @@ def state_share(optimizer: torch.optim.Optimizer) -> float:
 def _twin(
     optimizer: torch.optim.Optimizer, copies: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """Another one with the same settings, behind its first step."""
+    """Return another optimizer with the same settings, after its first step."""
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
     twin = twin_of(optimizer, copies)

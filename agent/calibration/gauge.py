@@ -1,8 +1,8 @@
-"""What sections of a model take, measured by one worker: all of it alone, or some of it beside others.
+"""The times of a model's sections, measured by one worker, alone or beside others.
 
-The measured parts are those that a step is made of: a section's forward (on memory that is used again, and on
-fresh memory), its backward whole and in halves, taking its gradients into the step's sums, and taking in what comes from
-the section before.
+The measured parts are those that a step is made of: a section's forward (on memory that is used
+again, and on fresh memory), its backward whole and in halves, taking its gradients into the step's
+sums, and taking in what comes from the section before.
 """
 
 import statistics
@@ -29,24 +29,24 @@ from agent.tensors.sums import Contribution, Sum, SumSpace
 Clock = Callable[[], float]
 Batch = Sequence[torch.Tensor]
 HELD = 4  # microbatches held at once to see what fresh memory costs
-SECONDS_MAX, SECONDS_LEAST = 50.0, 1.0  # of all measuring; what is begun is finished
+SECONDS_MAX, SECONDS_LEAST = 50.0, 1.0  # of all measuring; a measurement that has begun is finished
 SHARE_OF_RUN = 0.05
 
 
 class Needless(Exception):  # noqa: N818 - it is no error
-    """What is being measured is here already, or nobody wants it any more."""
+    """What is being measured is here already, or is not wanted any more."""
 
 
 class Patience:
-    """When it is time to come to an end: a share of the run that waits, within bounds."""
+    """The time limit of a measurement: a share of the waiting run, within bounds."""
 
     def __init__(self, check: Callable[[], None], limit_s: float = SECONDS_MAX) -> None:
-        """`check` raises what ends the measurement."""
+        """Begin now; `check` raises to end the measurement."""
         self._check, self._start_s, self._limit_s = check, time.monotonic(), limit_s
         self.needless: Callable[[], bool] = lambda: False
 
     def learn(self, run_s: float) -> None:
-        """What the run that waits for this will take; 0 if none does."""
+        """Set the limit from the time that the waiting run will take; 0 if no run waits."""
         if run_s:
             self._limit_s = min(max(SECONDS_LEAST, SHARE_OF_RUN * run_s), SECONDS_MAX)
 
@@ -72,7 +72,7 @@ class How(NamedTuple):
 
 
 class Gauge:
-    """A model in pieces, a microbatch of every size, and where this worker is in it."""
+    """A model in pieces, a microbatch of every size, and the section that this worker is at."""
 
     def __init__(self, pieces: Sequence[Piece], examples: Sequence[Batch], how: How) -> None:
         self._pieces, self._examples, self._how = pieces, examples, how
@@ -81,7 +81,7 @@ class Gauge:
         self._at, self._arrived = 0, list[Parcel | None]()
 
     def finish(self, board: Board) -> None:
-        """Until nothing is lacking, whatever becomes of others."""
+        """Do tasks until none is lacking, even if the other workers are lost."""
         patience = self._how.patience
         while True:
             patience.needless = lambda: False
@@ -100,7 +100,7 @@ class Gauge:
         return self._round() if task == ROUND else self._alone(task)
 
     def _round(self) -> Round:
-        """The first of a worker counts only if there is no time for another."""
+        """Measure a round. A worker's first one counts only if there is no time for another."""
         passing("survey: round begun")
         found = self._once()
         if not self._warm:
@@ -110,7 +110,7 @@ class Gauge:
         return found
 
     def _once(self) -> Round:
-        """Sizes take turns, so that a slow moment does not fall on one of them alone."""
+        """Measure every size in turn, so that a slow moment does not fall on one of them alone."""
         return Round(tuple(one_round(self._pieces, each, self._how) for each in self._examples))
 
     def _alone(self, section: int) -> Alone:
@@ -129,7 +129,7 @@ class Gauge:
             )
 
     def _arrive(self, section: int) -> list[Parcel | None]:
-        """What comes to this section, of every size."""
+        """Return what arrives at this section, for every size."""
         if section < self._at or not self._arrived:
             self._at, self._arrived = 0, [None] * len(self._examples)
         for piece in self._pieces[self._at : section]:
@@ -148,14 +148,14 @@ class Gauge:
             if turn > 0 and self._how.patience.over:
                 break
             if turn == 1:
-                found.clear()  # the one before it was the first of all
+                found.clear()  # because it has the first round, which takes longer
             once = [one_round([piece], example, self._how, before) for before, example in pairs]
             found.append(Round(tuple(once)))
         return found
 
 
 def spent_s(pieces: Sequence[Piece], example: Batch, how: How) -> list[float]:
-    """A first look: forward and backward of every section, once."""
+    """Take a first look: the seconds of forward and backward of every section, once."""
     if not any(any_away(piece.module) for piece in pieces):
         times = one_round(pieces, example, how, halves=(False,))
         return [f + b for f, b in zip(times.forward, times.backward, strict=True)]
@@ -177,8 +177,10 @@ def one_round(
     before: Parcel | None = None,
     halves: Sequence[bool] = (False, True),
 ) -> Times:
-    """Every section forward and back, once with whole backwards and once with halved ones. What arrives
-    at the first is from `before`; what comes back to the last is made up, if it is not the model's.
+    """Run every section forward and back, once with whole backwards and once with halved ones.
+
+    What arrives at the first section is `before`. If the last is not the model's last, the
+    gradients that come back to it are made up.
     """
     clock, check = how.clock, how.patience.check
     times = Times([], [], [], [], [], [])
@@ -223,13 +225,16 @@ def one_round(
 
 
 def _taking_s(space: SumSpace, numbers: Numbers, clock: Clock) -> float:
-    """A step adds up every two microbatches, and then their sums: half of both for each."""
+    """Return the seconds of adding up gradients, for each microbatch.
+
+    A step adds up every two microbatches, and then their sums, so each takes half of both.
+    """
     one, seconds = space.take(numbers), []
     next_ = Contribution(
         one.numbers, [None if each is None else each.clone() for each in one.found]
     )
     into, other = Sum(space, space.device), Sum(space, space.device)
-    for _ in range(2):  # the first write touches the memory
+    for _ in range(2):  # the first write maps the memory
         start_s = clock()
         space.join(into, one, next_)
         space.add(into, other)
@@ -238,7 +243,7 @@ def _taking_s(space: SumSpace, numbers: Numbers, clock: Clock) -> float:
 
 
 def _fresh_s(piece: Piece, parcel: Parcel | None, example: Batch, how: How) -> float:
-    """By how much a forward is slower while others are held, in turns with letting go."""
+    """Return by how much a forward is slower while others are held than when each is released."""
     stage = Stage(piece, microbatches=1)
     seconds: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
     for turn in range(how.rounds + 1):
@@ -255,7 +260,7 @@ def _fresh_s(piece: Piece, parcel: Parcel | None, example: Batch, how: How) -> f
 def _forwards_s(
     stage: Stage, parcel: Parcel | None, example: Batch, clock: Clock, *, held: bool
 ) -> list[float]:
-    """Some in a row; the first is left out, which is on memory that was used before."""
+    """Time some forwards in a row, without the first, which is on memory used before."""
     stage.clear()
     found = []
     for microbatch in range(HELD):
@@ -269,7 +274,7 @@ def _forwards_s(
 
 
 def _stash_bytes(piece: Piece, arrived: Parcel | None, example: Batch) -> float:
-    """What autograd keeps for the backward, each storage once, parameters not counted."""
+    """Return the bytes that autograd keeps for the backward, each storage once, no parameters."""
     kept: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in piece.module.parameters()}
 
@@ -287,7 +292,7 @@ def _stash_bytes(piece: Piece, arrived: Parcel | None, example: Batch) -> float:
 
 
 def _taking_in_s(parcel: Parcel, how: How) -> float:
-    """A message is sent by a thread of its own, but taken apart by the worker that waits for it."""
+    """Return the seconds of unpacking a message, which the worker that waits for it does."""
     device = where(parcel.tensors)
     extra, lying = pack(parcel, asked_for(parcel))
     sent = b"".join(lying)

@@ -1,4 +1,4 @@
-"""From what messages and exchanges took to the links that explain it: latency, bandwidth, jitter, lanes."""
+"""Fit links to the times of messages and exchanges: latency, bandwidth, jitter, lanes."""
 
 import math
 import statistics
@@ -14,7 +14,7 @@ SAME = 1e-9
 
 
 class RingTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured all-reduce: how many workers, how many bytes, how many of them at once on the link."""
+    """A measured all-reduce: the workers, the bytes, and how many share the link at once."""
 
     workers: int
     size_bytes: float
@@ -23,28 +23,29 @@ class RingTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Latency and bandwidth of a link from messages of several sizes.
+    """Fit latency and bandwidth of a link to messages of several sizes.
 
-    Small and large messages count alike: what is least is the sum of squared relative errors.
+    Small and large messages count alike, because the sum of squared relative errors is minimised.
     """
     found = _lines(np.array([np.ones(len(sizes_bytes)), sizes_bytes]).T, np.array(seconds))
     return Link(bandwidth_bytes_per_s=1 / max(found[1], 1e-15), latency_s=found[0])
 
 
 def jitter_s(seconds: Sequence[float]) -> float:
-    """The mean delay of messages of one size, from a few of them: exponential, as the simulator draws it.
+    """Return the mean delay of messages of one size, exponential as the simulator draws it.
 
-    Its mean is its median over ln 2. The median, since one message in many that waited for a busy machine
-    says nothing of the link.
+    The mean is the median over ln 2. The median is used because one message in many that waited for
+    a busy machine says nothing about the link.
     """
     least = min(seconds)
     return (statistics.median(seconds) - least) / math.log(2)
 
 
 def fit_ring(times: Sequence[RingTime], lanes: int = 0) -> Link:
-    """2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, from measured all-reduces.
+    """Fit 2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth to all-reduces.
 
-    Unless they are told, lanes are as many as explain best what several at once took: the fewest, if several do.
+    If `lanes` is not given, it is the number that explains best what several at once took; the
+    least, if several do.
     """
     options = [lanes] if lanes else range(1, max(t.at_once for t in times) + 1)
     fits = [_ring(times, each) for each in options]
@@ -69,7 +70,7 @@ def _ring(times: Sequence[RingTime], lanes: int) -> tuple[float, Link]:
 
 
 def _lines(rows: Any, seconds: Any) -> tuple[float, float]:
-    """Two coefficients, neither below zero, for which the relative errors are least."""
+    """Return two coefficients, neither below zero, with the least relative errors."""
     scaled = rows / seconds[:, None]
     both = np.linalg.lstsq(scaled, np.ones(len(seconds)), rcond=None)[0]
     if both.min() >= 0:

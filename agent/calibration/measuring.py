@@ -1,8 +1,9 @@
-"""Calibration inside a running job: what a worker measures of its model, at a boundary between steps.
+"""Calibration inside a running job: a worker measures its model at a boundary.
 
-One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script's own; others may
-take parts over (`agent.crew.helping`). What was measured before (same code, shapes, kind of machine and libraries) is known
-to the keeper and is not measured again. Nothing of the run changes by it: see `agent.calibration.calibrate.measure`.
+One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script.
+Others may take over parts (`agent.crew.helping`). What was measured before (same code, shapes, kind
+of machine and libraries) is known to the keeper and is not measured again. It changes nothing of
+the run: see `agent.calibration.calibrate.measure`.
 """
 
 import os
@@ -22,14 +23,14 @@ from agent.pipeline.recording import Recording
 from agent.profile import Link, Network, Profile
 from agent.tensors.device import CPU, device_of, memory_bytes, name_of, where
 
-# Assumed as long as nobody has measured: a datacentre's 10 Gbit/s, and the memory of one machine.
+# Assumed until it is measured: a datacentre's 10 Gbit/s, and the memory of one machine.
 BETWEEN = Link(bandwidth_bytes_per_s=1.25e9, latency_s=1e-4)
 WITHIN = Link(bandwidth_bytes_per_s=5e9, latency_s=3e-5)
 NETWORK = Network(intra=WITHIN, inter=BETWEEN, reduce_intra=WITHIN, reduce_inter=BETWEEN)
 
 
 def machine_kind(device: torch.device = CPU) -> str:
-    """What two machines of one kind have in common, as far as a worker can see that computes on this device."""
+    """Return what machines of one kind have in common, as seen by a worker on this device."""
     if device != CPU:
         return name_of(device)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -39,8 +40,11 @@ def machine_kind(device: torch.device = CPU) -> str:
 
 
 def unbuilt(things: Iterable[object], mark: str, sums: int) -> Unbuilt | None:
-    """What a worker says of a model that nobody has built, if it is one: weights, gradients, the sums that these are
-    added up in, optimizer."""
+    """Return what a worker reports about an unbuilt model, or None if it is built.
+
+    The training bytes are those of weights, gradients, the sums that these are added up in, and the
+    optimizer's state.
+    """
     if not mark:
         return None
     models, optimizers, training_bytes = list[torch.nn.Module](), list[torch.optim.Optimizer](), 0.0
@@ -57,13 +61,16 @@ def unbuilt(things: Iterable[object], mark: str, sums: int) -> Unbuilt | None:
 
 
 def size_of(recording: Recording) -> int:
-    """Samples of a microbatch: the first tensor's first axis."""
+    """Return the samples of a microbatch, which is the size of the first tensor's first axis."""
     first = next(filter(torch.is_tensor, recording.example))
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 
 def key_of(recording: Recording, code: str, sums: int) -> str:
-    """Where a profile of this is found again. `code` is the checksum of the job's files, `sums` how many are held."""
+    """Return the key of this recording's profile.
+
+    `code` is the checksum of the job's files, `sums` how many sums are held.
+    """
     batches = {size_of(recording): recording.example}
     kind = machine_kind(device_of(recording.graph))
     return calibrate.key_of(recording.graph, batches, kind, f"{code} {sums}")
@@ -77,7 +84,7 @@ def profile_of(
     check: Callable[[], None],
     opened: Callable[[Plan, Board], None],
 ) -> Profile:
-    """Measured here and now; `things` are what the session holds, the optimizer among them."""
+    """Measure here and now; `things` are what the session holds, the optimizer among them."""
     device = device_of(recording.graph)
     optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
     return calibrate.measure(
@@ -98,6 +105,6 @@ def profile_of(
 
 
 def gauging(recording: Recording, plan: Plan, patience: Patience) -> AbstractContextManager[Gauge]:
-    """Parts of what another worker measures of the same."""
+    """Provide a gauge for parts of what another worker measures of the same recording."""
     batches = {size_of(recording): recording.example}
     return calibrate.gauging(recording.graph, recording.facts, batches, plan, patience)

@@ -1,12 +1,15 @@
-"""How fast messages are between the workers at hand, over the connections that they train over.
+"""Measure messages between the current workers, over the connections of the training.
 
-One worker asks. The meshes of the others answer at once, on threads of their own, so that nobody's script takes
-part. It happens once for neighbours on one machine and once for those on others, and ends when its time is up.
+One worker asks. The meshes of the others answer at once, on separate threads, so that no script
+takes part. It happens once for neighbours on one machine and once for those on others, and ends
+when its time is up.
 
     link    a message of so many bytes there, and nothing back:   least rtt(n) - least rtt(0) / 2
     jitter  by how much such messages are later than the fastest of them, for one way
-    ring    n / D bytes to and from each of D - 1 others at once: what an exchange of sums is for everyone in it
-    lanes   the same by k workers of one machine at once: neighbours are asked to exchange with somebody meanwhile
+    ring    n / D bytes to and from each of D - 1 others at once, as each worker does in an exchange
+            of sums
+    lanes   the same by k workers of one machine at once; neighbours are asked to exchange with
+            another worker meanwhile
 """
 
 import statistics
@@ -30,15 +33,16 @@ SIZES = (1 << 10, 1 << 18, 1 << 22)
 RINGS = (2, 3, 5, 9)
 AT_ONCE = (2, 4, 8)
 ROUNDS, ROUNDS_SMALL = 5, 25
-SECONDS_MAX = 0.2  # for messages, for rings, for several at once
-SIZES_LEAST = 2  # are measured whatever that takes
-FASTER = 10.0  # a bandwidth is not believed beyond so many times what was seen to go through
+SECONDS_MAX = 0.2  # each for messages, for rings, for several at once
+SIZES_LEAST = 2  # sizes that are measured however long it takes
+FASTER = 10.0  # a fitted bandwidth is capped at so many times the measured throughput
 ZEROS = memoryview(bytes(SIZES[-1]))
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Answer with so many bytes, marked with `serial`. With a partner: exchange them with that worker, and
-    answer how long it took.
+    """A request to answer with so many bytes, marked with `serial`.
+
+    If there is a partner, exchange them with that worker, and answer how long it took.
     """
 
     serial: int
@@ -47,7 +51,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Crew(Protocol):
-    """What is needed of the group that this worker is in."""
+    """What probing needs from the group that this worker is in."""
 
     @property
     def generation(self) -> int: ...
@@ -60,7 +64,7 @@ class Crew(Protocol):
 
 
 def answer(crew: Crew, mesh: Mesh, peer: str, part: Part) -> None:
-    """On a thread of its own: send back what is asked for."""
+    """Send back what is asked for. This runs on a separate thread."""
     ask = msgspec.msgpack.decode(part.extra, type=Probe)
     extra, back_bytes = b"", ask.back_bytes
     if ask.partner:
@@ -68,7 +72,7 @@ def answer(crew: Crew, mesh: Mesh, peer: str, part: Part) -> None:
         try:
             took_s = asking.exchange_s([ask.partner], ask.back_bytes, ask.back_bytes)
         except Interrupted:
-            return  # so is whoever asked
+            return  # the asking worker is interrupted too
         extra, back_bytes = msgspec.msgpack.encode(took_s), 0
     tag = _answered(ask.serial)
     reply = Part(generation=part.generation, step=part.step, tag=tag, extra=extra)
@@ -84,7 +88,7 @@ def answer(crew: Crew, mesh: Mesh, peer: str, part: Part) -> None:
 def probed(
     profile: Profile, near: Sequence[str], far: Sequence[str], crew: Crew, step: int
 ) -> Profile:
-    """The profile with the links that can be measured now, and have not been; itself if there are none."""
+    """Return the profile with the links that can be measured now and have not been."""
     network, known = profile.network, profile.network_from
     if near and known in ("assumed", "between"):
         pairs = list(zip(near[1::2], near[2::2], strict=False))
@@ -104,13 +108,16 @@ def _answered(serial: int) -> str:
 
 
 def _seen(link: Link, bytes_per_s: float) -> Link:
-    """Where latency is all that was seen, the fit makes the rest endless."""
+    """Cap the bandwidth, because the fit makes it infinite if only latency was measurable."""
     bandwidth = min(link.bandwidth_bytes_per_s, FASTER * bytes_per_s)
     return msgspec.structs.replace(link, bandwidth_bytes_per_s=bandwidth)
 
 
 class _Probing:
-    """One worker's questions to neighbours of one kind; `pairs` can exchange while it does so itself."""
+    """One worker's questions to neighbours of one kind.
+
+    `pairs` are workers that can exchange while it does so itself.
+    """
 
     def __init__(
         self,
@@ -126,7 +133,7 @@ class _Probing:
         self._until_s = 0.0
 
     def measure(self) -> tuple[Link, Link]:
-        self.exchange_s(self._peers, SIZES[1], SIZES[1])  # a connection has to warm up
+        self.exchange_s(self._peers, SIZES[1], SIZES[1])  # to warm up the connections
         sent = dict(self._messages())
         small_s = sent[SIZES[0]]
         half_s = min(small_s) / 2
@@ -157,7 +164,7 @@ class _Probing:
             yield RingTime(workers=workers, size_bytes=size, seconds=statistics.median(seconds))
 
     def _several(self) -> Iterator[RingTime]:
-        """Rings of two on the same machine at the same time."""
+        """Yield times of rings of two on the same machine at the same time."""
         self._until_s = time.monotonic() + SECONDS_MAX
         able = [many for many in AT_ONCE if many <= len(self._pairs) + 1]
         for many, size in product(able, SIZES[1:]):
@@ -174,7 +181,7 @@ class _Probing:
         return times
 
     def _together_s(self, pairs: Sequence[tuple[str, str]], each_bytes: int) -> float:
-        """The longest of several exchanges, of which this worker's own is one."""
+        """Return the longest of several exchanges at once, including this worker's own."""
         tags = [(peer, self._ask(peer, 0, each_bytes, partner)) for peer, partner in pairs]
         took_s = [self.exchange_s(self._peers[:1], each_bytes, each_bytes)]
         for peer, tag in tags:
@@ -190,7 +197,7 @@ class _Probing:
         return max(time.monotonic() - start_s, 1e-9)
 
     def _ask(self, peer: str, there_bytes: int, back_bytes: int, partner: str = "") -> str:
-        """The tag of the answer."""
+        """Send a request, and return the tag of the answer."""
         self._serial += 1
         part = Part(
             generation=self._generation,

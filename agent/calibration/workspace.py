@@ -1,7 +1,7 @@
-"""How much memory a section takes at its fullest moment: what it keeps, and what it only works with.
+"""The memory of a section at its fullest moment: what it keeps and what it works with.
 
-Every storage that an operator makes is counted from then on until nobody holds it any more. That is the same on
-every device, and does not ask the allocator, which may keep what it has been given back.
+Every storage that an operator makes is counted for as long as it is alive. That is the same on
+every device, and does not ask the allocator, which may keep what has been freed.
 """
 
 import weakref
@@ -18,7 +18,7 @@ from agent.pipeline.stage import Stage
 
 
 class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages made inside that are alive, and the most that there were at any time."""
+    """The bytes of living storages made inside, and the most that there were at any time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def most_bytes(piece: Piece, arrived: Parcel | None, example: Sequence[Any]) -> float:
-    """Of a section, in one forward and backward; the gradients of its parameters are among them."""
+    """Return the most bytes in a forward and backward, with the parameters' gradients."""
     living, stage = Living(), Stage(piece, microbatches=1)
     piece.module.zero_grad(set_to_none=True)
     with living:

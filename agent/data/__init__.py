@@ -1,1 +1,1 @@
-"""A data set in steps and microbatches: order, streams and fetching, as functions of the step."""
+"""A data set in steps and microbatches, whose order and streams depend on the step."""

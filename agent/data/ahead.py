@@ -1,18 +1,18 @@
 """Processes that fetch ahead what a worker will probably need next.
 
 They are the worker processes of a torch `DataLoader`, which stay for the job. Its sampler gives out
-a plan: the microbatches of a share, step after step. What comes back is taken in the order of the
-plan. A plan that has changed begins a new turn: requests of the turn before are not fetched any
-more, so the change waits for at most one sample per process.
+a plan: the microbatches of a share, step after step. Results are taken in the order of the plan. A
+changed plan begins a new turn. Requests of the turn before are not fetched any more, so the change
+waits for at most one sample per process.
 
-Why processes are forked, on Linux: they have the data set without a copy of it, lambdas work as
-they do in torch, and the script needs no `if __name__ == "__main__"`. Two processes that are forked
-have their first sample after 0.05 s; spawned, or forked by a server, after 2.0 to 2.8 s (two cores,
-with torch in the page cache), since they import torch and the script first. What is dangerous in a
-fork of this process is taken away: connections are closed in the child (`agent.net.wire`), torch
-computes on one thread there, and what is written goes to the process's own streams, whose locks no
-thread of the session holds. A script that has called `torch.multiprocessing.set_start_method` gets
-what it asked for.
+The processes are forked on Linux for three reasons: they have the data set without a copy of it,
+lambdas work as they do in torch, and the script needs no `if __name__ == "__main__"`. Two processes
+that are forked have their first sample after 0.05 s; spawned, or forked by a server, after 2.0 to
+2.8 s (two cores, with torch in the page cache), since they import torch and the script first. What
+is dangerous in a fork of this process is taken away: connections are closed in the child
+(`agent.net.wire`), torch computes on one thread there, and output goes to the process's own
+streams, whose locks no thread of the session holds. A script that has called
+`torch.multiprocessing.set_start_method` gets what it asked for.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from agent.data.fetch import Fetch, Over, Request, as_it_is, first_line, say
 from agent.data.stream import Ended
 from agent.errors import Misuse
 
-MICROBATCHES_MAX = 64  # ahead: each tensor that comes from another process is an open file
+MICROBATCHES_MAX = 64  # ahead, because each tensor from another process is an open file
 LOSSES_MAX = 3
 PR_SET_PDEATHSIG = 1
 FORK = "fork"
@@ -48,16 +48,16 @@ class Answer(NamedTuple):
 
     fetched: Any = None
     passed: int = 0
-    # How many steps the data set has, if the request was for one behind its end.
+    # How many steps the data set has, if the request was for one after its end.
     steps: int | None = None
     # An error of the person's own code, which the training process meets as well.
     failure: str = ""
-    # One of ours, which the training process may not meet.
+    # A refusal by our own code, which the training process may not meet.
     refusal: str = ""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The microbatches that are expected in each step, and the step before which training ends."""
+    """The microbatches expected in each step, and the step before which training ends."""
 
     first: int
     count: int
@@ -65,7 +65,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Plan(Iterator[Request]):
-    """The sampler of the loader: as many requests are under way as the share is worth."""
+    """The sampler of the loader. It keeps `depth` requests under way."""
 
     def __init__(self) -> None:
         self.coming: Iterator[Request] = iter(())
@@ -83,7 +83,7 @@ class Plan(Iterator[Request]):
 
 
 class Guarded(Dataset[Answer | None]):
-    """The data set in another process: an error is told, and raised in the training process."""
+    """The data set in another process. Errors are sent back as answers."""
 
     def __init__(self, fetch: Fetch, turn: torch.Tensor) -> None:
         self._fetch, self._turn = fetch, turn
@@ -111,8 +111,8 @@ class Guarded(Dataset[Answer | None]):
     def _try(self, fetched: Any) -> None:
         """Raise if this cannot be sent.
 
-        Torch sends it from a thread that only prints such an error, so it would be waited for in
-        vain.
+        Torch sends it from a thread that only prints such an error, so the training process would
+        wait in vain.
         """
         if not self._tried:
             pickle.Pickler(_Nowhere()).dump(fetched)
@@ -127,8 +127,8 @@ class _Nowhere:
 class Ahead:
     """What is fetched ahead, within about two steps of a share.
 
-    Call it from one thread, which stays: the system ends the processes when the thread that made
-    them does.
+    Call it from one thread, which stays, because the system ends the processes when the thread that
+    made them ends.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Ahead:
             self._begin(self._requests(step, share))
 
     def take(self, step: int, microbatch: int) -> Answer | None:
-        """Return what was fetched ahead; None if nobody does."""
+        """Return what was fetched ahead, or None if no process fetches it."""
         asked = (step, microbatch)
         while asked in self._plan.sent:
             self._receive()
@@ -196,7 +196,7 @@ class Ahead:
             step += 1
 
     def _begin(self, requests: Iterator[Request]) -> None:
-        """Begin a turn: what is under way is forgotten."""
+        """Begin a turn, and forget what is under way."""
         if self._losses >= LOSSES_MAX:
             return
         self._turn += 1
@@ -222,7 +222,7 @@ class Ahead:
             collate_fn=as_it_is,
             pin_memory=self._pin,
             persistent_workers=True,
-            # Room for as much as may ever be under way; how much is, the plan says.
+            # Room for the most that may ever be under way; the plan decides how much is.
             prefetch_factor=-(-max(MICROBATCHES_MAX, self._workers) // self._workers),
             generator=torch.Generator(),
             multiprocessing_context=method,
@@ -255,7 +255,7 @@ class Ahead:
             del self._stored[next(iter(self._stored))]
 
     def _lose(self, error: Exception) -> None:
-        """Go on without: everything can be fetched in the training process as well."""
+        """Go on without these processes, because the training process can fetch everything too."""
         self.close()
         self._losses += 1
         after = "are started again" if self._losses < LOSSES_MAX else "are not started again"
@@ -285,8 +285,8 @@ def _begin_process(_: int) -> None:
 def _signals_kept() -> Iterator[None]:
     """Keep the script's handler of SIGCHLD.
 
-    Torch's raises an error anywhere in the script when a process is lost; here the next answer
-    tells.
+    Torch's handler raises an error anywhere in the script when a process is lost; here the next
+    answer shows it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

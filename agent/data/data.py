@@ -6,11 +6,11 @@
             session.backward(loss_of, microbatches)
 
 Everything is a function of (seed, epoch, step, microbatch): which samples a microbatch has, in
-which order they come, and what the data set and `collate_fn` draw from torch's, NumPy's and
-Python's streams. So a microbatch has the same bits whichever worker fetches it, in which process,
-ahead of time or on demand, and a job that resumes goes on in the middle of its epoch. A generator
-of the data set's own (`numpy.random.default_rng(0)` in `__init__`) is not seeded here; make it
-where it is used, from `torch.initial_seed()`.
+their order, and what the data set and `collate_fn` draw from torch's, NumPy's and Python's streams.
+So a microbatch has the same bits on every worker, in every process, ahead of time or on demand, and
+a job that resumes goes on in the middle of its epoch. A generator that the data set makes itself
+(`numpy.random.default_rng(0)` in `__init__`) is not seeded here; make it where it is used, from
+`torch.initial_seed()`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +59,7 @@ class Owner(Protocol):
 
 
 class Options(TypedDict, total=False):
-    """What `session.data` can be told beside the sizes."""
+    """The options of `session.data` besides the sizes."""
 
     shuffle: bool
     drop_last: bool
@@ -79,12 +79,12 @@ class Data:
     if all microbatches are equally large: if that matters, pass drop_last=True and a batch_size
     that the microbatches divide, or weight the loss in `loss_of`.
 
-    `order(epoch)` may name the samples of an epoch itself, as a function of the epoch: its streams
-    are seeded.
+    `order(epoch)` may choose the samples of an epoch itself, as a function of the epoch; its random
+    streams are seeded.
 
     `num_workers` processes fetch what this worker will probably need next, within about two steps.
     An IterableDataset is read by each worker from its beginning, in its own order and by one
-    process at most; what is passed over is said.
+    process at most; the number of samples that are only passed over is printed.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Data:
             self._ahead = None
 
     def fetch(self, step: int, microbatch: int) -> Any:
-        """Return a microbatch: fetched ahead, or now."""
+        """Return a microbatch, which was fetched ahead or is fetched now."""
         answer = self._from_ahead(step, microbatch)
         if answer is not None and answer.steps is not None:
             self._steps = answer.steps
@@ -219,7 +219,7 @@ class Data:
         return fetched
 
     def _request(self, step: int, microbatch: int) -> Request:
-        # A stream whose length nobody knows is in its first epoch until it ends.
+        # A stream whose length is not known yet is in its first epoch until it ends.
         epoch, place = (0, step) if self._steps is None else divmod(step, self._steps)
         if self._order is None:
             return Request(epoch, place, step, microbatch, ())
@@ -230,7 +230,7 @@ class Data:
         return Request(epoch, place, step, microbatch, self._rows[step][microbatch])
 
     def _source(self) -> Source:
-        """Return the samples, from their beginning: every process reads for itself."""
+        """Return the samples from their beginning, because every process reads for itself."""
         if self._cut is not None:
             return StreamSource(self._dataset, self._cut, self._seed)
         return MapSource(self._dataset, self._seed)
@@ -319,7 +319,7 @@ class Microbatches(Sequence[Any]):
         self._data.expect(self.step, first, count, end)
 
     def forget(self) -> None:
-        """Drop what is kept: the step is over."""
+        """Drop what is kept, because the step is over."""
         self._kept.clear()
 
     def _one(self, index: int) -> Any:
@@ -335,7 +335,7 @@ class Microbatches(Sequence[Any]):
 
 
 class Chosen:
-    """The person's own order, with its streams seeded by the epoch, and checked."""
+    """The person's own order, checked, with its random streams seeded by the epoch."""
 
     def __init__(self, order: Callable[[int], Sequence[int]], seed: int, samples: int) -> None:
         self._order, self._seed, self._samples = order, seed, samples
@@ -390,7 +390,7 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
 
 
 def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Take a DataLoader apart: its data set, and how it goes through that. The session makes its own of them."""
+    """Take a DataLoader apart into data set and options; the session makes its own loader."""
     if isinstance(dataset, DataLoader):
         loader = dataset
         if not _is_stream(loader.dataset) and not _is_plain(loader):
@@ -417,7 +417,7 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether it goes through all samples once, in their order or shuffled."""
+    """Return whether it goes through all samples once, in their order or shuffled."""
     sampler = loader.sampler
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
         return False
@@ -447,12 +447,12 @@ def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
     except TypeError:
-        # It has no length, or says so as torch's own do.
+        # It has no length, or says so in the way that torch's own data sets do.
         return None
 
 
 def _pinned() -> bool:
-    """Whether copies to the accelerator are quicker from memory that is pinned."""
+    """Return whether copies to the accelerator are quicker from memory that is pinned."""
     if not torch.accelerator.is_available():
         return False
     try:

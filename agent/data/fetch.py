@@ -1,4 +1,4 @@
-"""Fetch one microbatch, its samples and their collation, alike in every process."""
+"""Fetch one microbatch, its samples and their collation, in the same way in every process."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Request(NamedTuple):
-    """What is to be fetched. `rows` are empty where the data set has an order of its own."""
+    """What is to be fetched. `rows` are empty for a data set with its own order."""
 
     epoch: int
     place: int
     step: int
     microbatch: int
     rows: Rows
-    # Of the process that fetches ahead: see `agent.data.ahead`.
+    # The turn of the process that fetches ahead: see `agent.data.ahead`.
     turn: int = 0
 
 
@@ -35,11 +35,11 @@ class Source(Protocol):
     def samples(self, request: Request, check: Callable[[], None]) -> list[Any]:
         """Return the samples of a microbatch, and leave the streams seeded.
 
-        `check` raises `Over` if nobody waits for them any more.
+        `check` raises `Over` if they are not needed any more.
         """
 
     def passed(self) -> int:
-        """Return how many samples were read since the last call, only to come behind them."""
+        """Return how many samples were read and skipped since the last call."""
 
 
 class MapSource:
@@ -86,7 +86,7 @@ class Fetch(Dataset[Any]):
 
 
 class noted:  # noqa: N801 - used as a function
-    """Say at an error of the person's own code what was being fetched."""
+    """Add to an error of the person's own code what was being fetched."""
 
     def __init__(self, what: str, request: Request) -> None:
         self._what, self._request = what, request
@@ -115,7 +115,7 @@ def first_line(error: Exception) -> str:
 
 
 def as_it_is(fetched: Any) -> Any:
-    """What is fetched is collated already."""
+    """Return it unchanged, because it is collated already."""
     return fetched
 
 

@@ -7,7 +7,7 @@ Equations (n samples, B the batch of a step, M microbatches, r = n mod B):
     microbatch i of b    b // M samples, and one more if i < b mod M
 
 If 0 < r < M the last batch could not fill its microbatches, so the last two batches share their B +
-r samples evenly: no microbatch is empty, none is larger than usual, and S stays what it is.
+r samples evenly. Then no microbatch is empty, none is larger than usual, and S stays the same.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
 class Order:
     """The samples of each microbatch. The order of an epoch is a function of seed and epoch.
 
-    `chosen`, if given, names the samples of an epoch itself: some more than once, others never.
+    `chosen`, if given, chooses the samples of an epoch itself; some may come twice, others never.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 Batches are cut as those of a data set with indices are: see `agent.data.order`.
 
-Reading goes on from step to step. A step that lies behind the reader begins the epoch anew, so the
-samples of the last steps are kept: a share that changes asks for these again.
+Reading goes on from step to step. A step that the reader has passed begins the epoch again, so the
+samples of the last steps are kept, because a share that changes asks for these again.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ STEPS_KEPT = 4
 
 
 class Ended(Exception):  # noqa: N818 - it says what happened, and is no error
-    """The data set had its end before the place that was asked for; it has this many steps."""
+    """The data set ended before the requested place; it has this many steps."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(steps)
@@ -29,7 +29,7 @@ class Ended(Exception):  # noqa: N818 - it says what happened, and is no error
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """How a stream of samples is cut; `samples` is None if the data set says no length."""
+    """How a stream of samples is cut; `samples` is None if the data set reports no length."""
 
     batch_size: int
     microbatches: int
@@ -38,17 +38,17 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamSource:
-    """The samples of an IterableDataset. Its streams are seeded anew for each step."""
+    """The samples of an IterableDataset. Its random streams are seeded again for each step."""
 
     def __init__(self, dataset: Any, cut: Cut, seed: int) -> None:
         self._dataset, self._cut, self._seed = dataset, cut, seed
         self._samples: Iterator[Any] | None = None
         self._epoch, self._place = -1, 0
         self._read = self._passed = 0
-        # Batches that were read and not cut, since the last two may have to share what there is.
+        # Batches that were read and not cut, because the last two may have to share their samples.
         self._whole: list[list[Any]] = []
         self._kept: dict[tuple[int, int], list[list[Any]]] = {}
-        # Of an epoch, once there was a whole one.
+        # The length of an epoch, once there was a whole one.
         self._length: int | None = cut.samples
 
     def samples(self, request: Request, check: Callable[[], None]) -> list[Any]:
@@ -111,7 +111,7 @@ class StreamSource:
                 f"session.data: this happened in the samples from {self._read} on, in epoch "
                 f"{self._epoch}"
             )
-            # A generator that has raised has nothing more to give.
+            # A generator that has raised yields nothing more.
             self._epoch = -1
             raise
         self._read += len(batch)
@@ -122,7 +122,7 @@ class StreamSource:
             self._end(len(batch))
 
     def _end(self, rest: int) -> None:
-        """The data set is read to its end, and its last batch has `rest` samples."""
+        """Handle the data set's end; its last batch has `rest` samples."""
         if self._length is None:
             self._length = self._read
         if self._read != self._length:

@@ -24,16 +24,16 @@ def kept() -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Begin every stream anew."""
+    """Seed every stream again."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
+    # If there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
     one = torch.default_generator.manual_seed if _device() == CPU else torch.manual_seed
     one(number >> 1)
 
 
 def _device() -> torch.device:
-    """Return the device whose stream a data set may draw from: none is woken up for that."""
+    """Return the device whose stream a data set may draw from, without initialising one."""
     # A process that fetches ahead has no device.
     if torch.utils.data.get_worker_info() is not None or (found := _accelerator()) is None:
         return CPU

@@ -1,1 +1,1 @@
-"""Layouts in which a worker keeps its own layers only: what is away, and what looks at all of a model nevertheless."""
+"""Layouts in which a worker keeps only its own layers, and what needs all of them."""

@@ -1,9 +1,10 @@
 """What a script keeps that follows the weights: a copy, an average, a teacher.
 
-The weights of other workers' layers are not-a-number here (`agent.tensors.away`), and so becomes what is made of them,
-which nothing shows before it is used. So it is looked for after each step in what no optimizer trains: in parameters, and
-in other tensors that have the shape of a parameter elsewhere or of all in a row. What else is made of weights differs
-between workers that keep different layers, so the comparison of their states finds it.
+The weights of other workers' layers are not-a-number here (`agent.tensors.away`), and so is what is
+computed from them, which shows only when it is used. So each step is followed by a search in what
+no optimizer trains: in parameters, and in other tensors that have the shape of an absent parameter
+or of all parameters in a row. Anything else computed from weights differs between workers that keep
+different layers, so the comparison of their states finds it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,15 +24,15 @@ class Averages:
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self._objects = objects
         self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
-        self._before: set[str] | None = None  # what was not-a-number anyway
+        self._before: set[str] | None = None  # what was not-a-number already
 
     def begin(self) -> None:
-        """From here on the script may use weights that are elsewhere."""
+        """Note what is not-a-number before the script may use weights that are elsewhere."""
         if self._before is None:
             self._before = set(self._broken())
 
     def forget(self) -> None:
-        """What is here comes from other workers."""
+        """Forget what was noted, because the present values come from other workers."""
         self._before = None
 
     def check(self, step: int) -> None:

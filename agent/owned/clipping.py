@@ -1,4 +1,4 @@
-"""Clip gradients by the norm of all of them, whichever worker has them."""
+"""Clip gradients by the norm of all of them, including those on other workers."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,10 @@ CALL = "session.clip_grad_norm_(...)"
 def clip_grad_norm_(
     holdings: Holdings, params: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0
 ) -> torch.Tensor:
-    """Scale gradients so that their norm is `max_norm` at most; return it, with the bits of one process."""
+    """Scale gradients to a norm of at most `max_norm`; return the norm with the usual bits.
+
+    Its bits are those that one process with all gradients would get.
+    """
     gradients = holdings.gradients
     if not gradients.norms:
         return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
@@ -31,7 +34,7 @@ def clip_grad_norm_(
         # The norm of a number is that number, so only the norm of the norms is taken.
         total = torch.nn.utils.get_total_norm(norms)
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, total)
-    # An infinite one only looks at the norm.
+    # An infinite `max_norm` only asks for the norm.
     if max_norm != math.inf:
         gradients.clipped(params)
     return total

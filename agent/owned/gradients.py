@@ -1,12 +1,14 @@
 """The gradients of a step where a worker has those of its own layers only.
 
-The norm of every gradient is told to all workers with the sums of the step, so `session.clip_grad_norm_` and a GradScaler
-know of all of them. Anything else that a script computes over the gradients it finds is of some layers only, and nothing
-says so. Therefore a script is refused if an optimizer finds another gradient than `session.backward` has left, or another
-weight than its last step has. Elementwise changes are refused as well, because they look the same.
+The norm of every gradient is sent to all workers with the sums of the step, so
+`session.clip_grad_norm_` and a GradScaler know of all of them. Anything else that a script computes
+over the gradients it finds covers only some layers, silently. So a script is refused if an
+optimizer finds another gradient than `session.backward` has left, or another weight than its last
+step has. Elementwise changes are refused as well, because they look the same.
 
-A script that only reads gradients cannot be seen here. What it makes of them differs between workers, so it is
-found where the states of workers are compared, as soon as it gets into a learning rate or `session.state`.
+A script that only reads gradients cannot be seen here. What it computes from them differs between
+workers, so it is found where the states of workers are compared, as soon as it gets into a learning
+rate or `session.state`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -31,7 +33,10 @@ Mark = tuple[int, int, bytes]
 
 
 class Gradients:
-    """Of the models among `objects`. As long as `norms` is empty all are here, and nothing is refused."""
+    """The gradients of the models among `objects`.
+
+    As long as `norms` is empty all gradients are here, and nothing is refused.
+    """
 
     def __init__(
         self, objects: Mapping[str, Stateful], is_here: Callable[[torch.Tensor], bool]
@@ -39,8 +44,8 @@ class Gradients:
         self._objects, self._is_here = objects, is_here
         self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
         self.norms: dict[int, Norm] = {}  # by the identity of parameters
-        self._unknown: set[int] = set()  # parameters of whose gradient nothing is known
-        self._clipped: set[int] = set()  # and those whose norm has become another
+        self._unknown: set[int] = set()  # parameters whose gradients' norms are not known
+        self._clipped: set[int] = set()  # parameters whose gradients' norms have changed
         self._marks: dict[tuple[str, int], Mark | None] = {}
         self._hooks: list[RemovableHandle] = []
         self._heard = 0
@@ -52,7 +57,10 @@ class Gradients:
             self._hooks.pop().remove()
 
     def hear(self, norms: dict[int, Norm], added: Iterable[int]) -> None:
-        """Gradients are here. Those of `added` have another phase's in them, so their norms are not known."""
+        """Note the norms of new gradients.
+
+        Those of `added` contain another phase's gradients, so their norms are not known.
+        """
         self.begin()
         self.norms, self._unknown, self._heard = norms, set(added), self._heard + 1
         if not norms:
@@ -60,16 +68,17 @@ class Gradients:
         params = [*named_parameters(self._models).values()]
         for param in params:
             if param.grad is not None:
-                # It has a count of writes of its own then, which views of one sum share.
+                # So it has its own count of writes, instead of one shared by all views of a sum.
                 param.grad = param.grad.data
         self._mark(params, GRADIENT, WEIGHT)
         for optimizer in self._optimizers():
-            # Registered again in each step, so that a hook of the script's has done its work before.
+            # Registered again in each step, so that a hook of the script's has done its work
+            # before.
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
 
     def forget_weights(self) -> None:
-        """The session itself changes weights."""
+        """Forget the weights, because the session itself changes them."""
         self._marks = {key: mark for key, mark in self._marks.items() if key[0] != WEIGHT}
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -77,7 +86,7 @@ class Gradients:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         params = params_of(optimizer)
-        # A script may drop all gradients, which is to leave out the step.
+        # A script may drop all gradients in order to leave out the step.
         if any(param.grad is not None for param in params):
             self._check(params)
         self.check_weights()
@@ -88,7 +97,8 @@ class Gradients:
     def _mark(self, params: Iterable[torch.Tensor], *what: str) -> None:
         here = [param for param in params if self._is_here(param)]
         for index, param in enumerate(here):
-            # Writes through `tensor.data` are not counted, so of one tensor, another in each step, numbers are kept.
+            # Writes through `tensor.data` are not counted, so the numbers of one tensor are kept, a
+            # different one in each step.
             close = index == self._heard % len(here)
             for each in what:
                 tensor = param if each == WEIGHT else param.grad
@@ -119,18 +129,18 @@ class Gradients:
 
     @contextmanager
     def changing(self, params: Collection[torch.Tensor]) -> Iterator[None]:
-        """Inside, gradients of these become others, and it is known what becomes of their norms."""
+        """Allow a change of these gradients inside; the caller knows its effect on the norms."""
         self._check(params)
         yield
         if self.norms:
             self._mark(params, GRADIENT)
 
     def clipped(self, params: Iterable[torch.Tensor]) -> None:
-        """Their norms are others now; what was finite still is."""
+        """Note that their norms have changed; what was finite still is."""
         self._clipped |= {id(param) for param in params}
 
     def unscaled(self, params: Iterable[torch.Tensor]) -> None:
-        """A scaler has taken its scale out of these, wherever they are."""
+        """Note that a scaler has taken its scale out of these, on any worker."""
         for each in {id(param) for param in params} & self.norms.keys():
             known = self.norms[each]
             self.norms[each] = msgspec.structs.replace(known, norm=known.unscaled)
@@ -138,7 +148,10 @@ class Gradients:
     def known(
         self, call: str, params: Iterable[torch.Tensor], *, normed: bool = True
     ) -> dict[int, Norm]:
-        """What is known of those of these that have a gradient, wherever it is; their norms, if `normed`."""
+        """Return the known norms of those parameters that have a gradient on any worker.
+
+        Refuse parameters without a known norm; if not `normed`, allow clipped ones.
+        """
         ids = dict.fromkeys(id(param) for param in params)
         if ids.keys() & (self._unknown | (self._clipped if normed else set())):
             raise Misuse(

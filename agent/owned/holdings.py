@@ -1,7 +1,7 @@
-"""Which layers of the state are here. A worker of a deep layout may keep those of its own stages only.
+"""Which layers are here. A worker of a deep layout may keep only those of its stages.
 
-What is not here has its name, its shape and no memory: see `agent.tensors.away`. What a model that was handed over unbuilt
-has not got yet is away from the start; it can be born as long as no step has changed it.
+A layer that is not here has its name, its shape and no memory: see `agent.tensors.away`. The layers
+of an unbuilt model are away from the start; they can be born as long as no step has changed them.
 """
 
 from collections import defaultdict
@@ -34,9 +34,9 @@ class Holdings:
         self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
         self.gradients, self._averages = Gradients(objects, self._is_here), Averages(objects)
-        # Whether gradients say nothing, because the job went on without this worker.
+        # Whether gradients are meaningless, because the job went on without this worker.
         self.astray: Callable[[], bool] = lambda: False
-        self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
+        self.borrowed: frozenset[str] = frozenset()  # here only for the script to look at
         self._all: frozenset[str] = frozenset()
         self._counted = 0
         self._bearable: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
@@ -61,34 +61,37 @@ class Holdings:
         return self._all
 
     def _is_here(self, param: torch.Tensor) -> bool:
-        """For good, and not just borrowed."""
+        """Return whether this worker keeps the parameter, and has not just borrowed it."""
         return self.here is None or self.layer_of.get(id(param)) in self.here
 
     def lacking(self, wanted: Collection[str]) -> frozenset[str]:
         return frozenset() if self.here is None else frozenset(wanted) - self.here
 
     def make_room(self, layers: Collection[str]) -> None:
-        """Memory for what will be filled."""
+        """Allocate memory for layers that will be filled."""
         for layer in layers:
             for param in self._params.get(layer, ()):
                 if is_away(param):
                     param.data = self._room(param)
 
     def _room(self, param: torch.nn.Parameter) -> torch.Tensor:
-        """As it lay before: kernels are chosen by that, and round otherwise. One that was not here yet had no place."""
+        """Allocate with the earlier strides, because kernels depend on them and round differently.
+
+        A parameter that was not here yet gets the usual strides.
+        """
         strides = self._strides[id(param)]
         if not any(strides):
             strides = torch.empty(param.shape, device="meta").stride()
         return torch.empty_strided(param.shape, strides, dtype=param.dtype, device=param.device)
 
     def bear(self, layers: Collection[str]) -> None:
-        """Initial values for those of these layers that have none."""
+        """Give those of these layers that have no values their initial values."""
         wanted = [param for layer in layers for param in self._bearable.get(layer, ())]
         for each in self._unborn:
             each.bear(wanted)
 
     def unbear(self, but: frozenset[str]) -> None:
-        """Let go of whatever can be born again, but for these layers."""
+        """Drop all layers that can be born again, except `but`."""
         going = self._bearable.keys() - but
         for param in [param for layer in going for param in self._bearable[layer]]:
             if not is_away(param):
@@ -107,12 +110,12 @@ class Holdings:
         self.make_room(layers)
 
     def give_back(self) -> None:
-        """What was looked at is of one version only."""
+        """Drop borrowed layers, because they are of one version only."""
         if self.borrowed and self.here is not None:
             self.keep(self.here)
 
     def keep(self, layers: frozenset[str]) -> None:
-        """Let go of everything else."""
+        """Drop all other layers."""
         if layers != self.here:
             self.gradients.forget_weights()
         self.here, self.borrowed = layers, frozenset()
@@ -126,30 +129,30 @@ class Holdings:
                     optimizer.state.pop(param, None)
                 if param.numel() > 1 and not is_away(param):
                     param.data = nothing(param)
-                elif param.numel() == 1 and not self._unborn:  # which are born with one number
+                elif param.numel() == 1 and not self._unborn:  # unborn models keep single numbers
                     param.data = torch.empty_like(param.data).copy_(nothing(param))
 
     def begin(self) -> None:
-        """A phase begins: there are no gradients yet."""
+        """Begin a phase, in which there are no gradients yet."""
         self.gradients.check_weights()
         self.gradients.begin()
 
     def hear(self, norms: dict[int, Norm], added: Collection[int] = ()) -> None:
-        """Gradients of these norms are in the parameters; none if all are here.
+        """Note that gradients with these norms are in the parameters; no norms if all are here.
 
-        `added` are the identities of parameters whose gradients have an earlier phase's in them.
+        `added` are the identities of parameters whose gradients contain an earlier phase's.
         """
         self.gradients.hear(norms, added)
         if self.here is not None:
             self._averages.begin()
 
     def check(self, step: int) -> None:
-        """The step is over: refuse what the script has made of a part of the layers."""
+        """End the step, refusing what the script has computed from a part of the layers."""
         if self.here is not None:
             self.gradients.check_weights()
             self._averages.check(step)
 
     def forget(self) -> None:
-        """What is here is about to come from other workers."""
+        """Forget what was noted, because other values are about to come from other workers."""
         self.gradients.forget_weights()
         self._averages.forget()

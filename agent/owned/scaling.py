@@ -1,7 +1,8 @@
 """A scaled loss where a worker has the gradients of its own layers only.
 
-Whether something overflowed is one question of all gradients, so it is told of every tensor with the sums of the step,
-and each worker's scaler is answered for all of them: all skip the same steps and take the same scales.
+Whether something overflowed is a question about all gradients. So the answer for every tensor is
+sent with the sums of the step, and each worker's scaler decides by all of them: all skip the same
+steps and choose the same scales.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ Scaler = torch.amp.GradScaler
 
 
 def measured(gradients: list[torch.Tensor], scaler: Scaler | None) -> list[Norm]:
-    """The norms of gradients as they are summed, and as the scaler will make them."""
+    """Return the norms of gradients as summed, and after the scaler has unscaled them."""
     if not gradients:
         return []
     norms = [float(norm) for norm in torch._foreach_norm(gradients)]
@@ -35,18 +36,21 @@ def measured(gradients: list[torch.Tensor], scaler: Scaler | None) -> list[Norm]
 
 
 def follow(scaler: Scaler, holdings: Holdings) -> None:
-    """From now on this scaler decides by all gradients, whichever worker has them."""
+    """Make this scaler decide by all gradients, including those on other workers."""
     scaler._unscale_grads_ = _Unscale(scaler, holdings)  # type: ignore[method-assign]
 
 
 class _Unscale:
-    """Stands in one scaler for the method of its class, by which it takes the scale out and looks for overflows."""
+    """Replaces, in one scaler, the method that unscales gradients and looks for overflows."""
 
     def __init__(self, scaler: Scaler, holdings: Holdings) -> None:
         self._scaler, self._holdings = scaler, holdings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the scaler has the method of its class: it has no attributes yet when it is asked."""
+        """Reduce to the method of its class.
+
+        A copied scaler has no attributes yet when this name is looked up.
+        """
         return getattr, (self._scaler, "_unscale_grads_")
 
     def __call__(
@@ -61,10 +65,10 @@ class _Unscale:
         with gradients.changing(params):
             original = type(self._scaler)._unscale_grads_
             found = original(self._scaler, optimizer, inv_scale, found_inf, allow_fp16)
-        # With `allow_fp16` it only looks, for an optimizer that takes the scale out itself.
+        # With `allow_fp16` it only looks, for an optimizer that unscales by itself.
         if not allow_fp16:
             gradients.unscaled(params)
-        # No step is what a scaler makes of an overflow, and what is due where there are no gradients.
+        # An overflow makes the scaler skip the step, which is also right if there are no gradients.
         astray = self._holdings.astray()
         overflown = astray or not all(norm.finite for norm in known.values())
         if known or astray:

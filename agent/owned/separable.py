@@ -1,7 +1,8 @@
-"""Refuse optimizers that make one parameter depend on others, which may be on another worker.
+"""Refuse optimizers that make a parameter depend on others, maybe on another worker.
 
-A norm of one layer's tensors, as LAMB takes, is whole wherever the layer is. A norm of all of them is not. So an optimizer
-is tried on three tensors: what it makes of one may not depend on whether the others and their gradients are here.
+A norm of one layer's tensors, as LAMB computes, is complete wherever the layer is. A norm of all
+layers is not. So an optimizer is tried on three tensors: its result for one may not depend on
+whether the others and their gradients are here.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ STEPS = 4
 
 
 def refuse(objects: Iterable[object]) -> None:
-    """To be called before a step is trained with a part of the layers."""
+    """Refuse them; to be called before a step is trained with a part of the layers."""
     for thing in objects:
         if isinstance(thing, torch.optim.Optimizer) and (why := _why_not(thing)):
             raise Misuse(f"{type(thing).__name__} {why}, and {APART}: {ROOM}")
@@ -29,7 +30,10 @@ def refuse(objects: Iterable[object]) -> None:
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:
-    """Try a twin. One that cannot be made, or does not step by itself, is not known to be right."""
+    """Try a twin, and return why the optimizer is refused, or "".
+
+    A twin that cannot be made, or does not step by itself, is not known to be right.
+    """
     try:
         with streams_kept(CPU):
             together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)
@@ -41,7 +45,7 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tensor]:
-    """What a few steps make of one tensor of three, and of the settings that belong to all."""
+    """Return what a few steps make of one tensor of three, and of the settings of all."""
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
     # `capturable` is for devices.
@@ -50,7 +54,7 @@ def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tens
     if not others:
         for param in (params[0], params[2]):
             param.data = nothing(param)
-    # What is drawn for the others is not drawn where they are not.
+    # Random numbers for the others are not drawn where these are absent.
     torch.manual_seed(1)
     found = []
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""What a script is told where each worker keeps the layers of its own stages only."""
+"""Sentences for a script in a layout where each worker keeps its own stages' layers only."""
 
 APART = "in this layout each worker keeps the layers of its own stages only"
 ROOM = "use machines with room for the whole state"
@@ -10,7 +10,7 @@ WRITTEN = "more than one element of the written-to tensor refers to a single mem
 
 
 def cause_of(error: BaseException) -> str:
-    """Say what an error of the script's has to do with layers that are elsewhere, if it has.
+    """Say what an error of the script has to do with absent layers, or "" if nothing.
 
     Torch refuses to write to a parameter that has no memory. A gradient that is elsewhere is None.
     """

@@ -1,4 +1,4 @@
-"""A model written for one device, cut into stages that train together without changing its numbers.
+"""A model for one device, cut into stages that train it together with the same numbers.
 
 returned  a loss, and the numbers beside it              (returned.py)
 loss      a script's loss function, recorded             (loss.py)

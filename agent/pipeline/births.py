@@ -1,13 +1,14 @@
 """Initial values, made only where they are owned.
 
-A model that is too large for one process is built on the meta device: its constructor runs, and what it would
-have computed is written down instead. That is played back once, each tensor dropped as soon as nothing behind it
-needs it: so the random stream ends where it does on a single device, and where it stood before every draw is
-known. From there any part of the model can be born later, in any order: what leads to it is done again, and
-draws what it would have drawn.
+A model that is too large for one process is built on the meta device: its constructor runs, and
+what it would have computed is recorded instead. The record is played back once, and each tensor is
+dropped as soon as no later operation needs it. So the random stream ends where it does on a single
+device, and its state before every draw is known. After that any part of the model can be born
+later, in any order: the operations that lead to it are done again, and draw what they would have
+drawn.
 
-Until then a parameter is away: see `agent.tensors.away`. It is the same object before and after, so that an optimizer may
-have it already.
+Until then a parameter is away: see `agent.tensors.away`. It is the same object before and after, so
+that an optimizer may have it already.
 """
 
 import ctypes
@@ -35,8 +36,8 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 class Unborn(Generic[Model]):
     """A model whose parameters have no values yet, and how to make them.
 
-    What has few numbers (buffers, tensors that a module keeps for itself) is born at once. `used` is called
-    when the model is about to be run or saved.
+    What has few numbers (buffers, tensors that a module keeps for itself) is born at once. `used`
+    is called when the model is about to be run or saved.
     """
 
     def __init__(self, factory: Callable[[], Model]) -> None:
@@ -59,7 +60,7 @@ class Unborn(Generic[Model]):
             )
         self.used: Callable[[], None] = _too_early
         self._lines, self._roots = tape.lines, tape.roots
-        # Where they share an operation, they share its rounding.
+        # Kept, because an operation that is shared among other threads rounds differently.
         self._threads = torch.get_num_threads()
         self._params = [param for param in self.model.parameters() if param.is_meta]
         beside = list(_beside(self.model))
@@ -80,8 +81,10 @@ class Unborn(Generic[Model]):
             )
 
     def _refuse_other_parameters(self) -> None:
-        """On some devices torch makes new parameters of those that are brought there, and ties end: a single process
-        would train another model than the one that is built here."""
+        """Refuse devices on which `.to(...)` makes new parameters, because that ends ties.
+
+        A single process would train a different model than the one that is built here.
+        """
         if torch.__future__.get_swap_module_params_on_conversion():
             return
         for place in {self._places[id(param)] for param in self._params} - {CPU}:
@@ -93,7 +96,7 @@ class Unborn(Generic[Model]):
                 )
 
     def _begin(self, beside: Sequence[torch.Tensor]) -> None:
-        """All of it once, and what is small stays."""
+        """Play the whole record once, and keep what is small."""
         small = [param for param in self._params if param.numel() <= 1]
         wanted = {self._known[id(tensor)].number for tensor in (*beside, *small)}
         real = _played(self._lines, wanted, _note_draws)
@@ -119,19 +122,19 @@ class Unborn(Generic[Model]):
                 ) from error
 
     def _made(self, tensor: torch.Tensor, real: dict[int, torch.Tensor]) -> torch.Tensor:
-        """What has been played for it, where it belongs."""
+        """Return what has been played for a tensor, on its device."""
         known, place = self._known[id(tensor)], self._places[id(tensor)]
         value = known.of(real[known.number])
         return value.clone() if known.view is not None and place == CPU else value.to(place)
 
     @property
     def params(self) -> tuple[torch.nn.Parameter, ...]:
-        """Those that are not born from the start."""
+        """The parameters that were not born at once."""
         return tuple(param for param in self._params if param.numel() > 1)
 
     @property
     def mark(self) -> str:
-        """The same on whoever would give it the same values."""
+        """The digest that workers share if they would give the model the same values."""
         digest = hashlib.blake2b(digest_size=8)
         for line in self._lines:
             digest.update(repr((str(line.operation), line.made, line.used)).encode())
@@ -140,7 +143,7 @@ class Unborn(Generic[Model]):
         return digest.hexdigest()
 
     def bear(self, params: Collection[torch.nn.Parameter]) -> None:
-        """Give these parameters their values, if they have none. Random streams stay where they are."""
+        """Give these parameters their values, if they have none. Random streams stay unchanged."""
         lacking = [param for param in params if is_away(param) and id(param) in self._known]
         wanted = {self._known[id(param)].number for param in lacking}
         with _kept(self._lines, self._threads):
@@ -164,7 +167,10 @@ def _built(factory: Callable[[], Model], tape: Tape) -> Model:
 
 @contextmanager
 def _weights_listed_anew(model: torch.nn.Module) -> Iterator[None]:
-    """A recurrent module has weak references to its weights, which cannot be swapped under them."""
+    """Make recurrent modules list their weights again.
+
+    They have weak references to these, which must not exist while weights are swapped.
+    """
     recurrent = [module for module in model.modules() if isinstance(module, torch.nn.RNNBase)]
     for module in recurrent:
         module._flat_weight_refs = []
@@ -176,8 +182,9 @@ def _weights_listed_anew(model: torch.nn.Module) -> Iterator[None]:
 def _give_back_at_once() -> None:
     """Have the C library give large blocks back to the system when they are freed.
 
-    Kept in the heap, they are of no use as soon as a little lies between them: a process that makes one tensor after
-    the other would have grown to the size of the model. Memory comes before time where a model is this large.
+    Kept in the heap, they are of no use as soon as a little lies between them, so a process that
+    makes one tensor after the other would grow to the size of the model. Memory is worth more than
+    time where a model is this large.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -193,7 +200,7 @@ def _too_early() -> None:
 
 
 def _beside(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The tensors of a model that are no parameters, each once."""
+    """Yield the tensors of a model that are not parameters, each once."""
     seen: set[int] = set()
     for module in model.modules():
         kept = [item for key, item in vars(module).items() if not key.startswith("_")]
@@ -221,7 +228,7 @@ Player = Callable[[Line, dict[int, torch.Tensor]], list[torch.Tensor]]
 
 
 def _played(lines: Sequence[Line], wanted: set[int], player: Player) -> dict[int, torch.Tensor]:
-    """Do these operations; of what they make the wanted is left."""
+    """Do these operations, and return the wanted ones of their results."""
     last_use: dict[int, int] = {}
     for index, line in enumerate(lines):
         last_use.update(dict.fromkeys((*line.made, *line.used), index))
@@ -259,7 +266,7 @@ def _generators(line: Line) -> list[torch.Generator]:
 
 @contextmanager
 def _kept(lines: Iterable[Line], threads: int) -> Iterator[None]:
-    """What is born late is drawn as at first, and whoever draws next does not notice."""
+    """Play with the first thread count, so values are drawn as at first; then put all back."""
     drawn = {id(g): g for line in lines for g, _ in line.streams}
     states = [(generator, generator.get_state()) for generator in drawn.values()]
     before = torch.get_num_threads()
@@ -273,7 +280,7 @@ def _kept(lines: Iterable[Line], threads: int) -> Iterator[None]:
 
 
 def _leading(lines: Sequence[Line], roots: Sequence[int], wanted: set[int]) -> list[Line]:
-    """The operations without which these would not be what they are."""
+    """Return the operations that the values of these depend on."""
     needed, found = {roots[number] for number in wanted}, list[Line]()
     for line in reversed(lines):
         if line.wrote & needed:

@@ -1,8 +1,8 @@
 """Tensors from worker to worker: the one seam between the executor and the wires.
 
-`send` never waits: what is sent belongs to the channel and is not written to any more. `receive` waits
-for exactly what it is asked for; `wait` for any of several. Strides travel with a tensor: an operator may
-pick another kernel, and other bits, for the same numbers in another order.
+`send` never waits; what is sent belongs to the channel and is not written to any more. `receive`
+waits for exactly one parcel, `wait` for any of several. Strides travel with a tensor,
+because for the same numbers in another order an operator may pick another kernel, with other bits.
 """
 
 import threading
@@ -19,7 +19,10 @@ Key = tuple[str, str]  # peer, tag
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes in one message. A tensor may be missing; `plain` is what msgpack can say, types and devices."""
+    """The contents of one message.
+
+    A tensor may be missing; `plain` is what msgpack can encode, and types and devices.
+    """
 
     tensors: tuple[torch.Tensor | None, ...]
     plain: object = None
@@ -39,7 +42,7 @@ class Channel(Protocol):
 
 
 class Exchange:
-    """Where workers of one process meet: the channel without a wire."""
+    """A meeting place for workers of one process: the channel without a wire."""
 
     def __init__(self, patience_s: float = 60.0) -> None:
         self._changed = threading.Condition()
@@ -58,7 +61,7 @@ class Exchange:
             self._changed.notify_all()
 
     def break_off(self, why: str) -> None:
-        """Wake everybody who waits: nothing more will come."""
+        """Wake all waiting workers, because nothing more will come."""
         with self._changed:
             self._broken = why
             self._changed.notify_all()

@@ -1,12 +1,14 @@
-"""What a loss function closes over: by which names it comes by what, and what lies there now.
+"""What a loss function closes over: the names it reads, and the values there now.
 
-A graph contains the numbers that the function had when it was recorded. When something that the function names is
-another number or another object, it is recorded anew. This is a hint and no proof, because a function may come by a
-number in ways that no name tells of: the session finds out about these by recording it again from time to time.
+A graph contains the numbers that the function had when it was recorded. If a name that the function
+reads has another number or another object, the function is recorded again. This is a hint and no
+proof, because a function may reach a number in ways that no name shows; the session finds these by
+recording it again from time to time.
 
-Looked at are closure cells, defaults, arguments of partial functions, the object of a method, the globals that the code
-names, functions of the person's own that are found there, and of objects those attributes that the code names. Of a
-module, all numbers and hooks that it has. No code of the person's is run for that.
+The walk visits closure cells, defaults, arguments of partial functions, the object of a method, the
+globals that the code names, functions of the person's own found there, and those attributes of
+objects that the code names. Of a module it visits all numbers and hooks. It runs none of the
+person's code.
 """
 
 import functools
@@ -35,11 +37,11 @@ Found = Iterator[tuple[str, object]]
 
 
 class _Same:
-    """This very object, which may go meanwhile."""
+    """An object, compared by identity; it may be freed meanwhile."""
 
     def __init__(self, thing: object) -> None:
         self._thing: Callable[[], object] = lambda: thing
-        with suppress(TypeError):  # a list, or what has `__slots__`
+        with suppress(TypeError):  # a list, or an object with `__slots__`
             self._thing = weakref.ref(thing)
 
     def __eq__(self, other: object) -> bool:
@@ -52,7 +54,10 @@ class _Same:
 
 
 class Closure:
-    """What lies where, to be compared with what lies there later. `parents` are the names by which names were found."""
+    """The values under all names, to be compared with later ones.
+
+    `parents` has the name through which each name was found.
+    """
 
     def __init__(
         self,
@@ -68,18 +73,21 @@ class Closure:
     __hash__ = None  # type: ignore[assignment]
 
     def changed(self, now: "Closure") -> str:
-        """The name of something that is other now; nothing if there is none."""
+        """Return the name of something that has changed, or "" if nothing has."""
         return min(self._changes(now), default="", key=lambda name: (len(name), name))
 
     def settled(self, behind: "Closure") -> "Closure":
-        """What lies there behind a call. What the call has changed itself it does not go by."""
+        """Return the values after a call; what the call changed is ignored from then on.
+
+        The function does not depend on what it changes itself.
+        """
         names = {name.removesuffix(LENGTH) for name in self._changes(behind)}
         if not names:
             return self
         return Closure(behind._marks, behind._parents, self._loose | names)
 
     def of_same_function(self, other: "Closure") -> bool:
-        """Whether both are of the same code, or of the same object that is called."""
+        """Return whether both are of the same code, or of the same called object."""
         return _equal(self._marks[START], other._marks[START])
 
     def _changes(self, now: "Closure") -> list[str]:
@@ -89,7 +97,7 @@ class Closure:
         return [name for name in changes if not self._is_loose(name, now)]
 
     def _is_loose(self, name: str, now: "Closure") -> bool:
-        """Itself, or something that it lies in."""
+        """Return whether the name, or one that it was found through, is ignored."""
         at: str | None = name
         while at is not None and at not in self._loose:
             at = now._parents.get(at, self._parents.get(at))
@@ -97,13 +105,16 @@ class Closure:
 
 
 def closed_over(loss_of: Callable[..., Any]) -> Closure:
-    """Look at what the function closes over. This is cheap, so that it can be done in each step."""
+    """Look at what the function closes over; this is cheap enough for each step."""
     walk = walked(loss_of)
     return Closure(walk.marks, walk.parents)
 
 
 def walked(loss_of: object) -> "Walk":
-    """Go through all that it names. Code that is found late names attributes of what was found before."""
+    """Walk through all that it names, until no code found on the way adds a name.
+
+    Code found late may name attributes of what was found before.
+    """
     walk = Walk(loss_of, frozenset())
     while walk.words != walk.known_words:
         walk = Walk(loss_of, walk.words)
@@ -111,17 +122,17 @@ def walked(loss_of: object) -> "Walk":
 
 
 class Walk:
-    """From a function to all that it comes by through these words."""
+    """A walk from a function to all that it reaches through these words."""
 
     def __init__(self, start: object, words: frozenset[str]) -> None:
         self.marks: dict[str, Any] = {}
         self.parents: dict[str, str] = {}
         self.functions: list[FunctionType] = []
-        self.things: list[object] = []  # objects, and lists and dicts, that it comes by
+        self.things: list[object] = []  # the objects, lists and dicts that it reaches
         self.known_words = self.words = words
-        self._seen = dict[int, object]()  # kept, so that no identity is taken for another
+        self._seen = dict[int, object]()  # kept alive, so that no id is used again
         around: list[tuple[str, object, int]] = [(START, start, 0)]
-        for name, thing, level in around:  # it grows meanwhile
+        for name, thing, level in around:  # the list grows meanwhile
             for each, inside in self._look(name, thing, level):
                 below = 0 if isinstance(thing, FunctionType) else level + 1
                 if each not in self.marks:
@@ -136,7 +147,7 @@ class Walk:
         if id(thing) in self._seen or level > LEVELS_MAX or len(self._seen) > PLACES_MAX:
             return
         self._seen[id(thing)] = thing
-        if isinstance(thing, MADE_ANEW):  # in each step, perhaps: what is in it tells
+        if isinstance(thing, MADE_ANEW):  # it may be new in each step, so its contents are compared
             self.marks[name] = type(thing)
         yield from self._inside(name, thing)
 
@@ -189,7 +200,7 @@ class Walk:
             yield from self._of_session(name, thing)
 
     def _modules(self, name: str, whole: torch.nn.Module) -> Found:
-        """What may be set on any part of a model: whether it trains, a rate, a hook, another forward."""
+        """Yield what may be set on any part of a model, such as a mode, rate, hook or forward."""
         for path, module in whole.named_modules():
             self._seen[id(module)] = module
             at = f"{name}.{path}" if path else name
@@ -207,7 +218,7 @@ class Walk:
             yield from self._of_kind(type(module), {"forward"})
 
     def _of_kind(self, kind: type, besides: set[str]) -> Found:
-        """Methods and numbers of its class, if that is the person's own."""
+        """Yield methods and numbers of its class, if the class is the person's own."""
         for each in kind.__mro__:
             if is_own_class(each):
                 wanted = {key: v for key, v in vars(each).items() if key in besides}
@@ -215,11 +226,14 @@ class Walk:
                 yield from self._named(each.__name__, vars(each))
 
     def _of_session(self, name: str, thing: object) -> Found:
-        """Such as the step, or what it keeps for the script: what is asked for is our own code."""
+        """Yield the properties of the session that code names, such as the step.
+
+        Reading them runs only our own code.
+        """
         for kind in type(thing).__mro__ if type(thing).__module__ == "agent.session" else ():
             for key in self.known_words & vars(kind).keys():
                 if isinstance(vars(kind)[key], property):
-                    with suppress(AgentError):  # not at this time
+                    with suppress(AgentError):  # not available at this time
                         yield f"{name}.{key}", getattr(thing, key)
 
     def _named(self, name: str, there: Mapping[str, object]) -> Found:
@@ -228,7 +242,7 @@ class Walk:
 
 
 def _around(name: str, thing: Any) -> Found:
-    """What is called by it, and with what."""
+    """Yield the function that a wrapper calls, and what it calls it with."""
     match thing:
         case functools.partial():
             yield name, thing.func
@@ -246,13 +260,13 @@ def _around(name: str, thing: Any) -> Found:
 def _equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    # What is no number is no other number the next time.
+    # NaN counts as equal to NaN.
     return type(one) is type(other) and bool(one == other or (one != one and other != other))  # noqa: PLR0124
 
 
 @functools.lru_cache(1024)
 def _words(code: CodeType) -> frozenset[str]:
-    """All names that code has for something that is not its own, and strings, which may be such names."""
+    """Return all non-local names in code, and its strings, because these may be such names."""
     found = {*code.co_names}
     for const in code.co_consts:
         found |= _words(const) if isinstance(const, CodeType) else set()
@@ -270,7 +284,7 @@ def _items(name: str, thing: Any) -> Found:
 
 
 def _attributes(thing: object) -> Mapping[str, object]:
-    """Its attributes, and what it has in `__slots__`: nothing of the person's is run to find them."""
+    """Return attributes and `__slots__` of an object, without running the person's code."""
     found: dict[str, object] = {}
     for kind in type(thing).__mro__:
         for key, slot in vars(kind).items():
@@ -283,7 +297,7 @@ def _attributes(thing: object) -> Mapping[str, object]:
 
 
 def _is_ours(thing: object) -> bool:
-    """Whether the session itself has hung it up, when layers went elsewhere for one."""
+    """Return whether the session set it, as it does for layers that other workers hold."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     maker = getattr(thing, "__module__", None) or type(thing).__module__

@@ -2,10 +2,10 @@
 
     sections   runs of nodes between neighbouring cut-points worth having
     balance    stages = runs of sections, so that the slowest is as fast as can be
-    build      each stage a module of its own, with its own parameters only
+    build      each stage a separate module, with its own parameters only
 
-Balance, over cuts c_1 < ... < c_{P-1} among sections 0 .. K-1 with forward plus backward times t and bytes b
-crossing behind a section:
+Balance, over cuts c_1 < ... < c_{P-1} among sections 0 .. K-1 with forward plus backward times t
+and bytes b that cross after a section:
 
     minimise  max over stages of  sum of t + (b_in + b_out) / bandwidth
 """
@@ -29,7 +29,7 @@ from agent.tensors.away import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
 
 SECTIONS_MAX = 64
-SELDOM_BYTES_MAX = 1 << 18  # of a buffer that is copied in case it is written to
+SELDOM_BYTES_MAX = 1 << 18  # the largest buffer that is copied in case it is written to
 BANDWIDTH_BYTES_PER_S = 1e9  # until a link has been measured
 
 
@@ -38,7 +38,7 @@ class TooShort(Misuse):
 
 
 def worth_cutting(facts: Facts, most: int = SECTIONS_MAX) -> tuple[CutPoint, ...]:
-    """Cut-points that are no wider than their neighbours, thinned out evenly when they are many."""
+    """Return cut-points that are no wider than their neighbours, thinned evenly if many."""
     points = cut_points(facts)
     if not points:
         return ()
@@ -53,7 +53,7 @@ def worth_cutting(facts: Facts, most: int = SECTIONS_MAX) -> tuple[CutPoint, ...
 
 
 def build(graph: fx.GraphModule, facts: Facts, after: Sequence[int]) -> tuple[Piece, ...]:
-    """The stages between cuts behind these nodes."""
+    """Build the stages between cuts after these nodes."""
     points = {point.after: point for point in cut_points(facts)}
     if not set(after) <= set(points):
         raise Misuse(f"the model cannot be cut behind {sorted(set(after) - set(points))}")
@@ -117,8 +117,11 @@ def _piece(
 
 
 def _seldom_written(graph: fx.GraphModule, nodes: list[fx.Node], span: range) -> set[int]:
-    """Buffers that nobody has seen written to, and somebody may: they belong to a module that is kept whole, and what it
-    does may depend on values. Not what lies at both sides of a cut."""
+    """Return buffers that may be written to, though no write has been seen.
+
+    They belong to a module that is kept whole, and what it does may depend on values. Buffers used
+    on both sides of a cut are left out.
+    """
     elsewhere = {
         id(tensor) for i, node in enumerate(nodes) if i not in span for tensor in used(graph, node)
     }
@@ -136,7 +139,7 @@ def _seldom_written(graph: fx.GraphModule, nodes: list[fx.Node], span: range) ->
 def _module(
     graph: fx.GraphModule, nodes: list[fx.Node], span: range, before: Boundary, after: Boundary
 ) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """The nodes of a span as a module. Parameters are fetched where they are used."""
+    """Return the nodes of a span as a module. Parameters are fetched where they are used."""
     made = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
     by_name = {node.name: node for node in nodes}
@@ -169,7 +172,7 @@ def _module(
 def _owners(
     graph: fx.GraphModule, nodes: list[fx.Node], spans: list[range]
 ) -> dict[str, list[int]]:
-    """The stages that use each trainable parameter, under the first of its names."""
+    """Return the stages that use each trainable parameter, under the first of its names."""
     names = {id(param): name for name, param in graph.named_parameters() if param.requires_grad}
     found: dict[str, set[int]] = {}
     position = {node: index for index, node in enumerate(nodes)}
@@ -177,7 +180,7 @@ def _owners(
     for node in nodes:
         places = [node] if node.op == "call_module" else list(node.users)
         for tensor in used(graph, node):
-            if id(tensor) in names and places:  # it may be fetched, and used nowhere
+            if id(tensor) in names and places:  # it may be fetched but not used
                 stages = found.setdefault(names[id(tensor)], set())
                 stages |= {stage_of[position[place]] for place in places}
     return {name: sorted(stages) for name, stages in found.items()}
@@ -189,7 +192,7 @@ def balance(
     stages: int,
     bandwidth_bytes_per_s: float = BANDWIDTH_BYTES_PER_S,
 ) -> tuple[int, ...]:
-    """After which sections to cut. `nbytes[k]` crosses a cut behind section k."""
+    """Choose the sections to cut after. `nbytes[k]` crosses a cut after section k."""
     count = len(seconds)
     if stages > count:
         raise TooShort(
@@ -225,9 +228,10 @@ def balance(
 def measured(
     pieces: Sequence[Piece], example: Sequence[torch.Tensor], rounds: int = 5
 ) -> list[float]:
-    """Seconds of forward plus backward of every piece: the least of a few rounds, since what disturbs only adds.
+    """Return the seconds of forward plus backward of every piece, the least of a few rounds.
 
-    Every round goes through all pieces, so that a disturbance is not all of one piece's rounds.
+    The least is taken because a disturbance only adds. Every round goes through all pieces, so that
+    a disturbance does not hit all rounds of one piece.
     """
     device = pieces[0].device
     clock, found = clock_of(device, time.perf_counter), [math.inf] * len(pieces)
@@ -248,9 +252,10 @@ def measured(
 
 
 class Sections:
-    """Where a graph may be cut, and what the sections between take: measured once for each graph.
+    """The places where a graph may be cut, and the times of the sections between.
 
-    One worker measures and tells the others, because times differ from worker to worker.
+    It is measured once for each graph. One worker measures and sends its choice to the others,
+    because times differ between workers.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
-"""What each value of a recorded graph is: run once, looking.
+"""What each value of a recorded graph is, found by running the graph once.
 
 A *value* is what a node of the graph computes. Values that a later node still needs would have to
-cross a cut made before it; parameters and microbatches would not, since every stage takes those itself.
-A cut is refused where it would change the numbers:
+cross a cut made before it; parameters and microbatches would not, since every stage takes those
+itself. A cut is refused where it would change the numbers:
 
-* a value that crosses shares its memory with something that is written to behind the cut;
+* a value that crosses shares its memory with something that is written to after the cut;
 * a buffer is written to, and used on both sides;
-* a module that is called as it is keeps something for another call that gives something else without it;
-* the forward asks for a derivative of what is computed behind the cut by what is before it;
+* a module that is called unchanged keeps something for a later call, which gives a different result
+  without it;
+* the forward differentiates what is computed after the cut with respect to what is before it;
 * an autocast casts a weight once, and uses that on both sides;
 * what would cross is neither a tensor nor plain numbers.
 """
@@ -43,7 +44,7 @@ PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """`crosses` says that it could be sent; a plain value has no bytes worth counting."""
+    """What a node computes. `crosses` says that it could be sent to another stage."""
 
     name: str
     at: int  # its node, counted in the order of the graph
@@ -55,7 +56,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CutPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Between the nodes `after` and `after + 1`."""
+    """A cut between the nodes `after` and `after + 1`."""
 
     after: int
     values: tuple[Value, ...]
@@ -76,12 +77,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
-    """All that cutting needs to know about a graph."""
+    """Return all that cutting needs to know about a graph."""
     return examined(graph, example)[0]
 
 
 def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Facts, Any]:
-    """Run the graph once on one microbatch, and give what came out, too. For parameters that are away a number may stand in."""
+    """Run the graph once on one microbatch; return the facts and what the graph returned.
+
+    For parameters that are away a number may stand in.
+    """
     try:
         look, written, out = _looked(graph, example, unsaved())
     except CannotRecord:
@@ -110,7 +114,10 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
 def _looked(
     graph: fx.GraphModule, example: Sequence[torch.Tensor], how: AbstractContextManager[None]
 ) -> tuple["_Look", frozenset[str], Any]:
-    """And the buffers that were written to, which are as they were before, and what came out."""
+    """Run the graph; return the look, the buffers that it wrote to, and what it returned.
+
+    The buffers are put back.
+    """
     before = {
         name: (buffer, version_of(buffer), buffer.clone()) for name, buffer in graph.named_buffers()
     }
@@ -132,8 +139,11 @@ def _looked(
 
 
 def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
-    """Nodes that may draw, and buffers of norms that may be written to: by modules that are called as they are. What one did
-    not do on this microbatch it may do on another, by what it finds there, or when the script has told it something else."""
+    """Return the nodes that may draw, and the norms' buffers that may be written to.
+
+    These are in modules that are called unchanged. A module may do on another microbatch what it
+    did not do on this one, because of the values there or because the script has switched it.
+    """
     drawing, owned = set[int](), set[int]()
     for index, node in enumerate(graph.graph.nodes):
         if node.op != "call_module":
@@ -151,8 +161,12 @@ def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
 def _is_written(
     buffer: torch.Tensor, before: torch.Tensor, version: int, value: torch.Tensor
 ) -> bool:
-    """Also where it is the same afterwards: the largest value so far may be another one for the next microbatch. Batch
-    norm's kernels do not count what they write. One of another size is kept for another call, as an attribute is."""
+    """Return whether the forward wrote to a buffer, even if the value is the same afterwards.
+
+    The largest value so far, for one, may change with the next microbatch. Values are compared too,
+    because batch norm's kernels do not count what they write. A buffer of a new size is kept for
+    another call, like an attribute, and does not count.
+    """
     if buffer.shape != before.shape:
         return False
     counted = buffer is not before or version_of(buffer) != version
@@ -160,7 +174,7 @@ def _is_written(
 
 
 def cut_points(facts: Facts) -> tuple[CutPoint, ...]:
-    """Every position where the graph may be cut, with what would cross it."""
+    """Return every position where the graph may be cut, with what would cross it."""
     points = []
     for after in range(facts.nodes - 1):
         if any(first <= after < last for first, last in facts.tied_down):
@@ -175,16 +189,16 @@ class _Look(fx.Interpreter):
     """Runs the nodes, and notes what each one makes, writes to and draws."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)  # which lets go of what no node needs any more
-        self.extra_traceback = False  # a line says where it was
+        super().__init__(graph)  # which releases what no later node needs
+        self.extra_traceback = False  # our errors name the line
         self._device, self._nodes = device_of(graph), list(graph.graph.nodes)
         self._index = {node: index for index, node in enumerate(self._nodes)}
         self._values: list[Value] = []
         self._memories: dict[int, _Memory] = {}
-        self._writes: dict[int, int] = {}  # last by first node
+        self._writes: dict[int, int] = {}  # the last writing node, by the first
         self._learns: dict[
             int, bool
-        ] = {}  # whether what a node makes has gradients, when it is made and written
+        ] = {}  # whether a node's result has gradients, once it is made or written to
         self.draws: list[int] = []
         self._kept, self._keeps, self._at = Kept(graph), -1, 0
         self.handed_on: list[tuple[int, int]] = []
@@ -213,8 +227,11 @@ class _Look(fx.Interpreter):
         return out
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A table that a module has made in its first call, it makes in another stage as well; what comes of that call's
-        values is there in its own stage only."""
+        """Call a module, and note if its result depends on what an earlier call kept.
+
+        A table made in a module's first call is made in another stage as well, but values kept from
+        that call exist only in the stage that ran it.
+        """
         module = self.fetch_attr(target)
         if all(is_torchs(type(each)) or isinstance(each, OURS) for each in module.modules()):
             return super().call_module(target, args, kwargs)
@@ -234,7 +251,7 @@ class _Look(fx.Interpreter):
         for key, memory in list(self._memories.items()):
             version = memory.version()
             if version is None:
-                # Nobody can write to it any more, and its address may come again.
+                # No code can write to it any more, and its address may be used again.
                 del self._memories[key]
             elif version != memory.seen:
                 if self._nodes[memory.first].op == "placeholder":
@@ -243,7 +260,7 @@ class _Look(fx.Interpreter):
                         "write into a copy of it, x = x.clone()"
                     )
                 self._writes[memory.first] = index
-                self._learns.update(memory.learns())  # what is written may have gradients
+                self._learns.update(memory.learns())  # writing may have given it gradients
                 memory.seen = version
         if node.op == "output":
             return
@@ -269,7 +286,7 @@ class _Look(fx.Interpreter):
             )
 
     def writes(self) -> list[tuple[int, int]]:
-        """From the first node that made a memory to the last that wrote to it, nothing is cut."""
+        """Return spans without cuts: from the node that made a memory to its last write."""
         return list(self._writes.items())
 
     def values(self) -> tuple[Value, ...]:
@@ -278,14 +295,14 @@ class _Look(fx.Interpreter):
 
 
 class _Memory:
-    """What tensors share, for as long as there are any: it is looked at, and not kept for that."""
+    """Memory that tensors share, watched through weak references only."""
 
     def __init__(self, first: int, seen: int) -> None:
         self.first, self.seen = first, seen
-        self.tensors: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # and their nodes
+        self.tensors: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # with their nodes
 
     def version(self) -> int | None:
-        """That of any tensor on it, since all of them count together; None if there is none any more."""
+        """Return the version that all tensors on it share, or None if none is left."""
         return next((version_of(tensor) for _, tensor in self._alive()), None)
 
     def learns(self) -> dict[int, bool]:
@@ -304,7 +321,7 @@ def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """In all that can be compared."""
+    """Return whether all that can be compared in them is the same."""
     ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
     return len(ones) == len(others) and all(
         same_numbers(a, b)
@@ -315,7 +332,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _switches(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
-    """A cut behind one would be the same as before it."""
+    """Yield spans that forbid a cut after a switch, which would equal the cut before it."""
     for index, node in enumerate(graph.graph.nodes):
         if modes.is_switch(node):
             yield index, index + 1
@@ -328,7 +345,7 @@ def _plain(value: Any) -> bool:
 
 
 def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[int, int]]:
-    """The nodes from the first to the last use of every buffer that is written to."""
+    """Return spans from the first to the last use of every buffer that is written to."""
     spans: dict[int, tuple[int, int]] = {}
     buffers = dict(graph.named_buffers(remove_duplicate=False))
     marked = {id(buffers[name]) for name in written}
@@ -342,7 +359,7 @@ def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[i
 
 
 def _derivatives(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
-    """From the first use of what the forward differentiates by to where it does so."""
+    """Yield spans from the first use of what the forward differentiates by to where it does."""
     nodes = list(graph.graph.nodes)
     for last, node in enumerate(nodes):
         if node.target is not torch.autograd.grad:
@@ -365,7 +382,7 @@ def _position(graph: fx.GraphModule, node: fx.Node) -> int:
 
 
 def used(graph: torch.nn.Module, node: fx.Node) -> list[torch.Tensor]:
-    """The parameters and buffers that a node takes from the model."""
+    """Return the parameters and buffers that a node takes from the model."""
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
         return [*module.parameters(), *module.buffers()]

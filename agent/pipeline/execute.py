@@ -1,15 +1,15 @@
 """The schedule, interpreted with tensors: one worker's part of one step.
 
-Which action comes next follows the program; what is sent and received follows from it by the rule of
-`agent.schedule.unfold`. A worker whose next input is late may take a later action whose input is there
-(Varuna's opportunistic deviation), by the rules that the simulator plays:
+The program says which action comes next; what is sent and received follows from it by the rule of
+`agent.schedule.unfold`. A worker whose next input is late may take a later action whose input is
+there (Varuna's opportunistic deviation), by the rules that the simulator plays:
 
 * it looks at most `reach` actions ahead;
 * it stashes no more forwards, and owes no more weight-gradients, than its program does anyway;
-* a recompute is never early, and behind one that is due only a forward may overtake.
+* a recompute is never early, and only a forward may overtake one that is due.
 
-The first action of what is left is always allowed, so nobody waits for a worker that waits for room. The
-order does not matter to the numbers: sums follow the canonical tree.
+The first remaining action is always allowed, so no worker waits for one that waits for room. The
+order does not matter to the numbers, because sums follow the canonical tree.
 """
 
 import time
@@ -29,7 +29,7 @@ REACH = 8
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One action as it happened, for the picture of a step."""
+    """One action with its times, for the picture of a step."""
 
     action: Action
     start_s: float
@@ -37,15 +37,16 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What an execution needs from outside. Microbatches are counted within the step, not the replica.
+    """What an execution needs from outside. Microbatches are counted within the step.
 
-    `open` seeds the random streams for a microbatch. `lend` is called before a backward into a stage's `.grad`s, and may leave
-    some there for it to add to. `take` is called when they (and buffers) hold one microbatch's
-    contribution, with its loss and metrics on the last stage and 0 elsewhere; it leaves none there. `check` is called between
-    actions, and raises what ends the step early.
+    `open` seeds the random streams for a microbatch. `lend` is called before a backward into a
+    stage's `.grad`s, and may leave gradients there for it to add to. `take` is called when the
+    `.grad`s and buffers hold one microbatch's contribution, with its loss and metrics on the last
+    stage and 0 elsewhere; it leaves none there. `check` is called between actions, and raises what
+    ends the step early.
     """
 
-    name: str  # what its messages are marked with: no two steps in flight share it
+    name: str  # marks its messages; no two steps in flight share it
     first: int
     batches: Sequence[Sequence[Any]]
     open: Callable[[int], None]
@@ -55,7 +56,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program:
-    """A worker's program, what it may hold, and which microbatches are forwarded without a trace."""
+    """A worker's program, what it may hold, and which microbatches are forwarded untraced."""
 
     def __init__(self, schedule: Schedule, worker: int) -> None:
         self.schedule, self.worker = schedule, worker
@@ -72,7 +73,7 @@ class Program:
             self.owed_max = max(self.owed_max, counts.owed)
 
     def source(self, action: Action) -> int | None:
-        """The worker that an action waits for a message from, if any."""
+        """Return the worker that sends the message an action waits for, if any."""
         stage, schedule = action.stage, self.schedule
         if action.kind == Kind.FORWARD and stage > 0:
             return schedule.host(stage - 1, action.microbatch)
@@ -124,15 +125,16 @@ class Executor:
 
     @property
     def busy_s(self) -> float:
-        """What the last step took without waiting for others."""
-        if self._watch.device != CPU:  # which may be busy while the host waits
+        """Return the time of the last step without the waits for other workers."""
+        if self._watch.device != CPU:  # the device may be busy while the host waits
             return sum(span.end_s - span.start_s for span in self.spans)
         return self.spans[-1].end_s - self.spans[0].start_s - self.waited_s
 
     def run(self, step: Step) -> None:
-        """Every action of the program, each once."""
-        # A thread takes over the process's number of threads when it first asks for it. Until then OpenMP
-        # gives it one per core, and a convolution shared among more threads rounds otherwise.
+        """Perform every action of the program once."""
+        # A thread takes over the process's number of threads when it first asks for it. Until then
+        # OpenMP gives it one per core, and a convolution that is shared among more threads rounds
+        # differently.
         torch.get_num_threads()
         left = list(self._program.actions)
         done: set[Action] = set()
@@ -154,7 +156,7 @@ class Executor:
         self.spans = [Span(action, at(start), at(end)) for action, start, end in told]
 
     def clear(self) -> None:
-        """The step is given up."""
+        """Drop everything of the step, because it is given up."""
         self._local.clear()
         for stage in self._stages.values():
             stage.clear()
@@ -175,7 +177,7 @@ class Executor:
     def _pick(
         self, left: list[Action], done: set[Action], counts: Counts
     ) -> tuple[int | None, list[Key]]:
-        """The first action within reach that can start now, or else what to wait for."""
+        """Return the first action within reach that can start now, or else what to wait for."""
         awaited: list[Key] = []
         behind_recompute = False
         for index, action in enumerate(left[: self._reach]):
@@ -201,7 +203,7 @@ class Executor:
         return True
 
     def _prepared(self, action: Action, done: set[Action]) -> bool:
-        """Everything of our own that it needs has been done."""
+        """Return whether all that the action needs from this worker has been done."""
         stage, microbatch = action.stage, action.microbatch
         needs = []
         match action.kind:
@@ -290,5 +292,5 @@ class Executor:
         return parcel
 
     def _tag(self, kind: Kind, stage: int, microbatch: int) -> str:
-        """An activation or a gradient, named by who takes it."""
+        """Return the tag of an activation or a gradient, named after the stage that receives it."""
         return f"{self._step}/{'a' if kind == Kind.FORWARD else 'g'}{stage}.{microbatch}"

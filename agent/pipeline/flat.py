@@ -1,7 +1,9 @@
-"""A microbatch taken apart into tensors and numbers, and put together again: tuples, lists and dicts, and objects that hold tensors.
+"""A microbatch taken apart into tensors and numbers, and put together again.
 
-Libraries hand out dictionaries of their own (`UserDict`), and scripts have a class for a batch. Such an object is made again from one that was seen,
-with other tensors and numbers in it; what it holds besides has to be the same in every microbatch.
+It may consist of tuples, lists, dicts, and objects that hold tensors. Libraries hand out their own
+dictionaries (`UserDict`), and scripts have a class for a batch. Such an object is made again from
+one that was seen, with other tensors and numbers in it; what it holds besides has to be the same in
+every microbatch.
 """
 
 import copy
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-INT_MAX = 2**63  # what goes over the wire as a number
+INT_MAX = 2**63  # the bound of what can be sent as a number
 SHOWN_MAX = 200  # characters of a microbatch's form
 KEPT = (complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -59,7 +61,10 @@ pytree.register_pytree_node(
 
 
 def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
-    """What it is made of, and how: the specifications of two microbatches are equal if they are made in the same way."""
+    """Return the leaves of a microbatch, and a specification of how it is made of them.
+
+    The specifications of two microbatches are equal if they are made in the same way.
+    """
     leaves, spec = pytree.tree_flatten(batch)
     if all(map(is_leaf, leaves)):
         return leaves, spec
@@ -67,14 +72,14 @@ def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def is_leaf(value: object) -> bool:
-    """A tensor, or one of Python's own numbers: those of numpy compute in ways of their own."""
+    """Return whether it is a tensor or a Python number; numpy's numbers compute differently."""
     if type(value) is int:
         return -INT_MAX <= value < INT_MAX
     return isinstance(value, torch.Tensor) or type(value) in (bool, float)
 
 
 def shown(batch: object) -> str:
-    """Its form, for people."""
+    """Return the form of a microbatch as text for people."""
 
     def named(leaf: object) -> "_Named":
         opened = _opened(leaf)
@@ -91,7 +96,7 @@ class _Named(str):
 
 
 def cloned(leaves: Sequence[Any]) -> list[Any]:
-    """What writes into its microbatch writes into these."""
+    """Clone the tensors, so that code that writes into its microbatch writes into clones."""
     return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
@@ -100,7 +105,7 @@ def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
 
 
 def _opened(value: Any) -> Any:
-    """The object with what it holds laid out, if there are tensors in it and all else is plain, too."""
+    """Open an object that holds tensors, and otherwise only plain values."""
     if isinstance(value, UserDict):
         empty = copy.copy(value)
         empty.data = {}
@@ -114,7 +119,7 @@ def _opened(value: Any) -> Any:
     kept = {key: each for key, each in vars(value).items() if key not in parts}
     try:
         empty = copy.copy(value)
-    except Exception:  # it may have a reason
+    except Exception:  # its class may refuse to be copied
         return value
     for key in parts:
         del vars(empty)[key]

@@ -1,8 +1,8 @@
-"""Modules that a loss asks, and does not train: a teacher, a reference, an encoder that stays as it is.
+"""Modules that a loss asks and does not train: a teacher, a reference, a frozen encoder.
 
-The session does not know of a guest, so no stage owns any of it: it is one node, called as it is on every worker that has the
-node. What it says of the microbatch is asked for as late as can be, where the model's own values are compared with it: so it
-is computed there, and does not cross a cut.
+The session does not know of a guest, so no stage owns any of it. It is one node, called unchanged
+on every worker that has the node. Its values are computed as late as possible, where the model's
+own values meet them, so that they do not cross a cut.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from agent.pipeline import modes
 from agent.pipeline.spelling import rewrite
 from agent.tensors.still import version_of
 
-Autocast = tuple[Any, ...] | None  # what is set in one; none outside of all
+Autocast = tuple[Any, ...] | None  # the settings of an autocast; None outside of all
 IN_PLACE = [
     *("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
     *("iand", "ior", "ixor", "ilshift", "irshift"),
@@ -28,7 +28,7 @@ class Guest(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, *, enabled: bool) -> None:
         super().__init__()
-        self.called = (module,)  # as no part of us: none of its weights is a stage's
+        self.called = (module,)  # in a tuple, so that none of its weights is a stage's
         self.enabled = enabled
 
     def forward(self, *args: object, **kwargs: object) -> object:
@@ -52,8 +52,11 @@ class Guest(torch.nn.Module):
 
 
 def received(whole: torch.nn.Module, module: torch.nn.Module) -> str | None:
-    """Where in `whole` a module that is none of its own is called as a guest. None for one that learns where it is asked, or
-    shares something with `whole`, or has nothing of its own."""
+    """Return the name in `whole` under which a module from outside is called as a guest.
+
+    It is None for a module that learns where it is called, shares something with `whole`, or has no
+    tensors.
+    """
     tensors, enabled = list(tensors_of(module)), torch.is_grad_enabled()
     if not tensors or (enabled and any(tensor.requires_grad for tensor in tensors)):
         return None
@@ -73,13 +76,15 @@ def guests(graph: fx.GraphModule) -> list[Guest]:
 
 
 def postpone(graph: fx.GraphModule) -> set[fx.Node]:
-    """What guests say of the microbatch, and what comes of that alone, right before the model's values meet it, or something
-    is written to. It has no gradient, so it may leave a stretch in which none are wanted; it takes along the autocast that it
-    was in. What draws random numbers would have its turn: for that, what was put off is returned.
+    """Move what guests compute of the microbatch to right before the model's values meet it.
+
+    What depends on that alone moves too. It has no gradient, so it may leave a stretch without
+    gradients; its autocast moves with it. Any write comes after it, as before. Return what was
+    moved, because what draws random numbers would draw in another order.
     """
     held: list[fx.Node] = []
-    apart = set[fx.Node]()  # what comes of guests
-    given = set[fx.Node]()  # what comes of the microbatch, and of no guest
+    apart = set[fx.Node]()  # depends on guests
+    given = set[fx.Node]()  # depends on the microbatch, and on no guest
     autocast = theirs = None
     for node in list(graph.graph.nodes):
         sources = set(node.all_input_nodes)
@@ -106,7 +111,7 @@ def postpone(graph: fx.GraphModule) -> set[fx.Node]:
 def _put(
     graph: fx.Graph, held: list[fx.Node], before: fx.Node, theirs: Autocast, around: Autocast
 ) -> None:
-    """These nodes there, under their own autocast."""
+    """Put these nodes there, under their own autocast."""
     if held and theirs != around:
         outside = modes.outside(list(graph.nodes))
         with graph.inserting_before(before):
@@ -118,7 +123,7 @@ def _put(
 
 
 def of_batch(graph: fx.GraphModule | torch.nn.Module, nodes: Iterable[fx.Node]) -> bool:
-    """Whether all of this comes of the microbatch, and none of the model's weights."""
+    """Return whether all nodes depend on the microbatch, and on none of the model's weights."""
     waiting, seen = list(nodes), set[fx.Node]()
     while waiting:
         node = waiting.pop()

@@ -1,8 +1,10 @@
-"""The backward of a stage in two halves: what the stage before waits for first, what the weights get later.
+"""The backward of a stage in two halves: first the inputs' gradients, later the weights'.
 
-Which nodes belong to which half is torch's analysis (`torch.distributed.pipelining`). It goes by the form of the graph, and the
-graphs of microbatches have the same form: it is made once. Then one call of the engine finds the gradients of the inputs
-and those that enter the weights' side, and one for each group of weights goes on from there.
+The previous stage waits for the first half. Which nodes belong to which half is torch's analysis
+(`torch.distributed.pipelining`). It depends only on the form of the graph, and the graphs of
+microbatches have the same form, so it is made once. Then one call of the engine finds the gradients
+of the inputs and those that enter the weights' side, and one call for each group of weights goes on
+from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,23 +15,24 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.distributed.pipelining._backward import construct_reverse_graph, get_param_groups
 
 FORMS_MAX = 64
-# Group norm's backward (torch 2.13, on a CPU, with channels last) writes the gradient of its input wherever it is not
-# asked for, which ends the process. Its weights have theirs with the input's.
+# Group norm's backward (torch 2.13, on a CPU, with channels last) writes the gradient of its input
+# even where it is not asked for, which ends the process. So its weights get theirs together with
+# the input's.
 WHOLE = {"NativeGroupNormBackward0"}
 Form = tuple[Any, ...]
 Found = tuple[torch.Tensor | None, ...]
 
 
 class Group(NamedTuple):
-    """Weights, and where the gradients come in that lead to them and to nothing else."""
+    """Weights, and the entries of the gradients that lead to them and to nothing else."""
 
     weights: tuple[int, ...]
     entries: tuple[int, ...]
-    nodes: int  # that the entries are of
+    nodes: int  # the number of nodes with entries
 
 
 class Plan(NamedTuple):
-    """The entries as nodes of a graph, in the order of `_walk`, and which of their outputs; and who goes on from them."""
+    """The entries as (node, output), nodes in `_walk` order, and the groups that they lead to."""
 
     entries: tuple[tuple[int, int], ...]
     groups: tuple[Group, ...]
@@ -42,7 +45,7 @@ class Owed(NamedTuple):
     groups: tuple[Group, ...]
     edges: list[GradientEdge]
     grads: Found
-    known: Sequence[tuple[int, torch.Tensor | None]]  # weights whose gradients there are already
+    known: Sequence[tuple[int, torch.Tensor | None]]  # weights that have their gradients already
 
 
 class Halves:
@@ -58,7 +61,11 @@ class Halves:
         roots: tuple[list[GradientEdge], list[torch.Tensor]],
         leaves: Sequence[torch.Tensor],
     ) -> tuple[Found, Owed | None]:
-        """The gradients of the leaves. Nothing is owed if the graph cannot be taken apart: it is kept, and goes again."""
+        """Return the leaves' gradients, and what is owed for the second half.
+
+        If the graph cannot be taken apart, nothing is owed, and the graph is kept for another
+        backward.
+        """
         edges, grads = roots
         nodes, form = self._walk(edges, leaves)
         if form not in self._plans:
@@ -77,10 +84,10 @@ class Halves:
         return found[: len(leaves)], owed if owed and _complete(owed) else None
 
     def second(self, owed: Owed) -> None:
-        """What the weights get, into their `.grad`s, or added to what is there."""
+        """Put the weights' gradients into their `.grad`s, or add them to what is there."""
         for index, gradient in owed.known:
             _give(self._weights[index], gradient)
-        # A weight of several uses is found out along the way from one to the next, which others need as well.
+        # What lies between several uses of a weight is needed by other groups as well.
         again = any(group.nodes > 1 for group in owed.groups)
         for group in owed.groups:
             entering = [
@@ -95,7 +102,7 @@ class Halves:
     def _go_on(
         self, group: Group, entering: list[tuple[GradientEdge, torch.Tensor]], again: bool
     ) -> Found:
-        """`torch.autograd.grad` without its checks, which take longer than a small layer does."""
+        """Do `torch.autograd.grad` without its checks, which cost more than a small layer."""
         edges, grads = zip(*entering, strict=True)
         weights = tuple(self._weights[index] for index in group.weights)
         hooks = _clamped(entering) if group.nodes > 1 else []
@@ -113,7 +120,10 @@ class Halves:
     def _walk(
         self, roots: Sequence[GradientEdge], leaves: Sequence[torch.Tensor]
     ) -> tuple[list[Node], Form]:
-        """Every node once, from the roots on, and the form of it all: who follows whom, and which leaf is which."""
+        """Return every node once, from the roots on, and the form of the graph.
+
+        The form says which nodes follow which, and which leaf is which.
+        """
         known = self._known | {id(leaf): index for index, leaf in enumerate(leaves)}
         index: dict[Node, int] = {}
         for edge in roots:
@@ -132,7 +142,7 @@ class Halves:
     def _plan(
         self, roots: Sequence[GradientEdge], nodes: Sequence[Node], form: Form
     ) -> Plan | None:
-        """None if some weight is reached in no such way."""
+        """Plan the halves; return None if a weight is in no group of torch's analysis."""
         rows = form[len(roots) :]
         leaf = {at: row[0] for at, row in enumerate(rows) if len(row) == 1 and row[0] is not None}
         inputs = [nodes[at] for at, which in leaf.items() if which >= 0]
@@ -159,7 +169,7 @@ class Halves:
 
 
 def _give(weight: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
-    """To what it has already, if anything."""
+    """Add to the gradient that the weight has already, if any."""
     if weight.grad is None:
         weight.grad = gradient
     elif gradient is not None:
@@ -169,7 +179,7 @@ def _give(weight: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
 def _outputs(
     roots: Sequence[tuple[int, int]], rows: Sequence[tuple[Any, ...]]
 ) -> dict[int, set[int]]:
-    """Of each node, the outputs that anything is done with."""
+    """Return the outputs of each node that are used."""
     outputs: dict[int, set[int]] = {}
     for at, number in roots:
         outputs.setdefault(at, set()).add(number)
@@ -181,7 +191,10 @@ def _outputs(
 
 
 def _joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups with a node in common as one: torch may leave them apart, and a weight that is in two counts twice."""
+    """Join groups that share a node.
+
+    Torch may leave them apart, and then a weight that is in two would count twice.
+    """
     joined: list[dict[str, Any]] = []
     for group in groups:
         one, apart = group, []
@@ -195,7 +208,7 @@ def _joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _complete(owed: Owed) -> bool:
-    """Whether something has come in at every node."""
+    """Return whether some gradient has come in at every node."""
     come = {
         edge.node
         for edge, gradient in zip(owed.edges, owed.grads, strict=True)
@@ -205,7 +218,7 @@ def _complete(owed: Owed) -> bool:
 
 
 def _clamped(entering: list[tuple[GradientEdge, torch.Tensor]]) -> list[Any]:
-    """Each node gets what came in at it, and not what others of its group pass on to it as well."""
+    """Restrict each node to what entered at it, not what others of its group pass on."""
     kept: dict[Node, dict[int, torch.Tensor]] = {}
     for edge, gradient in entering:
         kept.setdefault(edge.node, {})[edge.output_nr] = gradient

@@ -1,7 +1,8 @@
-"""What a recording leaves in what a loss function comes by: no placeholders.
+"""Remove placeholders that a recording leaves in the objects that a loss function reads.
 
-A schedule of noise, a loss or a table keeps what it was given last (`self.betas = self.betas.to(x.device)`), and would
-keep a placeholder, upon which the first microbatch would come. Modules of the model are looked after elsewhere.
+A noise schedule, a loss or a table keeps its last value (`self.betas = self.betas.to(x.device)`).
+It would still hold a placeholder, an `fx.Proxy`, and the first real microbatch would trip over it.
+The model's own modules are handled elsewhere.
 """
 
 import itertools
@@ -21,7 +22,7 @@ Place = dict[Any, Any] | list[Any] | CellType
 
 @contextmanager
 def placeholders_removed(model: torch.nn.Module, walk: Walk) -> Iterator[None]:
-    """From all that was come by. What else is put there meanwhile, by another thread for one, stays."""
+    """Remove placeholders from all that was reached; other values put there meanwhile stay."""
     before = [(place, _content(place)) for place in _places(model, walk)]
     try:
         yield
@@ -53,7 +54,7 @@ def _is_placeholder(value: object) -> bool:
 
 
 def _places(model: torch.nn.Module, walk: Walk) -> list[Place]:
-    """Namespaces and cells of functions, and what is in objects, lists and dicts, and in those of these."""
+    """Return the namespaces and cells of functions, and nested objects, lists and dicts."""
     known = {id(module) for module in model.modules()}
     found: list[Place] = [cell for each in walk.functions for cell in each.__closure__ or ()]
     found += {id(each.__globals__): each.__globals__ for each in walk.functions}.values()
@@ -73,7 +74,7 @@ def _places(model: torch.nn.Module, walk: Walk) -> list[Place]:
 
 
 def _held_by(model: torch.nn.Module) -> Iterable[object]:
-    """What lies in the attributes of modules."""
+    """Yield the dicts and lists in the attributes of modules."""
     for module in model.modules():
         yield from (each for each in vars(module).values() if type(each) in (dict, list))
 
@@ -83,7 +84,7 @@ def _values(place: Any) -> list[Any]:
 
 
 def _content(place: Place) -> Any:
-    """Not by `copy.copy`, for which a class of the person's own may have another meaning."""
+    """Copy a place, without `copy.copy`, which a class of the person's own may redefine."""
     if isinstance(place, CellType):
         try:
             return place.cell_contents
@@ -93,10 +94,10 @@ def _content(place: Place) -> Any:
 
 
 def _inside(thing: object) -> Any:
-    """Its attributes: nothing of the person's is run to find them."""
+    """Return the attributes of an object, without running the person's code."""
     if isinstance(thing, dict):
         return thing
-    if isinstance(thing, list):  # a long one holds data, and no placeholder among them
+    if isinstance(thing, list):  # a long list holds data, and no placeholder
         return thing if len(thing) <= PLACES_MAX else None
     if issubclass(type(thing), type | ModuleType | FunctionType | torch.Tensor):
         return None

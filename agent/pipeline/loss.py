@@ -1,9 +1,9 @@
-"""The loss function of a script, recorded: `session.backward(loss_of, microbatches)` says what a step computes.
+"""Record a script's loss function, the `loss_of` of `session.backward(loss_of, ...)`.
 
-`loss_of` is a plain callable of one microbatch, so it can be called at any time: with placeholders, with a microbatch
-as it is, and once more, to see whether the recording computes what it computes. Calling it leaves no trace in random
-streams, buffers, modules, placeholders that it has kept, and in what is printed. What it keeps for itself otherwise it
-keeps: it has to have the same loss when a microbatch is computed once more.
+`loss_of` is a plain callable of one microbatch, so it can be called at any time: with placeholders,
+with a real microbatch, and once more to check that the recording computes the same. A call leaves
+no trace in random streams, buffers, modules, kept placeholders or printed output. What `loss_of`
+keeps elsewhere stays there, so it must give the same loss when a microbatch is computed once more.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from agent.tensors.away import any_away, computable
 from agent.tensors.device import device_of
 from agent.tensors.still import version_of
 
-LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
+LATE = "late"  # in the `meta` of a graph: guests are called as late as possible
 Looked = tuple[fx.GraphModule, Facts, Any]
 
 
@@ -59,10 +59,13 @@ def record_loss(
     told: Told = nobody,
     empty: Callable[[], None] = lambda: None,
 ) -> Recording:
-    """Record what `loss_of` computes of a microbatch. `CannotRecord` says in a line why it cannot be.
+    """Record what `loss_of` computes of a microbatch.
 
-    `told` may know what another worker has found out about the graph of this mark: then nothing is run, because it was
-    there. `empty` makes the model what it was before its first forward.
+    `CannotRecord` says in a line why it cannot be recorded.
+
+    `told` maps the mark of a graph to what another worker found out about it, if one has; then
+    nothing is run, because that worker has run it. `empty` returns the model to its state before
+    its first forward.
     """
     before = closed_over(loss_of)
     loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))
@@ -74,7 +77,8 @@ def record_loss(
         found = Recording(variants, loss.spec, before.settled(closed_over(loss_of)))
         if graph.meta.get(FIXED) and number is not None and isinstance(microbatches, list | tuple):
             for leaves in map(found.flatten, microbatches[1:2]):
-                # What was taken from the first one shows.
+                # A value that was taken from the first microbatch shows as a difference in the
+                # second.
                 loss.compare(loss.again(leaves.variant.graph, leaves), loss.as_it_is(leaves))
     return found
 
@@ -82,7 +86,7 @@ def record_loss(
 def same_graph(
     recording: Recording, model: torch.nn.Module, loss_of: LossOf, scaler: Scaler | None
 ) -> bool:
-    """Record it again, and say whether it still computes what was recorded."""
+    """Record the loss again, and return whether it still computes what was recorded."""
     known = recording.graph
     loss = _Loss(model, loss_of, scaler, [*recording.example], recording.spec)
     with attributes_kept(model), computable(model):
@@ -91,7 +95,8 @@ def same_graph(
             guests.postpone(graph)
         if same_graphs(graph, known):
             return True
-        # What it kept for itself when it was recorded is there now: another graph may compute the same.
+        # What it kept for itself while it was recorded is there now, so another graph may compute
+        # the same.
         return _alike(loss.again(graph, loss.leaves), loss.again(known, loss.leaves))
 
 
@@ -114,12 +119,15 @@ class _Loss:
     # --- as a graph ---------------------------------------------------------------------------------
 
     def recorded(self, told: Told) -> Looked:
-        """With placeholders, and where these lead astray with tensors as they are. The loss is that of the function
-        itself; there is none if somebody has looked before."""
+        """Record with placeholders; if that fails or computes another loss, with real tensors.
+
+        The loss returned is the function's own, or None if another worker has examined the graph.
+        """
         try:
             graph, facts, loss = self._looked(told, fixed=False)
         except CannotRecord as error:
-            # What fails here will fail where it is trained, and is told there with its own traceback.
+            # What fails here also fails in the training step, and is reported there with its own
+            # traceback.
             with contextlib.suppress(CannotRecord), _misuse_only():
                 self._twice()
             try:
@@ -160,7 +168,7 @@ class _Loss:
     def another(
         self, empty: Callable[[], None], example: Sequence[Any], *, late: bool
     ) -> fx.GraphModule:
-        """That of a microbatch which is computed in another way."""
+        """Record the graph of a microbatch that is computed in another way."""
         with attributes_kept(self._model), computable(self._model):
             empty()
             graph = self.graph(example, fixed=True)
@@ -172,10 +180,14 @@ class _Loss:
         with contextlib.redirect_stdout(io.StringIO()):
             return self._loss_of(unflatten(leaves, self.spec))
 
-    # --- as it is -----------------------------------------------------------------------------------
+    # --- called directly ---------------------------------------------------------------------------
 
     def _twice(self) -> Returned:
-        """What is kept from one call to the next may be that of another microbatch, which others may have."""
+        """Compute a microbatch twice, and refuse a loss that depends on an earlier call.
+
+        What is kept between calls may come from another microbatch, and that may be another
+        worker's.
+        """
         with attributes_kept(self._model):
             one, again = (self.as_it_is(self.leaves) for _ in range(2))
         if not _alike(one, again):
@@ -193,7 +205,7 @@ class _Loss:
         return self._run(lambda: _outcome(graph, graph(*cloned(leaves))))
 
     def _run(self, run: Callable[[], Returned]) -> Returned:
-        """Buffers and random streams are as before then."""
+        """Run it, then put buffers and random streams back."""
         model = self._model
         with contextlib.ExitStack() as stack:
             if any_away(model):  # a number stands in, of which a distribution might complain
@@ -203,7 +215,7 @@ class _Loss:
             try:
                 with _as_before(model), unsaved():
                     found = run()
-            except RuntimeError:  # it needs what it saves; any other error comes up again
+            except RuntimeError:  # it needs what it saves; any other error is raised again
                 with _as_before(model):
                     found = run()
         if written:
@@ -215,7 +227,10 @@ class _Loss:
         return found
 
     def compare(self, recorded: Returned, found: Returned) -> None:
-        """Code that asks what its inputs are sees placeholders while it is recorded, and may take another way."""
+        """Refuse a recording with another loss, as code that asks about its inputs may have.
+
+        While it is recorded, such code sees placeholders and may take another branch.
+        """
         if not _alike(recorded, found):
             one, other = (_shown(each) for each in (recorded, found))
             raise CannotRecord(
@@ -234,7 +249,11 @@ def _check_leaves(leaves: Sequence[Any]) -> None:
 
 
 def _refuse_hooks(model: torch.nn.Module) -> None:
-    """A stage asks for gradients, and does not accumulate them; and of a tied parameter each has a part."""
+    """Refuse parameters with gradient hooks, because a stage would call them at other moments.
+
+    A stage asks for gradients and does not accumulate them, and each stage of a tied parameter has
+    only a part of its gradient.
+    """
     for name, param in model.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise CannotRecord(
@@ -253,7 +272,7 @@ def _outcome(graph: fx.GraphModule, out: Any) -> Returned:
 
 
 def _alike(one: Returned, other: Returned) -> bool:
-    """In the loss, and in what the numbers beside it are called: these may be of the clock, for one."""
+    """Compare losses, and only the names of metrics, because these may show the time, for one."""
     tensors = all(isinstance(each.loss, torch.Tensor) for each in (one, other))
     named = one.metrics.keys() == other.metrics.keys()
     return tensors and named and same_numbers(one.loss, other.loss)
@@ -273,7 +292,7 @@ def _misuse_only() -> Iterator[None]:
         yield
     except Misuse:
         raise
-    except Exception:  # noqa: S110 - whatever the person's code raises
+    except Exception:  # noqa: S110 - the person's code may raise any exception
         pass
 
 
@@ -291,7 +310,7 @@ def _reentrant_refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_before(model: torch.nn.Module) -> Iterator[None]:
-    """Buffers, random streams and modes are what they were, also for whoever tries again."""
+    """Put buffers, random streams and modes back, also for a caller that tries again."""
     before = [
         (module._buffers, key, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -306,13 +325,13 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
             for owner, key, buffer, kept in before:
                 buffer.copy_(kept)
                 there = owner.get(key)
-                if there is None or there.shape == buffer.shape:  # else a table that has grown
+                if there is None or there.shape == buffer.shape:  # a table that has grown stays
                     owner[key] = buffer
 
 
 @contextlib.contextmanager
 def _written_in_checkpoints(model: torch.nn.Module) -> Iterator[set[str]]:
-    """The buffers that what is computed once more in the backward writes to."""
+    """Yield the names of buffers written to by code that a backward computes once more."""
     written, hook = set[str](), checkpointing._checkpoint_hook
 
     class Watched(hook):  # type: ignore[misc, valid-type]

@@ -1,13 +1,14 @@
-"""Autocast in a graph: nodes that switch it, so that each stage computes under what the script had set there.
+"""Nodes that switch autocast in a graph, so that each stage has the script's settings.
 
-    enter     an outermost `with torch.autocast(...)` begins: what it casts of weights is kept until its end
-    change    another one inside of it, or the end of that
+    enter     an outermost `torch.autocast(...)` begins; what it casts of weights is kept to its end
+    change    an autocast inside it begins or ends
     leave     the outermost ends
 
-    grad      gradients are wanted from here on, or no more
+    grad      gradients are wanted from here on, or no longer
 
-A stage that begins between them enters anew, and leaves at its end. What is kept is not kept over a cut then, and a
-weight that was cast once for two uses has its gradients added in half precision: no cut goes between those (`Casts`).
+A stage that begins between them enters again, and leaves at its end. So casts are not kept across a
+cut, and a weight that was cast once for two uses has its gradients added in half precision: no cut
+goes between those uses (`Casts`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,20 +26,23 @@ Modes = tuple[Any, ...]
 
 
 def current() -> Modes:
-    """What is set in this thread."""
+    """Return the autocast settings of this thread."""
     kinds = ((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in KINDS)
     return (torch.is_autocast_cache_enabled(), *(each for kind in kinds for each in kind))
 
 
 def libraries() -> Modes:
-    """Which libraries compute, as `torch.backends.mkldnn.flags(...)` says: others round otherwise."""
+    """Return which libraries compute, as set by `torch.backends.mkldnn.flags(...)` and others.
+
+    Different libraries round differently.
+    """
     c = torch._C
     flags = (c._get_cudnn_benchmark(), c._get_cudnn_deterministic(), c._get_cudnn_allow_tf32())
     return c._get_mkldnn_enabled(), c._get_cudnn_enabled(), *flags
 
 
 def nesting() -> int:
-    """In how many autocasts this thread is."""
+    """Return how many autocasts this thread is in."""
     count = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
     return count - 1
@@ -72,7 +76,7 @@ def grad(enabled: bool) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Whatever fails in between, all is as before."""
+    """Put autocast and gradient modes back, also after an error."""
     modes, before, enabled = current(), nesting(), torch.is_grad_enabled()
     try:
         yield
@@ -84,24 +88,28 @@ def kept() -> Iterator[None]:
 
 
 def _refuse_packing() -> None:
-    """Stages save for their backward what there is. Torch's own hooks, a checkpoint's or `save_on_cpu`'s, give back what they took."""
+    """Refuse script-defined saved-tensor hooks, because stages save tensors unchanged.
+
+    Torch's own hooks, a checkpoint's or `save_on_cpu`'s, are allowed because they return what they
+    took.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):
         raise fx.proxy.TraceError("part of it runs under saved_tensors_hooks")
 
 
 class Switches:
-    """Writes them into a graph while it is recorded."""
+    """Records mode switches as nodes of a graph."""
 
     def __init__(self) -> None:
         self._outside, self._nesting = current(), nesting()
-        self._region = self._begun = 0  # which outermost autocast it is in, and how many there were
+        self._region = self._begun = 0  # the current outermost autocast, and how many have begun
         self._modes, self._grad = self._outside, torch.is_grad_enabled()
         self._libraries = libraries()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """One right behind another one looks the same from inside."""
+        """Count the outermost autocasts, because one right after another looks unchanged inside."""
         original = torch.autocast.__enter__
 
         def counted(autocast: torch.autocast) -> Any:
@@ -115,7 +123,7 @@ class Switches:
             torch.autocast.__enter__ = original  # type: ignore[method-assign]
 
     def write(self, graph: fx.Graph) -> None:
-        """What has to be switched before the next node."""
+        """Record what has to be switched before the next node."""
         _refuse_packing()
         if libraries() != self._libraries:
             raise fx.proxy.TraceError("part of it runs under other flags of torch.backends")
@@ -141,12 +149,12 @@ def is_switch(node: fx.Node) -> bool:
 
 
 def switches(node: fx.Node) -> bool:
-    """Autocasts or gradients."""
+    """Return whether the node switches autocast or gradients."""
     return is_switch(node) or (node.op == "call_function" and node.target is grad)
 
 
 def without_grad(nodes: Iterable[fx.Node]) -> Iterator[tuple[int, int]]:
-    """From where gradients are not wanted to where they are again."""
+    """Yield spans from where gradients are not wanted to where they are again."""
     first = None
     for index, node in enumerate(nodes):
         if node.op == "call_function" and node.target is grad:
@@ -156,7 +164,7 @@ def without_grad(nodes: Iterable[fx.Node]) -> Iterator[tuple[int, int]]:
 
 
 def in_force(nodes: list[fx.Node], at: int) -> tuple[Any, ...] | None:
-    """Of the autocast that a node is in: what is set, if it is in one."""
+    """Return the settings of the autocast that a node is in, or None if it is in none."""
     for node in reversed(nodes[:at]):
         if is_switch(node):
             return None if node.target is leave else node.args
@@ -164,7 +172,7 @@ def in_force(nodes: list[fx.Node], at: int) -> tuple[Any, ...] | None:
 
 
 def outside(nodes: list[fx.Node]) -> tuple[Any, ...]:
-    """What is set where none is."""
+    """Return the settings outside all autocasts."""
     return next(node.args for node in nodes if node.target is leave)
 
 
@@ -179,13 +187,13 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self, index: int, node: fx.Node) -> Iterator[None]:
-        """While this node is run."""
+        """Watch for casts while this node is run."""
         self._region += node.target is enter
         self._node = index
         if nesting() == 0:
             yield
             return
-        torch.clear_autocast_cache()  # or the second use of a weight would not be seen
+        torch.clear_autocast_cache()  # so that a second use of a weight casts it again and is seen
         with self:
             yield
 
@@ -197,5 +205,5 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def spans(self) -> list[tuple[int, int]]:
-        """From the first to the last of the nodes that use one cast."""
+        """Return spans from the first to the last of the nodes that use one cast."""
         return [(nodes[0], nodes[-1]) for nodes in self._found.values() if nodes[0] < nodes[-1]]

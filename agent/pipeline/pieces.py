@@ -1,4 +1,4 @@
-"""What a stage is made of, and what passes between two of them."""
+"""The contents of a stage, and what passes between two stages."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from agent.tensors.device import CPU
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes from one stage to the next, in this order; gradients of `tied` come back as well."""
+    """What goes to the next stage, in this order; gradients of `tied` come back as well."""
 
     values: tuple[Value, ...]
     stream: bool  # the state of the random stream goes with it
@@ -34,7 +34,7 @@ NOTHING = Boundary(values=(), stream=False, tied=())
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: its module takes `before`'s values and the microbatch, and gives `after`'s."""
+    """One stage: its module takes `before`'s values and the microbatch, and returns `after`'s."""
 
     index: int
     last: bool
@@ -44,7 +44,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     after: Boundary
     draws: bool
     written: tuple[str, ...]  # its buffers that the forward writes to
-    tied: Mapping[str, tuple[int, ...]]  # every parameter of several stages, and which they are
-    names: Mapping[str, str]  # of those that this stage uses: what it calls them itself
-    metrics: tuple[str, ...] = ()  # of the last stage: what the numbers behind its loss are called
-    device: torch.device = CPU  # of the whole model: a stage may have nothing that tells
+    tied: Mapping[str, tuple[int, ...]]  # every parameter of several stages, with these stages
+    names: Mapping[str, str]  # its own names of those that this stage uses
+    metrics: tuple[str, ...] = ()  # of the last stage: the names of the numbers after its loss
+    device: torch.device = CPU  # of the whole model, as a stage may have no tensor to show it

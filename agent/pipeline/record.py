@@ -1,13 +1,13 @@
-"""The model and its loss as one graph, recorded without a change to the model.
+"""Record the model and its loss as one graph, without changing the model.
 
-`torch.fx` runs the person's code once with placeholders. It is silent about some things that it gets
-wrong, so those are looked for here: what is drawn at random or computed without gradients
-while recording would be frozen into the graph or lost from it. A module in which that happens, or whose
-code asks for values that do not exist yet, is kept whole and called as it is: the graph then goes
-module by module around it. What is computed under an autocast has nodes around it that switch it: see `modes`.
+`torch.fx` runs the person's code once with placeholders. It gets some things wrong silently, so
+those are looked for here: what is drawn at random or computed without gradients while recording
+would be frozen into the graph or lost from it. A module in which that happens, or whose code asks
+for values that do not exist yet, is kept whole and called unchanged, and only the code around it is
+taken apart. Nodes around what is computed under an autocast switch it: see `modes`.
 
-When the outermost code itself cannot be recorded so, or most of the model would be one node, it is run on a microbatch as it is: see
-`witness`. When that does not help either, the error names the line.
+If the outermost code cannot be recorded so, or most of the model would be one node, the code is run
+on a real microbatch: see `witness`. If that does not help either, the error names the line.
 """
 
 import random
@@ -43,23 +43,23 @@ from agent.pipeline.witness import (
 from agent.source.tracebacks import overheard_by, shown
 from agent.tensors.device import device_of, stream_kept, stream_state
 
-LossOf = Callable[..., Any]  # of a model and what a microbatch is made of
+LossOf = Callable[..., Any]  # takes the model and the parts of a microbatch
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
-LOOKS = "looks"  # and this is what of a microbatch's values is
-METRICS = "metrics"  # the names of the numbers that it gives behind the loss
-LUMP = 0.2  # of a model's parameters may be in one node
+LOOKS = "looks"  # in the `meta`: what the graph assumes about the microbatch's values
+METRICS = "metrics"  # the names of the numbers that it returns after the loss
+LUMP = 0.2  # the largest share of a model's parameters that one node may have
 TORCHS = fx.Tracer()  # knows which modules are torch's own
 
 
 class Recorded(torch.nn.Module):
-    """What the step computes: from a microbatch to its loss, and the numbers beside it."""
+    """The computation of a step: from a microbatch to its loss, and the numbers beside it."""
 
     def __init__(self, model: torch.nn.Module, loss_of: LossOf, scaler: Scaler | None) -> None:
         super().__init__()
         self.model = model
         self.scaling = None if scaler is None else Scaling(scaler)
-        self._loss_of = (loss_of,)  # in a tuple: a loss that is a module is no part of us
-        self.metrics: list[str] = []  # what the numbers are called
+        self._loss_of = (loss_of,)  # in a tuple, so that a loss that is a module is no submodule
+        self.metrics: list[str] = []  # the names of the numbers
 
     def forward(self, *batch: Any) -> tuple[Any, ...]:
         scaler = None if self.scaling is None else self.scaling.scaler
@@ -76,12 +76,14 @@ def record(
     *,
     fixed: bool = False,
 ) -> fx.GraphModule:
-    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`
+    """Return the graph of `loss_of(model, *batch)`; parameters keep their names after `model.`
 
-    With placeholders it holds for microbatches of any shape, so they are tried first, unless `fixed` says that they
-    are of no use. If most of the model would be one node then, it is run on the example as it is.
+    A graph from placeholders holds for microbatches of any shape, so they are tried first, unless
+    `fixed` says that they are of no use. If most of the model would be one node then, the code is
+    run on the example itself.
 
-    It gives the loss, scaled if there is a `scaler`, and behind it the metrics, whose names are in its `meta`.
+    The graph returns the loss, scaled if there is a `scaler`, and then the metrics, whose names are
+    in its `meta`.
     """
     first = None
     if not fixed:
@@ -89,7 +91,7 @@ def record(
             graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
         except CannotRecord:
             raise
-        except Exception as error:  # whatever the person's code raises
+        except Exception as error:  # the person's code may raise any exception
             first = error
         else:
             if _lump(graph) <= LUMP:
@@ -109,7 +111,7 @@ Attempt = Callable[[Recorded, Sequence[torch.Tensor], frozenset[str]], fx.GraphM
 
 
 def _attempts(attempt: Attempt, whole: Recorded, example: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """Module by module around what has to be kept whole."""
+    """Attempt repeatedly; after each failure keep the module that failed whole."""
     kept: set[str] = set()
     for _ in range(1 + sum(1 for _ in whole.modules())):
         scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
@@ -124,7 +126,7 @@ def _attempts(attempt: Attempt, whole: Recorded, example: Sequence[torch.Tensor]
 
 
 class _Failed(Exception):  # noqa: N818 - a reason to try it otherwise
-    """While this module was taken apart; None stands for the code around all of them."""
+    """Taking this module apart failed; None stands for the code around all modules."""
 
     def __init__(self, error: Exception, module: str | None) -> None:
         self.error, self.module = error, module
@@ -148,7 +150,10 @@ def _on_placeholders(
 def _on_example(
     whole: Recorded, example: Sequence[torch.Tensor], kept: frozenset[str]
 ) -> fx.GraphModule:
-    """A number that somebody looks at is found out in a first attempt, and told in a second one."""
+    """Record on the example, and once more if the code reads a number.
+
+    The first attempt finds out whether code reads numbers from tensors; the second answers it.
+    """
     witness = Witness(whole, kept, is_leaf, patient=True)
     try:
         with streams_kept(device_of(whole)), attributes_kept(whole):
@@ -182,7 +187,7 @@ def _refuse_frozen(before: tuple[object, ...]) -> None:
 
 
 def _lump(graph: fx.GraphModule) -> float:
-    """How much of the model is in its largest node, of what could be taken apart."""
+    """Return the share of the parameters in the largest node that could be taken apart."""
     modules = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     sizes = [
         sum(param.numel() for param in module.parameters())
@@ -194,10 +199,12 @@ def _lump(graph: fx.GraphModule) -> float:
 
 
 def is_leaf(m: torch.nn.Module, name: str) -> bool:
-    """Called as it is: torch's own modules, and what has hooks of its backward, which belong to the call.
+    """Return whether a module is called unchanged, as one node.
 
-    A hook of somebody's may keep what the module says, and the loss may go on with that. What `parametrize.cached()` keeps of a
-    weight from one call to the next is a value like others: a call of its own would make it again.
+    Torch's own modules are, and modules with backward hooks, because these belong to the call. A
+    module with a script's forward hook is taken apart, because the hook may keep the output for the
+    loss. So is one whose weights `parametrize.cached()` keeps between calls, because its own call
+    would compute them again.
     """
     return (
         isinstance(m, Scaling)
@@ -208,7 +215,10 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
 
 @contextmanager
 def buffers_kept(whole: torch.nn.Module) -> Iterator[None]:
-    """What a forward writes to them is not seen; one that it did not write to does not count as written."""
+    """Put buffers back after a forward, leaving alone those that it did not change.
+
+    A buffer that is not written to here does not count as written.
+    """
     before = [(buffer, buffer.detach().clone()) for buffer in whole.buffers()]
     try:
         yield
@@ -226,8 +236,8 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._kept, self._device, self.derived = kept, device, derived
         self._grad = torch.is_grad_enabled()
-        self._inside = 0  # of how many modules of the model
-        self._own: Collection[int] = ()  # its weights
+        self._inside = 0  # how many modules of the model are running
+        self._own: Collection[int] = ()  # the ids of its weights
         self.switches = Switches()
         self.failed: str | None = None
 
@@ -236,7 +246,7 @@ class _Tracer(fx.Tracer):
         root: torch.nn.Module | Callable[..., Any],
         concrete_args: dict[str, Any] | None = None,
     ) -> fx.Graph:
-        """`concrete_args` says how many tensors a microbatch has: fx cannot know."""
+        """Trace with as many placeholders as `concrete_args` says; fx cannot know how many."""
         assert isinstance(root, Recorded) and concrete_args is not None
         count = concrete_args["batch"]
         names = ", ".join(f"batch_{index}" for index in range(count))
@@ -299,9 +309,14 @@ class _Tracer(fx.Tracer):
         return forward(*args, **kwargs)  # a loss without state, made beside the model
 
     def create_arg(self, a: Any) -> Any:
-        """`sum(p.square().sum() for p in model.parameters())` meets no placeholder, and would be this step's number for good."""
+        """Refuse numbers that were computed from weights alone, and script-defined generators.
+
+        `sum(p.square().sum() for p in model.parameters())` meets no placeholder, so the graph would
+        keep this step's number as a constant.
+        """
         if isinstance(a, torch.Generator) and a is not torch.default_generator:
-            # Made anew for each microbatch it begins anew, and in a recording there is one for all.
+            # Made again for each microbatch, it begins again; a recording has one for all
+            # microbatches.
             raise fx.proxy.TraceError("it draws from a random stream of its own")
         if isinstance(a, torch.Tensor) and not self.derived.knows(a) and self.derived.has(a):
             raise fx.proxy.TraceError("it computes with weights before it meets its inputs")
@@ -319,19 +334,19 @@ class _Tracer(fx.Tracer):
 
 
 def _drawn(device: torch.device) -> tuple[object, ...]:
-    """Where the random streams stand."""
+    """Return the positions of all random streams."""
     return stream_state(device).numpy().tobytes(), python_drawn()
 
 
 def python_drawn() -> tuple[object, ...]:
-    """Where the streams stand that do not travel with a microbatch."""
+    """Return the positions of the random streams that do not travel with a microbatch."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), name, np.asarray(keys).tobytes(), tuple(rest)
 
 
 @contextmanager
 def streams_kept(device: torch.device) -> Iterator[None]:
-    """Recording leaves no trace in the random streams."""
+    """Put all random streams back, so that recording leaves no trace in them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with stream_kept(device):
@@ -343,8 +358,10 @@ def streams_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Nor in what modules keep for themselves: a mask that is made once, what was attended to last. They would keep
-    placeholders otherwise, and the first microbatch would come upon them."""
+    """Put attributes of modules back: a mask made once, the last attention weights.
+
+    Otherwise they would keep placeholders, and the first real microbatch would trip over them.
+    """
     before = _as_they_are(model)
     try:
         yield
@@ -354,7 +371,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Kept:
-    """What modules keep of one call for the next: whether there is anything now, and what a call gives without it."""
+    """What modules keep between calls: whether there is any, and what a call gives without it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model  # with all that it is made of
@@ -368,7 +385,10 @@ class Kept:
         )
 
     def without(self, module: torch.nn.Module, call: Callable[[], Any]) -> Any:
-        """What a call of this module gives; None if it fails. Random streams, its buffers and what is kept are as before."""
+        """Return what a call of this module gives without what is kept, or None if it fails.
+
+        Random streams, the module's buffers and what is kept are put back.
+        """
         device = device_of(self._model)
         with attributes_kept(self._model), buffers_kept(module), streams_kept(device):
             for now, begun in self._begun:
@@ -381,7 +401,7 @@ class Kept:
 
 @contextmanager
 def unvalidated() -> Iterator[None]:
-    """Distributions look at what they are given, to complain of it. The loop itself is run with that."""
+    """Turn off validation by distributions, which reads values; the training loop has it on."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -391,11 +411,14 @@ def unvalidated() -> Iterator[None]:
 
 
 class Filled:
-    """What forwards put into the attributes of modules: a loss of theirs, a mask that is made once. A loop is recorded as
-    if there had been no forward, so that whoever has run some records what whoever has run none does."""
+    """What forwards put into the attributes of modules: a loss, a mask that is made once.
+
+    A loop is recorded as if there had been no forward, so that a worker that has run some records
+    the same graph as one that has run none.
+    """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._places = [  # and whether it may be filled at any time: a table that grows is one of these
+        self._places = [  # each with whether it may be filled at any time, such as a growing table
             (place, bool(module._non_persistent_buffers_set))
             for model in models
             for module in model.modules()
@@ -406,7 +429,7 @@ class Filled:
         self._first: dict[tuple[int, Any], tuple[bool, Any]] = {}  # what was there, if anything was
 
     def begin(self, role: object) -> None:
-        """Whoever has done the same before comes by the same modules."""
+        """Note what is there; a role that ran before uses the same modules, so most are skipped."""
         known = role in self._roles
         self._roles.add(role)
         self._before = [
@@ -416,7 +439,7 @@ class Filled:
         ]
 
     def look(self) -> None:
-        """Nothing but forwards have been since."""
+        """Note what has changed since `begin`; nothing but forwards may have run since."""
         for index, before in self._before:
             for key, value in self._places[index][0].items():
                 if before.get(key) is not value:
@@ -434,8 +457,10 @@ class Filled:
 
 
 def _attributes(module: torch.nn.Module) -> list[dict[Any, Any]]:
-    """Its attributes, its buffers, and its hooks: libraries hang some up in the first forward, and note in an attribute that
-    they did."""
+    """Return the dicts of a module's attributes, buffers and hooks.
+
+    Libraries register some hooks in the first forward, and note in an attribute that they did.
+    """
     own = vars(module)
     hooks = (v for key, v in own.items() if key.endswith("_hooks") and isinstance(v, dict))
     return [own, module._buffers, *hooks]
@@ -462,8 +487,10 @@ def _cannot(error: Exception) -> CannotRecord:
 
 @contextmanager
 def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
-    """An autograd.Function of this kind may not be called. Looked for below `Function.apply`, of which scripts
-    keep names of their own."""
+    """Refuse calls of an autograd.Function of this kind.
+
+    The check is placed below `Function.apply`, because scripts may hold references to `apply`.
+    """
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if issubclass(cls, kind):
@@ -478,7 +505,7 @@ def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
 
 
 def where(error: BaseException) -> str:
-    """The last line of the person's own code that an error came through."""
+    """Return the last line of the person's own code that an error came through."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -1,8 +1,9 @@
 """The graphs of what a script's `loss_of` computes, and when they are recorded again.
 
-What a function closes over is looked at in every step (`closed_over`), and a change is a reason to record it
-again. What nobody can see there shows when it is recorded once more and compared: where a layout begins, in the
-step after that, and then ever more seldom, so that it takes next to no time.
+Every step looks at what the function closes over (`closed_over`); if that changed, the function is
+recorded again. Other changes show only when the function is recorded once more and compared. That
+happens where a layout begins, in the step after that, and then ever more seldom, so that it takes
+next to no time.
 """
 
 import time
@@ -19,9 +20,9 @@ from agent.pipeline.record import Filled
 from agent.pipeline.recording import Recording, Told, nobody
 from agent.pipeline.returned import LossOf
 
-# Odd, because what alternates from step to step would look the same otherwise.
+# Odd, because what alternates from step to step would look unchanged otherwise.
 FAR = 63
-# Of the time.
+# The share of the time that comparing may take.
 SHARE = 1 / 512
 ENTRIES_MAX = 8
 WAY = (
@@ -31,11 +32,11 @@ WAY = (
 
 
 class _Entry:
-    """A recording, and since when it is known to be right."""
+    """A recording, and the last versions in which it was right and used."""
 
     def __init__(self, recording: Recording, version: int) -> None:
         self.recording = recording
-        # The last versions in which it was right, and used.
+        # The last version in which it was right, and the last in which it was used.
         self.right = self.used = version
         self.wait = 1
         self.rested_s = 0.0
@@ -57,22 +58,25 @@ class Recorder:
         self._version = 0
 
     def asked(self, version: int, loss_of: LossOf, microbatches: Sequence[object]) -> None:
-        """A call of `backward` begins: this is what it is to compute."""
+        """Note what a call of `backward`, which begins now, is to compute."""
         self._version, self._loss_of, self.microbatches = version, loss_of, microbatches
 
     def computing(self, role: object) -> None:
-        """Forwards begin; what these put into attributes of modules is no part of a recording."""
+        """Note that forwards begin; what they put into attributes of modules is not recorded."""
         self._filled.begin(role)
 
     def computed(self) -> None:
         self._filled.look()
 
     def recording(self, told: Told = nobody) -> Recording:
-        """What `loss_of` computes, as a graph; `CannotRecord` says in a line why it has none."""
+        """Return the graph of `loss_of`; `CannotRecord` says in a line why there is none."""
         return self._entry(told).recording
 
     def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
-        """The recording, compared with the function if it is time to. `entered`: in the first step of a layout."""
+        """Return the recording, compared with the function if that is due.
+
+        `entered` says that this is the first step of a layout.
+        """
         self._filled.empty()
         entry = self._entry(told)
         if not self._is_right(entry, entered=entered):
@@ -81,7 +85,7 @@ class Recorder:
         return entry.recording
 
     def adopt(self, recording: Recording) -> None:
-        """It is of the same function, begun with another worker's microbatch."""
+        """Use a recording of the same function that begins with another worker's microbatch."""
         self._entries[0].recording = recording
 
     def _entry(self, told: Told) -> _Entry:
@@ -100,7 +104,10 @@ class Recorder:
         return found
 
     def _record(self, loss_of: LossOf, told: Told, now: Closure) -> Recording:
-        """Record it; once more with what it was recorded with before, so that only a change makes another graph."""
+        """Record the function, on the example of an earlier recording if there is one.
+
+        With the same example only a change of the function can make another graph.
+        """
         before = [
             each.recording for each in self._entries if each.recording.closure.of_same_function(now)
         ]
@@ -113,14 +120,17 @@ class Recorder:
         )
         for each in before:
             if found.same_as(each):
-                # Stages that were built for the same graph go on.
+                # Stages that were built for the same graph stay in use.
                 found = found.begun_with(each.variants.first)
                 break
         because = before[0].closure.changed(now) if before else ""
         return msgspec.structs.replace(found, because=because)
 
     def _is_right(self, entry: _Entry, *, entered: bool) -> bool:
-        """If not, it is to be recorded again: all workers do that in the first step of their layout."""
+        """Return whether the recording still holds; if not, the function is recorded again.
+
+        All workers check that in the first step of their layout.
+        """
         version = self._version
         before, entry.used = entry.used, version
         if version < entry.right:
@@ -152,7 +162,7 @@ class Recorder:
         self._filled.empty()
         recording = entry.recording
         right = same_graph(recording, self._model(), self._loss_of, self._scaler)
-        # What it has changed itself while it was recorded is no reason to record it again.
+        # What the function changed itself while it was recorded is no reason to record it again.
         closure = recording.closure.settled(closed_over(self._loss_of))
         if closure is not recording.closure:
             entry.recording = msgspec.structs.replace(recording, closure=closure)

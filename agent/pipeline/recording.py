@@ -1,4 +1,4 @@
-"""What was found out about a script's step: the graphs of its loss, and what they were recorded with."""
+"""A recording of a script's step: the graphs of its loss, and what they came from."""
 
 import hashlib
 import operator
@@ -22,8 +22,9 @@ from agent.tensors.device import anywhere
 class Recording(msgspec.Struct, frozen=True):
     """What a step computes from a microbatch, and all that cutting needs to know about it.
 
-    `example` are the tensors of a microbatch, in the order of the graph's placeholders; `flatten` takes any
-    microbatch apart like that. `closure` is what the loss closed over when it was recorded.
+    `example` has the tensors of a microbatch, in the order of the graph's placeholders; `flatten`
+    takes any microbatch apart in the same way. `closure` is what the loss closed over when it was
+    recorded.
     """
 
     variants: Variants
@@ -45,7 +46,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def fixed(self) -> bool:
-        """Other microbatches may have other graphs."""
+        """Whether other microbatches may have other graphs."""
         return self.variants.first.fixed
 
     def same_as(self, other: "Recording") -> bool:
@@ -56,7 +57,10 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def beginning(self) -> tuple[Any, ...]:
-        """What somebody needs who began with a microbatch that is computed in another way; nothing where there is none."""
+        """The example for a worker that began with another microbatch, or () if it needs none.
+
+        It needs one if its microbatch may be computed in another way.
+        """
         return self.example if self.fixed else ()
 
     @property
@@ -77,13 +81,17 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Leaves(tuple[torch.Tensor, ...]):
-    """A microbatch taken apart, and what is computed of it."""
+    """A microbatch taken apart, and the graph that computes it."""
 
     variant: Variant
 
 
 def same_graphs(one: fx.GraphModule, other: fx.GraphModule) -> bool:
-    """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
+    """Return whether two graphs compute the same.
+
+    The code does not show the values of constants, so a graph with constants equals no other. It
+    does not show which module a guest is either, so guests are compared by identity.
+    """
     called = [[guest.called[0] for guest in guests.guests(each)] for each in (one, other)]
     names = one.meta[METRICS] == other.meta[METRICS]
     same = names and one.code == other.code and len(called[0]) == len(called[1])
@@ -95,9 +103,9 @@ def has_constants(graph: fx.GraphModule) -> bool:
 
 
 def mark_of(graph: fx.GraphModule) -> str:
-    """The same for whoever computes the same, on whichever device."""
+    """Return a mark that is the same for workers that compute the same, on any device."""
     asked = [guest.shapes for guest in guests.guests(graph)]
-    code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # others begin with other shapes
+    code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # shapes vary by worker
     text = f"{anywhere(code)}{asked}{graph.meta[METRICS]}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -106,5 +114,5 @@ Told = Callable[[str], Facts | None]
 
 
 def nobody(mark: str) -> Facts | None:  # noqa: ARG001
-    """Nobody else has looked at this graph."""
+    """Return None, because no other worker has examined this graph."""
     return None

@@ -1,8 +1,8 @@
 """The sums of one stage over its replicas, and the gradients of what several stages hold.
 
-Reduce-scatter, then all-gather: each replica of the stage owns a
-slice of the flat sum, folds the nodes of all into it, and hands it to all. A parameter of several stages has
-its whole gradient on the first of them, which then tells the others.
+Reduce-scatter, then all-gather: each replica of the stage owns a slice of the flat sum, folds the
+nodes of all replicas into it, and sends it to all. A parameter of several stages has its whole
+gradient on the first of them, which then sends it to the others.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,7 +21,7 @@ from agent.tensors.sums import Sum, SumSpace, union
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """The microbatches of one replica, and who holds the stage there."""
+    """The microbatches of one replica, and the worker that holds the stage there."""
 
     peer: str
     first: int
@@ -29,7 +29,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSums:
-    """What one worker has of one stage's sums."""
+    """One worker's part of one stage's sums."""
 
     def __init__(
         self,
@@ -54,7 +54,10 @@ class StageSums:
         self._partial.clear()
 
     def lend(self, microbatch: int) -> None:
-        """Not where stages before this one have a parameter, too: they are told of each microbatch apart."""
+        """Lend gradients, unless other stages share a parameter.
+
+        Earlier stages receive the gradient of each microbatch separately.
+        """
         if self._lends:
             self._partial.lend(microbatch, self._own.first, self._own.count)
 
@@ -69,7 +72,7 @@ class StageSums:
                 )
 
     def reduce(self, channel: Channel, mark: str) -> Sum:
-        """The sum over the whole step, on every replica alike."""
+        """Return the sum over the whole step, the same on every replica."""
         mine = self._partial.nodes(self._own.first, self._own.count)
         if len(self._shares) == 1:
             return mine[0]
@@ -102,7 +105,7 @@ class StageSums:
     def _fold(
         self, channel: Channel, mark: str, mine: list[Sum], span: tuple[int, int]
     ) -> torch.Tensor:
-        """The sum of everybody's nodes in our slice."""
+        """Return the sum of all replicas' nodes in this worker's slice."""
         parts: dict[Hashable, torch.Tensor] = {}
         for share in self._shares:
             pieces: Sequence[torch.Tensor | None] = [node.flat[slice(*span)] for node in mine]
@@ -121,7 +124,7 @@ class StageSums:
 def tell_tied(
     sums: Mapping[int, StageSums], hosts: Sequence[str], channel: Channel, mark: str
 ) -> None:
-    """The first owner's gradient to all owners. `hosts` are the peers that hold each stage."""
+    """Send the first owner's gradient to all owners; `hosts` are the peers of the stages."""
     tied = next(iter(sums.values())).stage.piece.tied
     for name, (first, *others) in tied.items():
         for stage in others:

@@ -1,7 +1,7 @@
-"""What a script's loss function returns for one microbatch: a loss, and numbers beside it by their names.
+"""The result of a script's loss function: a loss, and named numbers beside it.
 
-The same function is called where a worker trains the whole model, while its graph is recorded, and to compare a
-recording with it. A loss is scaled once, by whoever does it: the function itself or the session.
+The same function is called where a worker trains the whole model, while its graph is recorded, and
+to compare a recording with it. A loss is scaled once, by the function itself or by the session.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +20,9 @@ from agent.pipeline.witness import Later
 from agent.tensors.device import number_of
 from agent.tensors.numbers import METRICS_MAX, Numbers
 
-LossOf = Callable[[Any], Any]  # of a microbatch
+LossOf = Callable[[Any], Any]  # takes a microbatch
 WHERE = "session.backward(loss_of, ...)"
-PENDING = (fx.Proxy, Later)  # while a graph is recorded nobody knows their values
+PENDING = (fx.Proxy, Later)  # their values are not known while a graph is recorded
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, Any] = {}
 
     def numbers(self, scale: float = 1.0) -> Numbers:
-        """All of them as they are added up; the loss without its scale. A device is not waited for."""
+        """Return all numbers for adding up, the loss without its scale, and wait for no device."""
         values = map(_number, self.metrics.values())
         return Numbers(tuple(self.metrics), (number_of(self.loss) / scale, *values))
 
@@ -48,10 +48,10 @@ def called(loss_of: LossOf, microbatch: Any, scaler: Scaler | None = None) -> Re
 
 
 def checked(loss: Any, metrics: Mapping[str, Any]) -> Returned:
-    """The loss and the metrics of one microbatch, if they are what they have to be."""
+    """Return the loss and the metrics of one microbatch, or refuse them if they are invalid."""
     if len(metrics) > METRICS_MAX:
         _refuse(f"{len(metrics)} metrics; return at most {METRICS_MAX}")
-    with torch._C.DisableTorchFunction():  # a recording writes down who asks for sizes
+    with torch._C.DisableTorchFunction():  # a recording would record questions about sizes
         if not isinstance(loss, PENDING):
             _check_loss(loss)
         known = {name: _metric(name, value) for name, value in metrics.items()}
@@ -114,7 +114,7 @@ def _number(value: Any) -> float | torch.Tensor:
 
 @contextmanager
 def _heard(scaler: Scaler | None) -> Iterator[list[Any]]:
-    """What `scaler.scale` gives meanwhile."""
+    """Collect the tensors that `scaler.scale` returns meanwhile."""
     made = list[Any]()
     if scaler is None:
         yield made
@@ -137,7 +137,11 @@ def _heard(scaler: Scaler | None) -> Iterator[list[Any]]:
 
 
 def _comes_of(loss: Any, scaled: list[Any]) -> bool:
-    """Whether the loss was made of something scaled. A gradient penalty may scale what it differentiates, and drop it."""
+    """Return whether the loss was computed from something scaled.
+
+    A call of `scale` alone does not show it, because a gradient penalty may scale what it
+    differentiates and drop it.
+    """
     if any(loss is each for each in scaled):
         return True
     if not scaled:

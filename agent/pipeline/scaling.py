@@ -1,4 +1,7 @@
-"""The scale of a loss in a recording: a node that asks the scaler, so that no graph contains what it was once."""
+"""The scale of a loss in a recording: a node that asks the scaler.
+
+So no graph contains the scale as a constant.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -11,17 +14,17 @@ import torch
 from agent.errors import CannotRecord
 
 Scaler = torch.amp.GradScaler
-SCALE = Scaler.scale  # whatever stands in its place while a loss is recorded
+SCALE = Scaler.scale  # the original, which is replaced while a loss is recorded
 
 
 def place(up: int) -> str:
-    """The line that called the one who asks, or who is that much further up."""
+    """Return the current line of the frame `up` levels above the caller of `place`."""
     frame = sys._getframe(up + 1)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 class Scaling(torch.nn.Module):
-    """`scaler.scale(...)`, called as it is."""
+    """A module that calls the original `scaler.scale(...)`."""
 
     def __init__(self, scaler: Scaler) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Scaling(torch.nn.Module):
 
     @contextmanager
     def recorded(self, refused: type[CannotRecord]) -> Iterator[None]:
-        """Meanwhile a call of `scale` is a call of this module, and nobody is told what the scale is."""
+        """Make `scale` call this module meanwhile, and refuse `get_scale`."""
 
         def scale(scaler: Scaler, outputs: Any) -> Any:
             if not scaler.is_enabled():

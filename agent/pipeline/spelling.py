@@ -1,6 +1,7 @@
-"""How modules are named in the code of a graph. Torch's own way makes no Python of `heads["class"]`.
+"""Module names in a graph's code. Torch writes invalid Python for `heads["class"]`.
 
-Torch has no place for this to be said, so its way is another one only while code is written, by one thread at a time.
+Torch has no setting for this, so its function is replaced only while code is written, by one thread
+at a time.
 """
 
 import threading
@@ -15,13 +16,13 @@ _writing = threading.RLock()
 
 
 def written(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A module that computes the graph."""
+    """Return a module that computes the graph."""
     with _spelled_out():
         return fx.GraphModule(root, graph)
 
 
 def rewrite(module: fx.GraphModule) -> None:
-    """Its graph has been changed."""
+    """Write the module's code again, because its graph has been changed."""
     with _spelled_out():
         module.recompile()
 

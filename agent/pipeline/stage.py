@@ -2,12 +2,12 @@
 
 The numbers are those of the model in one piece, to the bit:
 
-* a value that only passes through is an output as well as an input, so that its gradients are added in
-  the order in which one backward pass would have added them: the farthest use first;
-* the same holds for a parameter of several stages: what later stages found out about it comes back
-  with the gradients, and goes into the backward before this stage's own share;
-* each microbatch starts from the random stream where the stage before left it, and from the buffers as they
-  were when the step began.
+* a value that only passes through is an output as well as an input, so that its gradients are added
+  in the order in which one backward pass would have added them: the farthest use first;
+* the same holds for a parameter of several stages: its gradient from later stages comes back with
+  the other gradients, and goes into the backward before this stage's own share;
+* each microbatch starts from the random stream where the previous stage left it, and from the
+  buffers with their values at the beginning of the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ from agent.tensors.device import set_stream_state, stream_state
 from agent.tensors.numbers import Numbers
 
 Gradients = dict[str, torch.Tensor]
-PieceOf = Callable[[Any], Piece]  # of a microbatch
+PieceOf = Callable[[Any], Piece]  # takes a microbatch
 Written = tuple[torch.Tensor, list[tuple[torch.nn.Module, str]]]
-Known = tuple[list[Written], bool]  # of a module; and whether it switches modes
+Known = tuple[list[Written], bool]  # of a module: what it writes to, and whether it switches modes
 
 
 class Held:
@@ -51,7 +51,7 @@ class Held:
         self.numbers = Numbers()
 
     def let_go(self) -> None:
-        """Forget the graph of the forward, of which a recompute makes another."""
+        """Forget the graph of the forward, because a recompute makes another."""
         self.leaves, self.edges, self.roots = {}, {}, ([], [])
 
 
@@ -73,7 +73,7 @@ class Stage:
         self.shares = bool(piece.before.tied or piece.after.tied)
 
     def tied_param(self, name: str) -> torch.nn.Parameter:
-        """A parameter that other stages have too, by the name that all know it by."""
+        """Return a parameter that several stages have, by the name that all of them use."""
         return self.module.get_parameter(self.piece.names[name])
 
     # --- forward ----------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Stage:
         *,
         keep: bool = True,
     ) -> Parcel:
-        """The values for the next stage. Without `keep`, a `recompute` comes before the backward."""
+        """Return the values for the next stage; without `keep`, a `recompute` has to follow."""
         piece = self.piece if self._piece_of is None else self._piece_of(batch)
         stream = None
         if piece.before.stream:
@@ -106,11 +106,11 @@ class Stage:
         return Parcel(tensors=tuple(tensors), plain=plains)
 
     def writes(self, buffer: torch.Tensor) -> bool:
-        """Whether each microbatch has had a copy of it."""
+        """Return whether each microbatch has a copy of the buffer."""
         return id(buffer) in self._written
 
     def _of(self, piece: Piece) -> Known:
-        """The buffers that it writes to, and where they are in it; and whether it switches modes."""
+        """Return the buffers that a piece writes to with their places, and if it switches modes."""
         module = piece.module
         found = self._known.get(module)
         if found is None:
@@ -129,14 +129,14 @@ class Stage:
     def _run_untraced(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
         """Run with gradients enabled, but save nothing for them.
 
-        Without them torch takes another kernel for an LSTM, which rounds otherwise.
+        With gradients disabled torch takes another kernel for an LSTM, which rounds differently.
         """
         out = None
         if not self._differentiates:
             try:
                 with unsaved():
                     out = self._run(held)
-            except RuntimeError:  # it needs what it saves; any other error comes up again
+            except RuntimeError:  # it needs what it saves; any other error is raised again
                 self._differentiates = True
         if out is None:
             out = self._run(held)
@@ -168,7 +168,7 @@ class Stage:
                 leaf = tensor.detach()
                 if name in before.differentiable:
                     held.leaves[name] = leaf.requires_grad_()
-                    leaf = leaf.view_as(leaf)  # of a leaf an autocast would keep what it casts
+                    leaf = leaf.view_as(leaf)  # an autocast would keep its cast of a leaf
                 inputs.append(leaf)
             plain = held.parcel.plain
             inputs += plain if isinstance(plain, list) else []
@@ -181,7 +181,7 @@ class Stage:
         for copy, (_, places) in zip(held.buffers, written, strict=True):
             for owner, key in places:
                 there = owner._buffers[key]
-                if there is not None and there.shape == copy.shape:  # else a table that has grown
+                if there is not None and there.shape == copy.shape:  # a table that has grown stays
                     owner._buffers[key] = copy
         try:
             with modes.kept() if switches else nullcontext():
@@ -189,7 +189,7 @@ class Stage:
         finally:
             for index, (buffer, places) in enumerate(written):
                 for owner, key in places:
-                    there = owner._buffers[key]  # the forward may have put another one there
+                    there = owner._buffers[key]  # the forward may have put another buffer there
                     if there is not None and there.shape != buffer.shape:
                         continue  # a table that has grown
                     if there is not None and there is not held.buffers[index]:
@@ -207,7 +207,7 @@ class Stage:
     # --- backward ---------------------------------------------------------------------------------
 
     def backward(self, microbatch: int, arrived: Parcel | None) -> Parcel:
-        """Gradients into the parameters, and those that the stage before waits for."""
+        """Put gradients into the parameters, and return those that the previous stage waits for."""
         held = self._held[microbatch]
         relayed = self._find_roots(held, arrived)
         found = self._differentiate(held, list(held.leaves.values()))
@@ -217,8 +217,11 @@ class Stage:
     def _differentiate(
         self, held: Held, leaves: list[torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients as they are: gathered in a leaf's `.grad` they would get the leaf's strides, and a
-        kernel that sees other strides may round otherwise."""
+        """Compute gradients with `autograd.grad`, which leaves their strides unchanged.
+
+        Gathered in a leaf's `.grad` they would get the leaf's strides, and a kernel that sees other
+        strides may round differently.
+        """
         wanted = [*leaves, *self._params.values()]
         if not held.roots[0] or not wanted:
             return (None,) * len(leaves)
@@ -236,7 +239,7 @@ class Stage:
         grads: list[torch.Tensor],
         leaves: list[torch.Tensor],
     ) -> tuple[torch.Tensor | None, ...]:
-        """The same, where the parameters have gradients that theirs are added to one by one, while they are in the cache."""
+        """Do the same where parameters have gradients, adding to each while it is in the cache."""
         found: list[torch.Tensor | None] = [None] * len(leaves)
         for index, leaf in enumerate(leaves):
             leaf.register_hook(partial(found.__setitem__, index))  # type: ignore[no-untyped-call]
@@ -246,7 +249,7 @@ class Stage:
         return tuple(found)
 
     def input_gradient(self, microbatch: int, arrived: Parcel | None) -> tuple[Parcel, bool]:
-        """What the stage before waits for; and whether there is no other half to be done later."""
+        """Return what the previous stage waits for, and whether no second half is left to do."""
         if self.shares:
             return self.backward(microbatch, arrived), True
         held = self._held[microbatch]
@@ -267,7 +270,7 @@ class Stage:
         held.roots, held.owed = ([], []), None
 
     def _find_roots(self, held: Held, arrived: Parcel | None) -> Gradients:
-        """Where the backward starts; what is only passed on is returned."""
+        """Find where the backward starts; return the gradients that are only passed on."""
         after = held.piece.after
         if held.piece.last:
             return {}
@@ -304,14 +307,14 @@ class Stage:
         return Parcel(tensors=tuple(tensors))
 
     def ones_for(self, sent: Parcel) -> Parcel:
-        """Gradients for a trial run."""
+        """Return gradients for a trial run."""
         after = self.piece.after
         found = {n: t for n, t in zip(after.tensors, sent.tensors, strict=False) if t is not None}
         ones = [torch.ones_like(found[name]) for name in after.differentiable]
         return Parcel(tensors=(*ones, *(None for _ in after.tied)))
 
     def release(self, microbatch: int) -> Numbers:
-        """The microbatch is done: its loss and metrics, and into the buffers what it made of them."""
+        """Finish the microbatch: write its buffers back, and return its loss and metrics."""
         held = self._held.pop(microbatch)
         written, _ = self._of(held.piece)
         with torch.no_grad():
@@ -320,13 +323,13 @@ class Stage:
         return held.numbers
 
     def clear(self) -> None:
-        """The step is given up: nothing of it stays."""
+        """Drop everything of the step, because it is given up."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
 
 
 def _places(module: torch.nn.Module, name: str) -> list[tuple[torch.nn.Module, str]]:
-    """All modules that hold this buffer; a module that is used twice is there twice."""
+    """Return all modules that hold this buffer; a module that is used twice is there twice."""
     wanted = module.get_buffer(name)
     return [
         (owner, key)

@@ -1,4 +1,4 @@
-"""A constructor that runs on the meta device: what it would have computed, written down operation by operation."""
+"""A tape of a constructor that runs on the meta device, operation by operation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from agent.errors import Misuse
 from agent.tensors.device import CPU
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
-META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # nobody else says it with a number
+META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # no other code numbers the CPU
 TO_COPY = torch.ops.aten._to_copy.default
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 DEVICE = torch.Tensor.device.__get__
@@ -46,8 +46,12 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Line:
-    """One operation that was not done. `made` numbers what came of it, -1 being nothing new; `wrote` are the
-    memories that are other ones behind it, each by its first number. `streams` are where it drew from."""
+    """One operation that was not done.
+
+    `made` has the numbers of its results, or -1 for a result that is no new tensor. `wrote` has the
+    memories that it changes, each by its first number. `streams` are the random streams that it
+    draws from, with their states.
+    """
 
     def __init__(self, operation: Any, args: Any, kwargs: dict[str, Any], made: list[int]) -> None:
         self.operation, self.args, self.kwargs, self.made = operation, args, kwargs, made
@@ -63,10 +67,11 @@ class Line:
 
 
 class Constants(TorchFunctionMode):
-    """`torch.tensor(...)` has values from the start: they are kept, and copied when it is its turn.
+    """Keeps what `torch.tensor(...)` makes, because it has values; they are copied in turn.
 
-    Code that asks whether a tensor is without values would leave it so, and nobody would notice. Whoever asks where
-    one is, is told what a single device would tell: a library that finds itself on the meta device initialises nothing.
+    Code that asks whether a tensor has no values would leave it so, silently; that is refused. Code
+    that asks for a tensor's device gets the answer of a single device, because a library that finds
+    itself on the meta device initialises nothing.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,15 +92,16 @@ class Constants(TorchFunctionMode):
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operation that touches the meta device."""
+    """Records every operation that touches the meta device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[Line] = []
-        self.roots: list[int] = []  # the first number on the memory of each
-        # Of memories that were brought to a device, by their first number.
+        self.roots: list[int] = []  # for each tensor, the first number on its memory
+        # The devices that memories were brought to, by the first number of each memory.
         self.places: dict[int, torch.device] = {}
-        # Held on to, so that no identity is taken for another: tensors may be given other memory.
+        # Held, so that no id is used again; with the storage, as a tensor may be given other
+        # memory.
         self._alive: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
         self._numbers: dict[int, int] = {}
         self._first: dict[int, int] = {}
@@ -123,7 +129,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _place(self, func: Any, taken: tuple[Any, dict[str, Any]]) -> torch.device:
-        """Where what is made has to be in the end. All is made on the CPU, and brought there when it is whole."""
+        """Return the final device of a result; it is made on the CPU and moved when complete."""
         known = known_in(taken)
         if func is TO_COPY and known:
             asked = taken[1].get("device")
@@ -143,7 +149,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.places.get(self.roots[known.number], CPU)
 
     def write_down(self, operation: Any, tensor: torch.Tensor, args: Any, kwargs: Any) -> None:
-        """An operation that fills a tensor and makes no new one."""
+        """Record an operation that fills a tensor and makes no new one."""
         known = self.known(tensor)
         self._refuse_placed([known])
         line = Line(operation, (known, *args), kwargs, [-1])
@@ -151,7 +157,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lines.append(line)
 
     def known(self, tensor: torch.Tensor) -> Any:
-        """`nn.Parameter(tensor)` is another tensor on the same memory, made behind our back."""
+        """Return the number of a meta tensor, or its view of the memory of one with a number.
+
+        `nn.Parameter(tensor)` makes a different tensor on the same memory, without a recorded
+        operation.
+        """
         if not _unmade(tensor):
             return tensor
         number = self._numbers.get(id(tensor))
@@ -181,13 +191,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number
 
     def forget(self) -> None:
-        """Nothing more is written down, and nothing more is asked."""
+        """Release the tensors; nothing is recorded or asked after this."""
         self._alive, self._numbers, self._first = [], {}, {}
 
 
 @contextmanager
 def inits_written(tape: Tape) -> Iterator[None]:
-    """Initialisers that look at values are written down whole."""
+    """Record initialisers that look at values as one operation each."""
 
     def written(original: Any) -> Any:
         def write(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -209,7 +219,7 @@ def inits_written(tape: Tape) -> Iterator[None]:
 
 
 def _written(func: Any, taken: tuple[Any, dict[str, Any]]) -> list[int]:
-    """The numbers of the tensors that an operation writes to."""
+    """Return the numbers of the tensors that an operation writes to."""
     args, named = taken
     given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
     into = [

@@ -1,9 +1,12 @@
-"""Graphs of one loss: a microbatch of another shape, or with other answers to what is asked of its values, has another one.
+"""The graphs of one loss. A microbatch has another graph if its shapes or answers differ.
+
+The answers are those to the questions that the code asks about the microbatch's values.
 
     the same but for whole numbers     cut where the first one is
-    another way altogether             cut between the same parameters: there is a mask, or there is none
+    another way altogether             cut between the same parameters (with a mask, or without)
 
-A stage takes the piece of its microbatch. Whoever plays a part of it comes upon the same one, for it is found by the microbatch alone.
+A stage runs the piece of its microbatch. All workers find the same piece, because it depends on the
+microbatch alone.
 """
 
 import itertools
@@ -22,13 +25,16 @@ from agent.pipeline.examine import Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
 from agent.pipeline.record import FIXED, LOOKS
 
-VARIANTS_MAX = 64  # are kept; what comes up again behind more others is recorded again
+VARIANTS_MAX = 64  # the number kept; the one unused for longest is recorded again if needed
 Shapes = tuple[Any, ...]
 Anchor = tuple[str, int]  # what of the model a node uses, and how often it was used before
 
 
 class Variant:
-    """A graph, and the microbatches that it computes: all, or those that have these shapes and are told the same."""
+    """A graph, and the microbatches that it computes.
+
+    These are all, or those that have the same shapes and answers as the example.
+    """
 
     def __init__(
         self, graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor]
@@ -51,13 +57,13 @@ class Variant:
 
 
 class Variants:
-    """`record` makes the graph of a microbatch that none is known for."""
+    """All graphs of one loss. `record` makes the graph of a microbatch that fits none of them."""
 
     def __init__(
         self, first: Variant, record: Callable[[Sequence[torch.Tensor]], fx.GraphModule]
     ) -> None:
         self.first, self._record = first, record
-        self._others: list[Variant] = []  # the last used first
+        self._others: list[Variant] = []  # the last used comes first
 
     def of(self, batch: Sequence[torch.Tensor]) -> Variant:
         if self.first.fits(batch):
@@ -69,7 +75,7 @@ class Variants:
         return found
 
     def begun_with(self, first: Variant) -> "Variants":
-        """The same ones, of which another one is the first."""
+        """Return the same variants with a different one as the first."""
         found = Variants(first, self._record)
         found._others = [each for each in (self.first, *self._others) if each is not first]
         return found
@@ -82,7 +88,7 @@ class Variants:
 
 
 def shapes_of(batch: Sequence[torch.Tensor]) -> Shapes:
-    """And the numbers, which are numbers in the graph as well."""
+    """Return the shapes of tensors, and the numbers, which are numbers in the graph as well."""
     return tuple(
         tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
         for leaf in batch
@@ -90,7 +96,7 @@ def shapes_of(batch: Sequence[torch.Tensor]) -> Shapes:
 
 
 def form_of(graph: fx.GraphModule) -> str:
-    """What a graph computes, but for whole numbers."""
+    """Return what a graph computes as text, but for whole numbers."""
     return "\n".join(
         f"{node.op} {node.name} {_name(node.target)} {_form(node.args)} {_form(node.kwargs)}"
         for node in graph.graph.nodes
@@ -116,11 +122,11 @@ def _form(value: Any) -> str:
     return repr(value)
 
 
-# --- where another one is cut -------------------------------------------------------------------------
+# --- where a different graph is cut -----------------------------------------------------------------
 
 
 class Pieces:
-    """The stages of all variants, where the first one is cut behind these nodes."""
+    """The stages of all variants, where the first one is cut after these nodes."""
 
     def __init__(self, first: Variant, cuts: Sequence[int]) -> None:
         self._first, self._cuts = first, tuple(cuts)
@@ -134,7 +140,7 @@ class Pieces:
         return found
 
     def _built(self, variant: Variant) -> tuple[Piece, ...]:
-        """Each uses nothing that the first one's does not: nobody else may have it here."""
+        """Cut a variant, and refuse it if a stage would need weights that it does not have."""
         if variant.form == self._first.form:
             return build(variant.graph, self._first.facts, self._cuts)
         try:
@@ -152,12 +158,12 @@ class Pieces:
         return pieces
 
 
-class _NoPlace(Exception):  # noqa: N818 - it is told what it means where it is caught
-    """No cut of the one is where that of the other is."""
+class _NoPlace(Exception):  # noqa: N818 - the code that catches it explains it
+    """The graph has no cut in the place where the first graph has one."""
 
 
 def _cuts_like(variant: Variant, first: Variant, cuts: Sequence[int]) -> list[int]:
-    """Between the same uses of parameters and modules, and as far behind them."""
+    """Return cuts between the same uses of parameters and modules, as far after them."""
     where = {anchor: at for at, anchor in _anchors(variant.graph)}
     points = [point.after for point in cut_points(variant.facts)]
     known = [(at, where[anchor]) for at, anchor in _anchors(first.graph) if anchor in where]
@@ -176,7 +182,7 @@ def _cuts_like(variant: Variant, first: Variant, cuts: Sequence[int]) -> list[in
 
 
 def _anchors(graph: fx.GraphModule) -> Iterator[tuple[int, Anchor]]:
-    """The nodes that use something of the model's."""
+    """Yield the nodes that use something of the model's."""
     before = Counter[str]()
     for at, node in enumerate(graph.graph.nodes):
         if node.op in ("call_module", "get_attr") and not _is_constant(str(node.target)):
@@ -185,7 +191,7 @@ def _anchors(graph: fx.GraphModule) -> Iterator[tuple[int, Anchor]]:
 
 
 def _is_constant(name: str) -> bool:
-    """It belongs to the graph, not to the model."""
+    """Return whether it belongs to the graph, not to the model."""
     return name.startswith("_tensor_constant")
 
 

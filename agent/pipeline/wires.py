@@ -1,12 +1,13 @@
 """The channel over the mesh: tensors as frames between machines.
 
-A thread of its own sends, and the mesh's threads receive, so both overlap with computing. A frame is
+A separate thread sends, and the mesh's threads receive, so both overlap with computing. A frame is
 
-    the places of the tensors and what is plain (msgpack, in `Part.extra`) | tensors, each on 64 bytes
+    places of the tensors, and what is plain (msgpack, in `Part.extra`) | tensors, each on 64 bytes
 
-A tensor that fills its memory is sent as it lies there and given back with the same strides. Tensors begin on
-64 bytes on arrival as well, as all that torch allocates does: a matrix product may round otherwise. What was on a
-device is on the receiver's device again; on its way from there it is copied beside what the device computes.
+A tensor that fills its memory is sent in its memory order and given back with the same strides.
+Tensors begin on 64 bytes on arrival as well, like all that torch allocates, because a matrix
+product may round otherwise. What was on a device is on the receiver's device again; it is copied
+off its device while that goes on computing.
 """
 
 import contextlib
@@ -31,11 +32,14 @@ from agent.tensors.staging import Away, Piece, here, mark, there
 QUEUED_MAX = 4096
 Event = torch.Event | None
 T = TypeVar("T")
-DTYPE, DEVICE = 1, 2  # words of their own, among what is plain
+DTYPE, DEVICE = 1, 2  # msgpack extension codes, used among what is plain
 
 
 def _say(value: object) -> msgspec.msgpack.Ext:
-    """What msgpack has no word for. A device is told without its number: the receiver has one of its own."""
+    """Encode what msgpack cannot: types and devices.
+
+    A device is sent without its number, because the receiver has its own.
+    """
     match value:
         case torch.dtype():
             return msgspec.msgpack.Ext(DTYPE, _name(value).encode())
@@ -59,7 +63,8 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_say).encode
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy.
 
-    What is the same all along an axis is sent once, and expanded to `whole` again. What was `away` was on a device.
+    An axis along which all elements are the same is sent once, and expanded to `whole` again.
+    `away` says that the tensor was on a device.
     """
 
     dtype: str
@@ -82,8 +87,8 @@ _decode = msgspec.msgpack.Decoder(Manifest, ext_hook=_hear).decode
 class MeshChannel:
     """Sends and receives under one generation. `changed` is the mesh's.
 
-    Whoever waits does so until what is awaited has come, until `check` raises, or until patience is over. A
-    connection that broke is waited for like one that is not there yet.
+    A wait ends when what is awaited has come, when `check` raises, or when patience is over. A
+    broken connection is waited for like one that is not there yet.
     """
 
     def __init__(
@@ -132,11 +137,11 @@ class MeshChannel:
             )
 
     def break_off(self, why: str) -> None:
-        """Wake whoever waits: nothing will come any more, and nothing more is sent."""
+        """Wake all waiting threads, because nothing more will come and nothing more is sent."""
         with self._changed:
             self._broken = self._broken or WireError(why)
             self._changed.notify_all()
-        with contextlib.suppress(queue.Full):  # then the thread that sends looks up by itself
+        with contextlib.suppress(queue.Full):  # if it is full, the sending thread need not be woken
             self._queue.put_nowait(None)
 
     def close(self) -> None:
@@ -148,7 +153,7 @@ class MeshChannel:
     def _await(
         self, look: Callable[[], T | None], complaint: Callable[[], str], check: Callable[[], None]
     ) -> T:
-        """What `look` finds. The caller holds the lock."""
+        """Wait until `look` finds something, and return it. The caller holds the lock."""
         deadline_s = time.monotonic() + self._patience_s
         while not (found := look()):
             if self._broken is not None:
@@ -169,7 +174,7 @@ class MeshChannel:
                 extra, pieces = pack(parcel, behind)
                 part = Part(generation=self._generation, step=0, tag=tag, extra=extra)
                 self._hand_over(peer, part, pieces)
-            except Exception as error:  # nobody else would hear of it
+            except Exception as error:  # no other code would notice it
                 self.break_off(f"{tag} did not reach {peer}: {error}")
             del item, parcel
 
@@ -188,17 +193,17 @@ class MeshChannel:
 
 
 def _go_on() -> None:
-    """Sending goes on whoever is interrupted: it ends with the channel."""
+    """Check nothing: sending goes on during interruptions, and ends with the channel."""
 
 
 def asked_for(parcel: Parcel) -> Event:
-    """A mark behind which the tensors are there, if a device computes them."""
+    """Return a mark after which the tensors are computed, or None if they are not on a device."""
     device = where(parcel.tensors)
     return None if device == CPU else mark(device)
 
 
 def pack(parcel: Parcel, behind: Event) -> tuple[bytes, list[memoryview]]:
-    """The frame of a parcel, without copying tensors that fill their memory."""
+    """Return the frame of a parcel, without copying tensors that fill their memory."""
     places: list[Place | None] = []
     pieces: list[Piece] = []
     at = 0
@@ -223,7 +228,7 @@ def pack(parcel: Parcel, behind: Event) -> tuple[bytes, list[memoryview]]:
 
 
 def unpack(extra: bytes, payload: memoryview, device: torch.device) -> Parcel:
-    """The inverse of `pack`."""
+    """Return the parcel of a frame. This is the inverse of `pack`."""
     manifest = _decode(extra)
     if payload:
         memory = torch.frombuffer(payload, dtype=torch.uint8)
@@ -249,7 +254,10 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The elements in the order of memory, and whether they fill it; if not, they have to be laid out."""
+    """Return the elements in the order of memory, and whether they fill it.
+
+    If they do not, the tensor is returned unchanged and has to be laid out.
+    """
     order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride()[axis])
     lying = tensor.permute(order)
     if lying.is_contiguous():

@@ -1,16 +1,18 @@
-"""A graph written down while the code runs on a real microbatch.
+"""Record a graph while the code runs on a real microbatch.
 
-Code that asks how large its inputs are, makes tensors of that size, or keeps what it computes in objects of its own,
-as libraries of models do, cannot run on placeholders. Here it runs on tensors as they are: every function of torch that it
-calls is a node, with what it was given; every module of torch's own is one as well, and so is a module that has to be kept whole.
-What it asks for besides tensors is in the graph as a number:
+Placeholders fail in code that asks how large its inputs are, makes tensors of that size, or keeps
+what it computes in its own objects, as model libraries do. Here the code runs on real tensors.
+Every torch function that it calls becomes a node with its arguments; so does every module of
+torch's own, and every module that has to be kept whole. What the code asks for besides tensors
+becomes a number in the graph:
 
-* **sizes**: the graph is for microbatches of these shapes;
-* **values** that come from the microbatch alone, whether there is padding in it for one: the question is kept with its answer
-  (`Looks`), and asked of every microbatch anew;
-* **values** that come from weights, buffers or random numbers: the module in which that happens is kept whole.
+* **sizes**: the graph holds only for microbatches of these shapes;
+* **values** that depend on the microbatch alone, such as whether it has padding: question and
+  answer are kept (`Looks`), and the question is repeated for every microbatch;
+* **values** that depend on weights, buffers or random numbers: the module that asks is kept whole.
 
-What `.item()` gives is a node as well as long as nobody looks at it: a number that the loss function returns beside its loss.
+The result of `.item()` is a node too while no code reads it, such as a number that the loss
+function returns beside its loss.
 """
 
 import inspect
@@ -47,19 +49,19 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What is asked of a tensor without looking at its values. All that is called `is_...` is, too, but for `is_nonzero`.
+# Questions about a tensor that do not read its values, like every `is_...` but `is_nonzero`.
 ABOUT = _names(
     "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout type requires_grad "
     "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
     "dense_dim sparse_dim has_names result_type can_cast promote_types qscheme _backward_hooks"
 )
-# ... and of these, what tells how many numbers there are.
+# Those of them whose answers depend on how many numbers the tensor has.
 SIZES = _names("shape size numel nelement stride nbytes untyped_storage storage __len__")
-# What has as many numbers as its input's values say.
+# Functions whose result is as large as the values of the input say.
 COUNTED = _names("nonzero nonzero_numpy argwhere unique unique_consecutive bincount _unique2")
 CASTS = _names("__float__ __int__ __index__")
 MASKS = (torch.bool, torch.uint8)
-# Not all call themselves what they are called by.
+# The names that methods are called by; the `__name__` of some is another.
 METHODS = {
     method: name
     for name, method in inspect.getmembers(torch.Tensor, callable)
@@ -70,13 +72,13 @@ TraceError = fx.proxy.TraceError
 
 @contextmanager
 def unsaved() -> Iterator[None]:
-    """Forwards with gradients enabled, but nothing is kept for a backward."""
+    """Run forwards with gradients enabled, without saving anything for a backward."""
     with saved_tensors_hooks(_drop, _dropped):
         yield
 
 
 def _drop(tensor: torch.Tensor) -> None:
-    """What a graph saves that nobody will go back through."""
+    """Drop a tensor that a graph saves, because there is no backward through that graph."""
 
 
 def _dropped(_: None) -> torch.Tensor:
@@ -84,7 +86,7 @@ def _dropped(_: None) -> torch.Tensor:
 
 
 class Looks:
-    """What was asked of the values of a microbatch, and what the answers were."""
+    """The questions asked about a microbatch's values, with their answers."""
 
     def __init__(
         self, graph: fx.GraphModule, places: Sequence[str], answers: Sequence[Any]
@@ -96,8 +98,11 @@ class Looks:
             self._expected.setdefault(node, []).append((question, answer))
 
     def differs(self, batch: Sequence[torch.Tensor]) -> str:
-        """The line that is told something else by this microbatch; nothing if there is none. What is asked behind that
-        may make no sense of it any more."""
+        """Return the line that gets a different answer from this microbatch, or "" if none.
+
+        Stop at the first difference, because later questions may be meaningless for this
+        microbatch.
+        """
         with torch.no_grad():
             try:
                 _Asking(self._graph, self._expected).run(*batch)
@@ -112,7 +117,7 @@ class _Differs(Exception):  # noqa: N818 - an answer
 
 
 class _Asking(fx.Interpreter):
-    """Runs what questions need, up to the first that is answered in another way."""
+    """Runs what the questions need, up to the first one with a different answer."""
 
     def __init__(
         self, graph: fx.GraphModule, expected: Mapping[fx.Node, list[tuple[int, Any]]]
@@ -143,7 +148,7 @@ def _computed(operation: Callable[..., Any], *, turned: bool = False) -> Any:
 
 
 class Later:
-    """A number that nobody has looked at: it can be computed with, shown, and returned beside a loss."""
+    """A number not read yet; it can be computed with, shown, and returned beside a loss."""
 
     def __init__(self, witness: "Witness", node: fx.Node, value: Any) -> None:
         self._witness, self.node, self._value = witness, node, value
@@ -174,10 +179,10 @@ class Later:
 
 
 class Witness(TorchFunctionMode):
-    """Runs the code once, and writes down what it calls. `failed` is the module that has to be kept whole.
+    """Runs the code once and records what it calls. `failed` is the module to keep whole.
 
-    If it is `patient`, numbers that the code asks for are not looked at before somebody computes by them; `waited`
-    says that there were some.
+    If it is `patient`, `.item()` returns a `Later`, so that its number is not read yet; `waited`
+    says that there was one.
     """
 
     def __init__(
@@ -200,12 +205,12 @@ class Witness(TorchFunctionMode):
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # a node's own code is running
-        self._asking = False  # it is that of a guest, of which not all that comes out is followed
+        self._asking = False  # that code is a guest's, and not all of its results are followed
         self._unseen = _Unseen(lambda: self._inside > 0 and not self._asking)
-        self._input = fx.Graph()  # what comes of the microbatch alone
+        self._input = fx.Graph()  # what depends on the microbatch alone
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._asked: list[tuple[fx.Node, str, Any]] = []
-        self._told = set[fx.Node]()  # sizes that somebody wanted to know
+        self._told = set[fx.Node]()  # sizes that the code asked for
         self._counted: dict[fx.Node, dict[fx.Node, tuple[fx.Node, Any] | None]] = {}
 
     def trace(self, example: Sequence[torch.Tensor]) -> tuple[fx.Graph, Looks | None]:
@@ -296,7 +301,7 @@ class Witness(TorchFunctionMode):
         return node
 
     def _look(self, op: str, target: Any, given: tuple[Any, Any], pure: bool, answer: Any) -> None:
-        """Code is told a value, and may go one way or the other by it."""
+        """Record a value that the code reads, because the code may branch on it."""
         if not pure or not _is_plain(answer):
             instead = (
                 "; a number that is only returned is had by .item()" if target in CASTS else ""
@@ -308,7 +313,7 @@ class Witness(TorchFunctionMode):
         self._asked.append((made, _place(), answer))
 
     def _count(self, node: fx.Node, name: str, by: torch.Tensor, out: Any) -> None:
-        """It is as large as these values say. Nobody is asked where no code wants to know."""
+        """Note which values decide the size of `out`, for the case that code reads the size."""
         source, how, told = self._node(by), COUNTS.get(name), None
         if how is None and node in self._inputs:
             told = self._input.call_function(_sizes, (self._inputs[node],)), _sizes(out)
@@ -318,7 +323,7 @@ class Witness(TorchFunctionMode):
         self._counted[node] = self._counted.get(node, {}) | {source: told}
 
     def _tell_sizes(self, nodes: Iterable[fx.Node | None]) -> None:
-        """Code is told how large something is."""
+        """Record that the code asks for the sizes of these nodes."""
         for node in nodes:
             for told in (self._counted.get(node, {}) if node else {}).values():
                 if told is None:
@@ -327,7 +332,7 @@ class Witness(TorchFunctionMode):
                     self._told.add(told[0])
                     self._asked.append((told[0], _place(), told[1]))
 
-    # --- modules and functions with a backward of their own -------------------------------------------
+    # --- modules, and functions with their own backward --------------------------------------------
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
@@ -380,7 +385,7 @@ class Witness(TorchFunctionMode):
     def _beside(
         self, module: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """A guest, or a loss without state that was made beside the model."""
+        """Call a guest, or a loss without state that was made beside the model."""
         learns = any(tensor.requires_grad for tensor in _tensors((args, kwargs)))
         asked = not torch.is_grad_enabled() or not learns
         path = guests.received(self._whole, module) if asked else None
@@ -397,7 +402,7 @@ class Witness(TorchFunctionMode):
             node = self._create("call_module", path, *taken, pure=False)
         for target, key, each in _parts(out):
             if isinstance(each, torch.Tensor) and self._known_node(each) is not None:
-                continue  # it was given that
+                continue  # it was an argument of the call
             if target is None:
                 self._remember(each, node)
             elif _is_followed(each):
@@ -417,7 +422,7 @@ class Witness(TorchFunctionMode):
     # --- tensors and nodes ----------------------------------------------------------------------------
 
     def _taken(self, value: Any) -> Any:
-        """What a node is given: nodes in the place of tensors."""
+        """Return `value` as an argument for a node, with nodes in place of tensors."""
         match value:
             case torch.Tensor():
                 return self._node(value)
@@ -455,22 +460,22 @@ class Witness(TorchFunctionMode):
         return node
 
     def _known_node(self, tensor: torch.Tensor) -> fx.Node | None:
-        known = self._known.get(id(tensor))  # another one may have had its identity
+        known = self._known.get(id(tensor))  # a tensor that is gone may have had the same id
         return known[1] if known is not None and known[0]() is tensor else None
 
     def _as_it_was(self, tensor: torch.Tensor, version: int) -> bool:
-        """Nothing has been written to it that did not come of the microbatch alone."""
+        """Return whether everything written to the tensor depends on the microbatch alone."""
         known = self._known.get(id(tensor))
         return known is None or known[2] == version
 
     def _renew(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What was written to these came of the microbatch, too."""
+        """Record that what was just written to these tensors depends on the microbatch alone."""
         for tensor in tensors:
             ref, node, _ = self._known[id(tensor)]
             self._known[id(tensor)] = ref, node, version_of(tensor)
 
     def _remember(self, value: Any, node: fx.Node) -> None:
-        """Which node a tensor comes from; of several that come at once each has a node of its own."""
+        """Record which node a tensor comes from. Each tensor of a collection gets its own node."""
         match value:
             case torch.Tensor():
                 self._known[id(value)] = weakref.ref(value), node, version_of(value)
@@ -492,7 +497,10 @@ class Witness(TorchFunctionMode):
 
 
 def lent(module: torch.nn.Module, own: Container[int]) -> bool:
-    """Whether it computes with other weights than its own, as in `torch.func.functional_call`: as a node it would not."""
+    """Return whether the module computes with weights lent to it by its caller.
+
+    `torch.func.functional_call` lends weights; a node of the module would compute with its own.
+    """
     return any(id(param) not in own for param in module.parameters())
 
 
@@ -502,7 +510,7 @@ def refuse_lent(module: torch.nn.Module, own: Container[int]) -> None:
 
 
 def weights_kept(module: torch.nn.Module) -> bool:
-    """Whether `parametrize.cached()` keeps what is computed for it from one call to the next."""
+    """Return whether `parametrize.cached()` keeps values computed for it between calls."""
     return bool(parametrize._cache_enabled) and any(
         map(parametrize.is_parametrized, module.modules())
     )
@@ -519,7 +527,7 @@ def refuse_replaced(module: torch.nn.Module, before: list[torch.Tensor | None]) 
 
 
 class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tensors that were made while nothing that is written down was running."""
+    """Tensors that were made while no recorded code was running."""
 
     def __init__(self, seen: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -540,7 +548,7 @@ class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tensors that were computed from these, or are these under another name (`p.data`)."""
+    """Tensors that were computed from the known ones, or share their memory (`p.data`)."""
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -568,7 +576,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _counted(name: str, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors whose values say how large the result is."""
+    """Return the tensors whose values decide how large the result is."""
     tensors = _tensors((args, kwargs))
     match name:
         case "__getitem__":
@@ -592,7 +600,7 @@ def _total(values: torch.Tensor) -> int:
     return int(values.sum())
 
 
-# What of these values says it; of what is not here the result is looked at.
+# How the values of a tensor give the size. If a name is missing, the result's size is read instead.
 COUNTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "__getitem__": _trues,
     "masked_select": _trues,
@@ -627,7 +635,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
-    """What comes out of a guest: how it is had of that, by what, and what it is."""
+    """Yield the parts of a guest's result, each after the function and key that get it."""
     match out:
         case torch.Tensor():
             yield None, None, out
@@ -652,7 +660,7 @@ def _nodes(value: Any) -> list[fx.Node]:
 
 
 def _attributes(whole: torch.nn.Module) -> Iterator[tuple[int, str]]:
-    """The tensors that modules have, by name: the first that is found."""
+    """Yield the tensors that modules have, each under the first name found."""
     seen: set[int] = set()
     for path, module in whole.named_modules():
         for tensors in (module._parameters, module._buffers, vars(module)):
@@ -667,7 +675,10 @@ def _wrapped(tensor: torch.Tensor) -> bool:
 
 
 def _applied(cls: Any) -> Callable[..., Any]:
-    """By a module's name that is none of torch's: `torch.fx` would write the class in its place, which is not what is called."""
+    """Wrap `cls.apply` under a module name outside torch.
+
+    With one of torch's, `torch.fx` would write the class in its place, which is not what is called.
+    """
 
     def applied(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
@@ -681,7 +692,7 @@ def _applied(cls: Any) -> Callable[..., Any]:
 
 
 def _place() -> str:
-    """The line that asks, from the folder of its library on."""
+    """Return the line that asks; its path begins at the folder of its library."""
     stack = traceback.extract_stack()
     frames = [frame for frame in stack if not frame.filename.startswith((LIBRARY, HERE, "<"))]
     if not frames:

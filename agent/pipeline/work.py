@@ -1,7 +1,7 @@
-"""A worker of a P x D layout: its stages, the steps it plays, and the sums at the end of each.
+"""A worker of a P x D layout: its stages, its steps, and the sums at the end of each.
 
-This is the pipeline without the commit protocol around it: `step` leaves the summed gradients in the
-parameters of this worker's stages, and it is for the caller to apply them.
+This is the pipeline without the commit protocol around it: `step` leaves the summed gradients in
+the parameters of this worker's stages, and the caller applies them.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,14 +19,15 @@ from agent.pipeline.stage import Stage
 from agent.schedule import Schedule, one_by_one
 from agent.tensors.numbers import Numbers
 
-PieceOf = Callable[[int, Any], Piece]  # of a stage and a microbatch
+PieceOf = Callable[[int, Any], Piece]  # takes a stage and a microbatch
 
 
 class Phase(msgspec.Struct, frozen=True):
     """The microbatches of a call of `backward`, and what is done around each.
 
-    `open` begins its random stream, and `check` may raise what ends the phase; `scale` is that of the loss, which is told
-    without it. `look` sees the gradients that a microbatch of `shown` has in a stage, before they are added to others.
+    `open` begins its random stream, and `check` may raise what ends the phase. `scale` is the scale
+    of the loss, which is reported without it. `look` sees the gradients that a microbatch of
+    `shown` has in a stage, before they are added to others.
     """
 
     batches: Sequence[Sequence[Any]]
@@ -42,9 +43,10 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """One of the chain `layout.replicas[i].workers`, for as long as the layout holds.
+    """A worker of the chain `layout.replicas[i].workers`, for as long as the layout holds.
 
-    `schedule` is that of its own replica: replicas may have different numbers of microbatches.
+    `schedule` is the one of its own replica, as replicas may differ in their numbers of
+    microbatches.
     """
 
     def __init__(  # noqa: PLR0913
@@ -88,10 +90,13 @@ class Worker:
     def step(
         self, number: int, batches: Sequence[Sequence[Any]], open_: Callable[[int], None]
     ) -> dict[str, float] | None:
-        """Gradients of the step into the parameters; its loss and metrics by name, where the last stage is."""
+        """Put the step's gradients into the parameters; return its loss and metrics by name.
+
+        They are returned only on the worker that has the last stage.
+        """
         self.compute(number, Phase(batches, open_))
         means = None
-        # The first owner of a tied parameter comes last: what it installs is the parameter's gradient.
+        # Last to install is the first owner of a tied parameter, whose sum becomes its gradient.
         for _, sums in sorted(self.sums.items(), reverse=True):
             total = sums.reduce(self._channel, f"{number}/s{sums.stage.piece.index}")
             sums.install(total)
@@ -117,7 +122,10 @@ class Worker:
         self._run(self.executor, str(number), self.replica.first, phase, lend, take)
 
     def compute_aside(self, name: str, microbatch: int, phase: Phase) -> None:
-        """Compute any microbatch of the step with the rest of the chain: it is looked at, and in no sum."""
+        """Compute any microbatch of the step with the rest of the chain, only to look at it.
+
+        It is in no sum.
+        """
 
         def take(stage: Stage, microbatch: int, numbers: Numbers) -> None:
             phase.look(stage, microbatch, phase.unscaled(numbers))

@@ -1,1 +1,1 @@
-"""Tensors of a model as the product sees them: where they are, how they are added up, and their bytes."""
+"""Tensors of a model: where they are, how they are added up, and their bytes."""

@@ -1,8 +1,8 @@
-"""Parameters that are not here.
+"""Parameters that have no values on this worker.
 
-What is away has its name, its shape and no memory: it is one number that is not a number, as wide as the parameter.
-Whoever computes with it by mistake sees at once that it is not there; whoever looks for what a forward writes to sees
-that as well. Where the time counts that something takes, something stands in for it.
+A parameter that is away has its name, its shape and no memory: it is one number that is not a
+number, expanded to the parameter's shape. So code that computes with it by mistake shows at once,
+and code that looks for writes can skip it. Where time is measured, something stands in for it.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ SMALL = 0.01
 
 
 def nothing(param: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """What a parameter like this holds while it is away: where it is, or on `device`."""
+    """Return what a parameter like this holds while it is away, on its device or on `device`."""
     floating = param.dtype.is_floating_point or param.dtype.is_complex
     device = param.device if device is None else device
     one = torch.full((), float("nan") if floating else 0, dtype=param.dtype, device=device)
@@ -30,7 +30,7 @@ def is_away(param: torch.Tensor) -> bool:
 
 
 def is_none(param: torch.Tensor) -> bool:
-    """Also one of a single number, which has as much memory while it is away."""
+    """Return whether it is away, also for one number, which has as much memory while away."""
     return is_away(param) or (param.numel() == 1 and bool(param.isnan()))
 
 
@@ -39,8 +39,10 @@ def any_away(module: torch.nn.Module) -> bool:
 
 
 def watch(module: torch.nn.Module, seen: Callable[[], None]) -> None:
-    """`seen` is called before anybody computes with the module, asks for its state, copies or pickles it. Of this there is
-    nothing in what is copied."""
+    """Call `seen` before any code runs the module, asks for its state, copies or pickles it.
+
+    Copies do not contain these hooks.
+    """
     ours = {
         "_forward_pre_hooks": module.register_forward_pre_hook(lambda *_: seen()).id,
         "_state_dict_pre_hooks": module.register_state_dict_pre_hook(lambda *_: seen()).id,  # type: ignore[no-untyped-call]
@@ -50,25 +52,28 @@ def watch(module: torch.nn.Module, seen: Callable[[], None]) -> None:
         seen()
         made = type(module).__reduce_ex__(module, protocol)
         if len(made) < 3 or not isinstance(made[2], dict):
-            return made  # in a way of its own
+            return made  # the class has its own way
         state = {name: value for name, value in made[2].items() if name != reduced.__name__}
         for name, key in ours.items():
             state[name] = OrderedDict((k, hook) for k, hook in state[name].items() if k != key)
         return *made[:2], state, *made[3:]
 
-    reduced.__name__ = "__reduce_ex__"  # which is asked for by who copies and by who pickles
+    reduced.__name__ = "__reduce_ex__"  # which copying and pickling look up
     module.__dict__[reduced.__name__] = reduced
 
 
 @contextmanager
 def computable(module: torch.nn.Module) -> Iterator[None]:
-    """A number stands in, without memory: code that looks at what it computes may refuse what is not a number, or never end."""
+    """Let a number without memory stand in for each parameter that is away.
+
+    With not-a-number, code that looks at what it computes may refuse to go on, or never end.
+    """
     away = list[tuple[torch.nn.Parameter, torch.Tensor]]()
     if any_away(module):
         away = [(param, param.data) for param in module.parameters() if is_none(param)]
     for param, none in away:
         number = SMALL if none.dtype.is_floating_point or none.dtype.is_complex else 0
-        # What is seen as complex numbers has the two parts of each side by side.
+        # What is viewed as complex numbers has the two parts of each side by side.
         pair = (2,) if none.shape[-1:] == (2,) else ()
         param.data = none.new_full(pair, number).expand(none.shape)
     try:
@@ -80,7 +85,10 @@ def computable(module: torch.nn.Module) -> Iterator[None]:
 
 
 class _Lent(TorchFunctionMode):
-    """Some kernels refuse what has no memory, torch's grouped products for one: for such a call it has some."""
+    """Gives stand-ins memory for a call that fails without.
+
+    Some kernels refuse tensors without memory, torch's grouped products for one.
+    """
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,10 +111,10 @@ def _with_memory(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def stood_in(module: torch.nn.Module) -> Iterator[None]:
-    """Zeros with memory of their own stand in, so that kernels take the time that they take."""
+    """Let zeros with memory stand in, so that kernels take their usual time."""
     away = [param for param in module.parameters() if is_away(param)]
     for param in away:
-        # Written, or the kernel would map all of it to one page that is always in the cache.
+        # They are written, or the kernel would map all to one page that is always in the cache.
         param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device).zero_()
     try:
         yield

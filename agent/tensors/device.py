@@ -1,7 +1,8 @@
-"""The device that a worker computes on. On a CPU nothing here does anything.
+"""The device that a worker computes on. On a CPU the calls here have nothing to do.
 
-Said in torch's generic words (`torch.accelerator`), so that no kind of accelerator is named. A device is *ahead* of
-nobody: it does what it was told some time later, and whoever wants to know a time or to read memory has to wait.
+Only torch's generic calls (`torch.accelerator`) are used, so that no kind of accelerator is named.
+A device runs its work some time after the request, so code that measures a time or reads memory has
+to wait for it.
 """
 
 import functools
@@ -27,18 +28,18 @@ NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 
 
 def device_of(module: torch.nn.Module) -> torch.device:
-    """Where a model is."""
+    """Return the device of a model."""
     return where([*module.parameters(), *module.buffers()])
 
 
 def where(tensors: Iterable[torch.Tensor | None]) -> torch.device:
-    """Where the first of these is that is on a device at all."""
+    """Return the device of the first of these tensors that is on one, or else the CPU."""
     found = (each for each in tensors if each is not None and not each.is_cpu and not each.is_meta)
     return next((tensor.device for tensor in found), CPU)
 
 
 def home(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """Where these are trained: on one device, though some may stay on the CPU."""
+    """Return the one device that these are trained on; some of them may stay on the CPU."""
     found = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     if len(found) > 1:
         names = " and on ".join(sorted(map(str, found)))
@@ -50,13 +51,16 @@ def home(tensors: Iterable[torch.Tensor]) -> torch.device:
 
 
 def rounding(device: torch.device) -> str:
-    """Who has the same word here computes the same bits of the same numbers; nobody knows that of accelerators."""
+    """Return a string shared by workers that compute the same bits from the same numbers.
+
+    It is empty for an accelerator, because that is not known of accelerators.
+    """
     return _cpu() if device.type == "cpu" else ""
 
 
 @functools.cache
 def _cpu() -> str:
-    """Libraries choose their kernels by the model."""
+    """Describe the CPU's model, because libraries choose their kernels by it."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -69,19 +73,19 @@ def _cpu() -> str:
 
 
 def take(slot: int) -> None:
-    """What a script calls "cuda", without a number, is from now on the device of this slot of the machine."""
+    """Make the device of this slot the one that a script's "cuda" without a number names."""
     if torch.accelerator.is_available() and (count := torch.accelerator.device_count()) > 1:
         torch.accelerator.set_device_index(slot % count)
 
 
 def settle(device: torch.device) -> None:
-    """Return when the device has done all that it was told."""
+    """Return when the device has done all work requested so far."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that shows when the device was through, not when it was told."""
+    """Return a clock that shows when the device finished, not when work was requested."""
     if device.type == "cpu":
         return clock
 
@@ -93,18 +97,18 @@ def clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], f
 
 
 def number_of(loss: torch.Tensor) -> float | torch.Tensor:
-    """A loss as a float64; where it is on a device, without waiting for it."""
+    """Return a loss as a float64; if it is on a device, without waiting for it."""
     one = loss.detach()
     return float(one) if one.is_cpu else one.reshape(()).to(torch.float64)
 
 
 def anywhere(code: str) -> str:
-    """Code in which a device may be named with its number, without that: others have other numbers."""
+    """Return code without the numbers of its devices, which differ between workers."""
     return NUMBERED.sub(r"device(type='\1')", code)
 
 
 def name_of(device: torch.device) -> str:
-    """What two devices of one kind have in common."""
+    """Return the name that devices of one kind have in common."""
     module = torch.get_device_module(device)
     return (
         str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
@@ -112,7 +116,7 @@ def name_of(device: torch.device) -> str:
 
 
 def memory_bytes(device: torch.device) -> float:
-    """Of the device, whatever else is on it; of the machine, where it does not say."""
+    """Return the memory of the device, used or not, or of the machine if it does not say."""
     if device != CPU:
         with suppress(RuntimeError):
             return float(torch.accelerator.get_memory_info(device)[1])
@@ -123,7 +127,7 @@ def memory_bytes(device: torch.device) -> float:
 
 
 def stream_state(device: torch.device) -> torch.Tensor:
-    """Where torch's random stream stands: the CPU's, and behind it the device's own."""
+    """Return the state of torch's random stream: the CPU's, then the device's own."""
     state = torch.get_rng_state()
     if device.type == "cpu":
         return state
@@ -132,7 +136,7 @@ def stream_state(device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def stream_kept(device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves no trace."""
+    """Put torch's random stream back after what is drawn inside."""
     state = stream_state(device)
     try:
         yield
@@ -145,7 +149,7 @@ def set_stream_state(state: torch.Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
         return
     length = torch.get_rng_state().numel()
-    torch.set_rng_state(state[:length].clone())  # which is read from where the storage begins
+    torch.set_rng_state(state[:length].clone())  # it reads from the storage's start
     torch.get_device_module(device).set_rng_state(state[length:].clone(), device)
 
 
@@ -155,7 +159,7 @@ Mark = float | torch.Event
 
 
 class Watch:
-    """When something was done, by the clock of the host. A device is asked for marks, and only later when they were."""
+    """The host's times of events. A device records marks, whose times are read later."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,8 +1,9 @@
 """Give the tensors of several models names of which no two are the same.
 
-Sums, layers and optimizer states go by the name of a tensor. A model keeps the names that torch gives it. If one of
-them is taken by a model before it, all names of the later model begin with the key under which it is registered:
-`Critic2.0.weight`. A tensor that several models share has one name, that of the first.
+Sums, layers and optimizer states identify a tensor by its name. A model keeps the names that torch
+gives it. If one of them is taken by a model before it, all names of the later model begin with the
+key under which it is registered: `Critic2.0.weight`. A tensor that several models share has one
+name, that of the first.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -16,12 +17,12 @@ Models = Mapping[str, nn.Module]
 T = TypeVar("T")
 
 
-# Names are asked for in every step, and models keep their form once they are registered.
+# Names are needed in every step, and models keep their form once they are registered.
 _known = WeakKeyDictionary[nn.Module, tuple[list[tuple[str, int]], dict[str, str]]]()
 
 
 def prefixes(models: Models) -> dict[str, str]:
-    """What the names of each model begin with: nothing, or its key and a dot."""
+    """Return what the names of each model begin with: nothing, or its key and a dot."""
     if len(models) < 2:
         return dict.fromkeys(models, "")
     first = next(iter(models.values()))
@@ -45,7 +46,7 @@ def _prefixes(models: Models) -> dict[str, str]:
 
 
 def _own_names(model: nn.Module) -> dict[str, int]:
-    """Every name of a tensor, those of tied ones too, with the identity of the tensor."""
+    """Return every name of a tensor, those of tied ones too, with the identity of the tensor."""
     return {
         name: id(tensor)
         for pairs in (
@@ -57,29 +58,29 @@ def _own_names(model: nn.Module) -> dict[str, int]:
 
 
 def named_parameters(models: Models) -> dict[str, nn.Parameter]:
-    """Every parameter once, under its name among all models."""
+    """Return every parameter once, under its name among all models."""
     return dict(
         _once((p + name, t) for p, m in _prefixed(models) for name, t in m.named_parameters())
     )
 
 
 def named_buffers(models: Models) -> dict[str, torch.Tensor]:
-    """Every buffer once, under its name among all models; those that are not saved too."""
+    """Return every buffer once, under its name among all models; unsaved ones too."""
     return dict(_once((p + name, t) for p, m in _prefixed(models) for name, t in m.named_buffers()))
 
 
 def named_modules(models: Models) -> dict[str, nn.Module]:
-    """Every module once, under its name among all models."""
+    """Return every module once, under its name among all models."""
     return dict(
         _once((p + name, m) for p, one in _prefixed(models) for name, m in one.named_modules())
     )
 
 
 def summed_parameters(models: Models, trained: Container[int] = ()) -> dict[str, nn.Parameter]:
-    """The parameters that a step's sum has room for.
+    """Return the parameters that a step's sum has room for.
 
-    Those that require a gradient now, and those `trained` by a registered optimizer (by identity), which may be frozen
-    for a while. What neither is never trained, so a frozen teacher takes no room.
+    These require a gradient now, or are `trained` by a registered optimizer (by identity) and may
+    be frozen for a while. Any other parameter is never trained, so a frozen teacher takes no room.
     """
     return {
         name: param

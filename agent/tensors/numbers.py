@@ -1,6 +1,7 @@
-"""The loss of a microbatch and the numbers that a script returns beside it, and how they add up.
+"""The loss of a microbatch and the numbers returned beside it, and how they add up.
 
-They are part of the sum of a step, in float64 and in its order, so that every worker has the same means to the bit.
+They are part of the sum of a step, in float64 and in its order, so that every worker has the same
+means to the bit.
 """
 
 from collections.abc import Iterable
@@ -33,13 +34,13 @@ class Numbers(msgspec.Struct, frozen=True):
         return Numbers(names or (), values)
 
     def on(self, device: torch.device) -> "Numbers":
-        """The same numbers where sums are added up; plain floats stay as they are."""
+        """Return the same numbers where sums are added up; plain floats stay unchanged."""
         values = (v.to(device) if isinstance(v, torch.Tensor) else v for v in self.values)
         return Numbers(self.names, tuple(values))
 
 
 def alike(found: Iterable[Names | None]) -> Names | None:
-    """The names that all of these have; None if none of them has computed anything."""
+    """Return the names that all of these have, or None if none of them has computed anything."""
     known: Names | None = None
     for names in found:
         if names is None:
@@ -59,7 +60,7 @@ def _listed(names: Names) -> str:
 
 
 def encoded(present: bytes | bytearray, names: Names | None) -> bytes:
-    """What a sum was contributed to, and what its numbers are called: opaque to whoever only keeps it."""
+    """Encode what a sum was contributed to, and the names of its numbers."""
     return bytes(present) + (b"" if names is None else f"={chr(10).join(names)}".encode())
 
 

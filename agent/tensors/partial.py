@@ -1,7 +1,8 @@
-"""The sums of a step that a worker has so far: of the microbatches that it has computed, before all are added up.
+"""The sums of a step that a worker has so far, of the microbatches that it has computed.
 
-In which order is a choice. `Canonical` has one for every layout, so that the numbers are the same to the bit whatever
-happens, and holds a sum for each doubling of the microbatches. `Running` adds to one sum as it goes, as torch does.
+The order of adding is a choice. `Canonical` uses the same order in every layout, so that the
+numbers are always the same to the bit, and holds a sum for each doubling of the microbatches.
+`Running` adds each microbatch to one sum, as torch does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,35 +21,38 @@ class Partial(Protocol):
 
     @property
     def held(self) -> int:
-        """How many sums there are at most, if this worker computes all of a step, and its backward adds to what was lent."""
+        """The most sums at a time, if this worker computes a whole step with lent gradients."""
 
     def reserve(self) -> None:
-        """Have the memory of a sum before there is one."""
+        """Allocate the memory of a sum before there is one."""
 
     def clear(self) -> None:
-        """Nothing is computed yet."""
+        """Drop all that is computed."""
 
     def let_go(self) -> None:
-        """Nothing is computed here for now: not the memory either."""
+        """Drop all that is computed, and free its memory, because nothing is computed for now."""
 
     def missing(self, first: int, count: int) -> list[int]:
-        """What of a share is not computed yet. What is and does not belong to it may be lost."""
+        """Return what of a share is not computed yet; what lies outside of it may be lost."""
 
     def lend(self, microbatch: int, first: int, count: int) -> None:
-        """Put what this one is to be added to into the model's gradients, if it can be: its backward adds to them as
-        it goes, and needs no memory for all of its own. Only for a backward that no script sees."""
+        """Put what this microbatch is added to into the model's gradients, if it can be.
+
+        Its backward then adds to them on the way, and needs no separate memory for all gradients.
+        Only for a backward that no script sees.
+        """
 
     def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
-        """Take in what the model's gradients hold now."""
+        """Take what the model's gradients hold now."""
 
     def nodes(self, first: int, count: int) -> list[Sum]:
-        """The sums of a share that is computed, in host memory."""
+        """Return the sums of a computed share, in host memory."""
 
     def keys(self, first: int, count: int) -> Sequence[Any]:
-        """By what `fold` knows the nodes of this share, whoever has it."""
+        """Return the keys that `fold` expects for the nodes of this share, on any worker."""
 
     def fold(self, parts: Mapping[Any, T], add: Callable[[T, T], T]) -> T:
-        """The sum of the step, from the nodes of all shares."""
+        """Return the sum of the step, from the nodes of all shares."""
 
 
 def partial_of(space: SumSpace, microbatches: int, *, deterministic: bool) -> Partial:

@@ -1,4 +1,4 @@
-"""The sums of a step that a worker has so far, added to one as they come: the memory of one gradient, as torch has it."""
+"""The sum of a step that a worker has so far, in the memory of one gradient, as in torch."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -14,14 +14,17 @@ T = TypeVar("T")
 
 
 class Running:
-    """One sum of all the microbatches that this worker has computed. It outlives a change of layout if the new share
-    has all of them; else they are computed again, by whoever has them then."""
+    """One sum of all the microbatches that this worker has computed.
+
+    It outlives a change of layout if the new share has all of them; else they are computed again by
+    the workers that then have them.
+    """
 
     def __init__(self, space: SumSpace) -> None:
         self.space = space
         self._sum: Sum | None = None
-        self._grads = list[torch.Tensor]()  # in it, each with a version counter of its own
-        self._versions: list[int] = []  # of those that are lent
+        self._grads = list[torch.Tensor]()  # views of it, each with a separate version counter
+        self._versions: list[int] = []  # of the views that are lent
         self._done: set[int] = set()
         self._copy: Sum | None = None
 
@@ -63,7 +66,7 @@ class Running:
         self._done.add(microbatch)
 
     def _begun(self) -> Sum:
-        """The sum, with nothing in it as long as nothing is done."""
+        """Return the sum, which is empty as long as nothing is done."""
         if self._sum is None:
             self._sum = Sum(self.space, self.space.device)
             views = self._sum.views[: len(self.space.params)]

@@ -1,4 +1,4 @@
-"""Tensors as bytes, and how many bytes are shared out. What a whole state is, `agent.store.layers` says."""
+"""Tensors as bytes, and ranges of bytes. `agent.store.layers` says what a whole state is."""
 
 import hashlib
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a schedule, a scaler: whatever can give and take its state."""
+    """An object that can give and take its state: a model, optimizer, schedule or scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -30,25 +30,28 @@ class Stateful(Protocol):
 
 
 def cut(total: int, parts: int, index: int, align: int = 64) -> tuple[int, int]:
-    """The range of part `index` when `total` bytes are shared out among `parts`."""
+    """Return the range of part `index` when `total` bytes are shared out among `parts`."""
     units = -(-total // align)
     start, end = units * index // parts * align, units * (index + 1) // parts * align
     return min(start, total), min(end, total)
 
 
 def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, or of a copy if it does not lie end to end. One number that was expanded counts as such, with a stride of 0."""
+    """Return the bytes of a tensor, or of a copy if it does not lie end to end.
+
+    One number that was expanded counts as lying end to end, with a stride of 0.
+    """
     dense = tensor.detach().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a dense CPU tensor (of a copy, if it lies elsewhere or not end to end)."""
+    """Return the memory of a dense CPU tensor, or of a copy of any other tensor."""
     return in_a_row(tensor.cpu()).numpy().data
 
 
 def weights_sha(weights: Mapping[str, torch.Tensor]) -> str:
-    """A digest of names, types, shapes and bytes: equal if and only if the weights are."""
+    """Return a digest of names, types, shapes and bytes: equal if and only if the weights are."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name]

@@ -1,8 +1,9 @@
 """Bytes between a device and the host, through pinned memory.
 
-Copies from the device run on a stream of their own, behind a mark that was set when what they copy had been asked for:
-so neither the host nor what the device computes meanwhile waits for them. Whoever is about to overwrite what is
-being copied has the device wait for it (`Fetch.hold_back`); whoever reads the copies waits himself (`Fetch.wait`).
+Copies from the device run on a separate stream, after a mark that was set once the computation of
+what they copy had been requested. So neither the host nor the device's later work waits for them.
+Code about to overwrite what is being copied makes the device wait for the copies
+(`Fetch.hold_back`); code that reads the copies waits on the host (`Fetch.wait`).
 """
 
 import threading
@@ -17,7 +18,7 @@ from agent.tensors.shards import in_a_row
 
 
 class Away(msgspec.Struct, frozen=True):
-    """Bytes `low .. high - 1` of a tensor on a device, as they are at `mark`."""
+    """Bytes `low .. high - 1` of a tensor on a device, with their values at `mark`."""
 
     tensor: torch.Tensor
     low: int
@@ -34,19 +35,19 @@ class Away(msgspec.Struct, frozen=True):
         return in_a_row(self.tensor)[self.low : self.high]
 
 
-Piece = memoryview | Away  # bytes that lie somewhere
+Piece = memoryview | Away  # bytes, in host memory or on a device
 
 _sides: dict[torch.device, torch.Stream] = {}
 _making = threading.Lock()
 
 
 def mark(device: torch.device) -> torch.Event:
-    """What the device has been told so far on this thread's stream."""
+    """Mark the work requested so far on this thread's stream of the device."""
     return torch.accelerator.current_stream(device).record_event()
 
 
 def side_of(device: torch.device) -> torch.Stream:
-    """The stream of all copies from this device."""
+    """Return the stream of all copies from this device."""
     with _making:
         if device not in _sides:
             _sides[device] = torch.Stream(device)
@@ -55,7 +56,7 @@ def side_of(device: torch.device) -> torch.Stream:
 
 @contextmanager
 def behind(after: torch.Event | None, device: torch.device) -> Iterator[None]:
-    """What is asked for inside is done beside everything else, behind `after`."""
+    """Run copies requested inside concurrently with other work, but not before `after`."""
     if after is None:
         yield
         return
@@ -66,7 +67,7 @@ def behind(after: torch.Event | None, device: torch.device) -> Iterator[None]:
 
 
 class Fetch:
-    """Copies on their way to the host, into `target` end to end or each into its own."""
+    """Copies on their way to the host, each into its target."""
 
     def __init__(self, pieces: Sequence[tuple[Away, torch.Tensor]]) -> None:
         self._device = pieces[0][0].tensor.device
@@ -77,11 +78,11 @@ class Fetch:
             for flat, (_, target) in zip(flats, pieces, strict=True):
                 target.copy_(flat, non_blocking=True)
             self._done = side.record_event()
-        # Nobody else is given their memory before they are copied.
+        # Held until they are copied, so that their memory is not given to other tensors.
         self._held: list[object] = [flats, pieces]
 
     def hold_back(self) -> None:
-        """What the device is told from now on, on this thread's stream, comes behind the copies."""
+        """Make later work on this thread's stream of the device wait for the copies."""
         torch.accelerator.current_stream(self._device).wait_event(self._done)
 
     def wait(self) -> None:
@@ -91,13 +92,13 @@ class Fetch:
 
 
 def pinned(count: int, device: torch.device) -> torch.Tensor:
-    """Host memory that a device can copy into by itself."""
+    """Return host memory that a device can copy into by itself."""
     with torch.accelerator.device_index(device.index):
         return torch.empty(count, dtype=torch.uint8, device=CPU, pin_memory=True)
 
 
 def here(pieces: Sequence[Piece]) -> list[memoryview]:
-    """All of them in host memory."""
+    """Return all pieces in host memory."""
     away = [piece for piece in pieces if isinstance(piece, Away)]
     if not away:
         return [piece for piece in pieces if isinstance(piece, memoryview)]
@@ -112,7 +113,7 @@ def here(pieces: Sequence[Piece]) -> list[memoryview]:
 
 
 def there(memory: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of host memory on the device, which nobody waits for."""
+    """Return a copy of host memory on the device, without waiting for it."""
     room = pinned(memory.numel(), device)
     room.copy_(memory)
     return room.to(device, non_blocking=True)

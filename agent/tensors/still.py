@@ -1,9 +1,9 @@
-"""Check that `loss_of` leaves parameters as they are, and buffers that cannot be summed.
+"""Check that `loss_of` leaves parameters unchanged, and buffers that cannot be summed.
 
-A forward that writes to one does so once per microbatch of its worker, and the number of these depends on the layout.
-Most writes show in a tensor's version counter, but writes through `.data` do not, and codebooks and averaged teachers
-are often written so. So the values are compared, as one number for each parameter: in the steps 0, 1, 3, 7, ... of a
-worker.
+A forward that writes to one does so once per microbatch of its worker, and the number of these
+depends on the layout. Most writes show in a tensor's version counter, but writes through `.data` do
+not, and codebooks and averaged teachers are often written so. So the values are compared, as one
+number for each parameter, in the steps 0, 1, 3, 7, ... of a worker.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,15 @@ WORD = 8
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return a number that changes when the tensor is written to; one made in inference mode does not count writes."""
+    """Return a number that changes when the tensor is written to.
+
+    A tensor made in inference mode does not count writes, so its values are summed.
+    """
     return int(_sum(tensor)) if tensor.is_inference() else tensor._version
 
 
 class Still:
-    """The values of parameters and of buffers that cannot be summed, from the start of a phase to its end."""
+    """The values of parameters and unsummable buffers, compared over a phase."""
 
     def __init__(self, models: Models) -> None:
         buffers = named_buffers(models).items()
@@ -38,15 +41,15 @@ class Still:
         self._before: dict[str, int] = {}
 
     def step(self) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         self._steps += 1
 
     def begin(self) -> None:
-        """From here on there are only forwards and backwards."""
+        """Note the values; only forwards and backwards follow until the check."""
         self._before = self._marks() if self._steps & (self._steps + 1) == 0 else {}
 
     def forget(self) -> None:
-        """What is here has come from other workers."""
+        """Forget the values, because the present ones have come from other workers."""
         self._before = {}
 
     def check(self, step: int) -> None:

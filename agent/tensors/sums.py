@@ -10,11 +10,12 @@ workers exchange and all that the keeper's redo log holds:
                            buffer = start + sum      (integers: the count goes on)
                buffer = start xor sum    (flags: what any microbatch has switched)
 
-Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor begins on 64 bytes,
-as torch's own do: a product of gradients may round otherwise where they lie otherwise, and stages have other spaces
-than the whole. What one worker adds up of its own microbatches stays on the device that it computes on; what is added
-over workers is in host memory. Whether anything was contributed to an entry at all is kept apart in `present`: a
-parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
+Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor
+begins on 64 bytes, like torch's own, because a product of gradients may round differently with
+another alignment, and stages have other spaces than the whole. What a worker adds up of its
+microbatches stays on the device that it computes on; what is added over workers is in host memory.
+`present` says separately which entries were contributed to, because a parameter that no microbatch
+used has no gradient, which is not the same as a gradient of zero.
 """
 
 import math
@@ -32,11 +33,14 @@ from agent.tensors.numbers import WIDTH, Names, Numbers, alike, decoded, encoded
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
-NOTHING = False  # added to numbers of any type, flags among them, it leaves the type as it is
+NOTHING = False  # it can be added to numbers of any type, flags too, without changing the type
 
 
 class Sum:
-    """One flat buffer of a space, and which of its entries were contributed to. In host memory, if nothing is said."""
+    """One flat buffer of a space, and which of its entries were contributed to.
+
+    It is in host memory by default.
+    """
 
     def __init__(self, space: "SumSpace", on: torch.device = CPU) -> None:
         self.space = space
@@ -51,7 +55,7 @@ class Sum:
 
     @property
     def loss(self) -> float:
-        """The sum of the losses; a device is waited for."""
+        """The sum of the losses; this waits for a device."""
         return float(self.numbers[0])
 
     @property
@@ -61,7 +65,7 @@ class Sum:
         return dict(zip(names, self.numbers[1 : 1 + len(names)].tolist(), strict=True))
 
     def put(self, numbers: Numbers) -> None:
-        """Set the numbers, and what they are called."""
+        """Set the numbers and their names."""
         self.names = numbers.names
         self.numbers.zero_()
         for index, value in enumerate(numbers.values):
@@ -75,7 +79,7 @@ class Sum:
 
     @property
     def marks(self) -> bytes:
-        """What was contributed to, and the names of the metrics, for whoever receives the bytes of the sum."""
+        """What was contributed to, and the names of the metrics, for a receiver of the sum."""
         return encoded(self.present, self.names)
 
     @marks.setter
@@ -88,7 +92,7 @@ class Sum:
         self.names = None
 
     def copy_(self, other: "Sum") -> None:
-        """What is on a device is on its way then."""
+        """Copy another sum; a copy on a device may still be under way on return."""
         self.flat.copy_(other.flat, non_blocking=True)
         self.present[:], self.names = other.present, other.names
 
@@ -97,21 +101,21 @@ class Sum:
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What one microbatch adds to each entry, where its backward left it: not copied yet."""
+    """What one microbatch adds to each entry; not copied from where its backward left it."""
 
     numbers: Numbers
     found: list[torch.Tensor | None]
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """A contribution whose gradients are the model's for now, and how often each had been written to before."""
+    """A contribution whose gradients are in the model, with their versions before that."""
 
     one: Contribution
     versions: list[int]
 
 
 def union(marks: Iterable[bytes], entries: int) -> bytes:
-    """What any of several sums was contributed to, as each has it in `marks`."""
+    """Return the marks of everything that any of several sums was contributed to."""
     found = [decoded(each, entries) for each in marks]
     rows = [np.frombuffer(present, dtype=np.uint8) for present, _ in found]
     present = bytes(np.bitwise_or.reduce(rows)) if rows else bytes(entries)
@@ -119,8 +123,11 @@ def union(marks: Iterable[bytes], entries: int) -> bytes:
 
 
 class Norm(msgspec.Struct, frozen=True):
-    """Of one gradient: as it is summed, and without the scale of the loss; and whether all its numbers are finite,
-    which their squares may not be. Both are looked at only where the loss is scaled."""
+    """The norm of one gradient, as summed and without the scale of the loss.
+
+    `finite` says whether all its numbers are finite, because their squares may overflow. `unscaled`
+    and `finite` are read only if the loss is scaled.
+    """
 
     norm: float
     unscaled: float = 0.0
@@ -130,7 +137,7 @@ class Norm(msgspec.Struct, frozen=True):
 class Summed(msgspec.Struct, frozen=True):
     """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
 
-    `finite`, `marks` and the `norms` of the gradients (by parameter) are of all of it in any case.
+    `finite`, `marks` and the `norms` of the gradients (by parameter) cover everything in any case.
     """
 
     total: Sum
@@ -144,7 +151,7 @@ class SumSpace:
     """Where each number of a step's sum lies."""
 
     def __init__(self, models: Models, trained: Container[int] = ()) -> None:
-        """For `trained` see `summed_parameters`."""
+        """Lay out the models' tensors; for `trained` see `summed_parameters`."""
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
             (each._buffers, key, buffer)
             for each in named_modules(models).values()
@@ -157,7 +164,7 @@ class SumSpace:
         )
 
     def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
-        """A space of some of these, by name."""
+        """Return a space of some of these, by name."""
         part = SumSpace({})
         part._take(
             {name: param for name, param in self.params.items() if wanted(name)},
@@ -172,8 +179,8 @@ class SumSpace:
         self._lay_out()
         self._before = [buffer.detach().clone() for buffer in buffers.values()]
         self.device = home(self.tensors)
-        self._there: Sum | None = None  # where the sum of a step lies on the device
-        self.changed: list[str] = []  # the buffers that the last microbatch has
+        self._there: Sum | None = None  # the sum of a step on the device
+        self.changed: list[str] = []  # the buffers that the last microbatch changed
 
     def _lay_out(self) -> None:
         numbers = torch.zeros(WIDTH, dtype=torch.float64, device=CPU)
@@ -195,7 +202,10 @@ class SumSpace:
         self.total_bytes = at
 
     def slot(self, index: int) -> tuple[int, int]:
-        """Where a number's place begins and the next one's: as large in every space that has it."""
+        """Return where a number's place begins and where the next one's does.
+
+        A place has the same size in every space that has it.
+        """
         start, end, *_ = self.places[index]
         return start, start + _aligned(end - start)
 
@@ -203,7 +213,7 @@ class SumSpace:
         return self.tensors[index - 1] if index else numbers
 
     def begin(self) -> None:
-        """A step starts: no gradients, and the buffers as they are now are its start."""
+        """Begin a step: clear gradients, and take the buffers' current values as its start."""
         for param in self.params.values():
             param.grad = None
         self._bring_home()
@@ -211,13 +221,16 @@ class SumSpace:
             self._before[index].copy_(buffer)
 
     def blank(self) -> None:
-        """The step is given up: gradients that say nothing, for a script that looks at some."""
+        """Give up the step, leaving zero gradients for a script that reads some."""
         self.begin()
         for param in self.params.values():
             param.grad = None if is_away(param) else torch.zeros_like(param)
 
     def _bring_home(self) -> None:
-        """A forward may have put another tensor in the place of a buffer: it is the buffer that has its value then."""
+        """Put buffers back into their places with their new values.
+
+        A forward may have put another tensor in the place of a buffer.
+        """
         for owner, key, buffer in self._homes:
             found = owner.get(key)
             if found is None or found is buffer:
@@ -234,7 +247,7 @@ class SumSpace:
         )
 
     def take(self, numbers: Numbers) -> Contribution:
-        """What one microbatch has left in the model, which is as it was before."""
+        """Take what one microbatch has left in the model, and put the model back."""
         found: list[torch.Tensor | None] = []
         for name, param in self.params.items():
             gradient = param.grad
@@ -260,7 +273,7 @@ class SumSpace:
         return Contribution(numbers.on(self.device), found)
 
     def lend(self, one: Contribution) -> Lent:
-        """Its gradients into the model, for a backward that adds to them."""
+        """Put its gradients into the model, for a backward that adds to them."""
         for index, param in enumerate(self.params.values()):
             gradient = one.found[index]
             if gradient is not None and not _is_alone(gradient):
@@ -269,7 +282,11 @@ class SumSpace:
         return Lent(one, [0 if each is None else each._version for each in one.found])
 
     def returned(self, lent: Lent, both: Contribution) -> Contribution:
-        """What two have left: the gradients of `both` were added up by a backward, the buffers' changes are not yet."""
+        """Return what two microbatches have left.
+
+        The backward of `both` has added the gradients of the two; the buffers' changes are added
+        here.
+        """
         found = list(both.found)
         rows = zip(lent.one.found, both.found, lent.versions, strict=True)
         for index, (a, b, version) in enumerate(rows):
@@ -277,11 +294,14 @@ class SumSpace:
                 one, other = (b, a) if a is None else (a, b)
                 found[index] = None if one is None else one + (NOTHING if other is None else other)
             elif b is not None and (a is None or a._version == version):
-                found[index] = b + NOTHING  # of one of them only: -0.0 becomes 0.0
+                found[index] = b + NOTHING  # it is of one only; -0.0 becomes 0.0
         return Contribution(lent.one.numbers.plus(both.numbers), found)
 
     def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
-        """By value: batch norm writes its running sums without a trace in the version counter. A device is asked once."""
+        """Compare by value, because batch norm's kernels do not count what they write.
+
+        The answers of a device are fetched in one copy.
+        """
         if self.device == CPU:
             yield from (torch.equal(buffer, before) for before, buffer in pairs)
         elif pairs:
@@ -289,7 +309,7 @@ class SumSpace:
             yield from torch.stack(same).tolist()
 
     def write(self, into: Sum, one: Contribution) -> None:
-        """into = one"""
+        """Set `into = one`."""
         into.put(one.numbers)
         for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
             into.present[index] = value is not None
@@ -299,7 +319,7 @@ class SumSpace:
                 view.copy_(value)
 
     def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
-        """into = left + right, in one pass over the memory."""
+        """Set `into = left + right`, in one pass over the memory."""
         into.put(left.numbers.plus(right.numbers))
         pairs = zip(into.views, left.found, right.found, strict=True)
         for index, (view, a, b) in enumerate(pairs):
@@ -311,12 +331,12 @@ class SumSpace:
                 torch.add(one, NOTHING if other is None else other, out=view)
 
     def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
-        """into += one, or into += one + other"""
+        """Do `into += one`, or `into += one + other`."""
         into.gain(one.numbers if other is None else one.numbers.plus(other.numbers))
         others = [None] * len(one.found) if other is None else other.found
         for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
             into.present[index] |= a is not None or b is not None
-            # -0.0 becomes 0.0, as by adding a zero
+            # -0.0 becomes 0.0, as if a zero were added
             if other is None:
                 view.add_(NOTHING if a is None else a)
             elif a is not None and b is not None:
@@ -326,7 +346,7 @@ class SumSpace:
                 view.add_(NOTHING if found is None else found + NOTHING)
 
     def gain(self, into: Sum, one: Contribution) -> None:
-        """into += one, where it contributes."""
+        """Do `into += one` in the entries that it contributes to."""
         into.gain(one.numbers)
         for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
             if value is not None:
@@ -334,14 +354,14 @@ class SumSpace:
                 view.add_(value)
 
     def add(self, left: Sum, right: Sum) -> None:
-        """left += right"""
+        """Do `left += right`."""
         for start, end, dtype in self.groups:
             left.flat[start:end].view(dtype).add_(right.flat[start:end].view(dtype))
         left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
         left.names = alike((left.names, right.names))
 
     def add_slices(self, a: torch.Tensor, b: torch.Tensor, start: int) -> torch.Tensor:
-        """a + b, both being the bytes from `start` on of a sum."""
+        """Return a + b, both being the bytes of a sum from `start` on."""
         out = torch.empty_like(a)
         for group_start, group_end, dtype in self.groups:
             low, high = max(group_start - start, 0), min(group_end - start, a.numel())
@@ -352,7 +372,7 @@ class SumSpace:
         return out
 
     def finite(self, total: Sum) -> bool:
-        """Whether the loss and all gradients are finite; a metric may be anything."""
+        """Return whether the loss and all gradients are finite; a metric may be anything."""
         _, first = self.slot(0)
         return math.isfinite(total.loss) and all(
             bool(torch.isfinite(_total(total.flat[max(start, first) : end].view(dtype))))
@@ -364,10 +384,11 @@ class SumSpace:
         return Summed(total, self.finite(total), total.marks)
 
     def install(self, total: Sum, microbatches: int) -> None:
-        """Gradients into the model, as views of the sum; the buffers' changes applied."""
+        """Put gradients into the model, as views of the sum, and apply the buffers' changes."""
         views = self._near(total)
         for index, param in enumerate(self.params.values()):
-            # Detached: what a script does to it, and records, is not recorded of our memory.
+            # Detached, so that autograd records on our memory nothing that a script does to a
+            # gradient.
             there = total.present[index]
             param.grad = views[index].detach().to(param.device) if there else None
         for index, buffer in enumerate(self.buffers.values()):
@@ -384,7 +405,10 @@ class SumSpace:
         return views if self.device == CPU else [view.to(self.device) for view in views]
 
     def _near(self, total: Sum) -> list[torch.Tensor]:
-        """The entries of a sum where the model is. It is waited for: the next sum may come into the same memory."""
+        """Return the entries of a sum on the model's device.
+
+        The copy is waited for, because the next sum may be received into the same memory.
+        """
         if self.device == CPU:
             return total.views
         self._there = self._there or Sum(self, self.device)
@@ -393,21 +417,24 @@ class SumSpace:
 
 
 def is_summed(buffer: torch.Tensor) -> bool:
-    """Of a buffer of another type nothing is known that its changes could come to: it has to stay as it is."""
+    """Return whether changes of the buffer can be summed; if not, it has to stay unchanged."""
     return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 def _is_alone(gradient: torch.Tensor) -> bool:
-    """Whether nothing else has its memory, nor it any twice: gradients of a sum may be one tensor, or what a function has kept."""
+    """Return whether nothing else shares its memory, and it has no overlap with itself.
+
+    Gradients of a sum may be one tensor, or one that a function has kept.
+    """
     if torch._debug_has_internal_overlap(gradient):
         return False
     storage = gradient.untyped_storage()
-    users = 2 + gradient._is_view()  # this name for it, the tensor, and what it is a view of
+    users = 2 + gradient._is_view()  # this storage object, the tensor, and what it is a view of
     return torch._C._storage_Use_Count(storage._cdata) == users
 
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """into += a + b, in pieces that stay in the cache, where all lie in one row."""
+    """Do `into += a + b`, if all are contiguous in pieces that stay in the cache."""
     count = into.numel()
     if count <= PIECE_NUMBERS or not (a.is_contiguous() and b.is_contiguous()):
         into.add_(a + b)
@@ -427,5 +454,5 @@ def _total(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In which many numbers of half precision can be added without passing its largest."""
+    """Return a type that can sum many half-precision numbers without overflow."""
     return torch.promote_types(dtype, torch.float32)

@@ -1,12 +1,12 @@
-"""The canonical tree: in which order the microbatches of a step are added, whatever the layout.
+"""The canonical tree: the order, in every layout, of adding the microbatches of a step.
 
 Floating-point addition is not associative, so the order is part of the numbers. It is fixed once:
 
     node (level, index) covers microbatches  index * 2^level  ..  min((index + 1) * 2^level, M) - 1
     sum(level, index) = sum(level - 1, 2 index) + sum(level - 1, 2 index + 1)
 
-and a node whose right half is empty is the same as its left half. A contiguous range of microbatches
-is a handful of whole nodes: what a worker adds up alone.
+and a node whose right half is empty is the same as its left half. A contiguous range of
+microbatches is a handful of whole nodes, which a worker adds up alone.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -32,19 +32,19 @@ class Tree:
         return range(index << level, min((index + 1) << level, self._total))
 
     def halves(self, node: Node) -> tuple[Node, ...]:
-        """The halves of a node that have something in them."""
+        """Return the halves of a node that have something in them."""
         level, index = node
         halves = ((level - 1, 2 * index), (level - 1, 2 * index + 1))
         return halves if self.covers(halves[1]) else halves[:1]
 
     def lowest(self, node: Node) -> Node:
-        """One name for nodes that cover the same microbatches: the one nearest to the leaves."""
+        """Return the lowest of the nodes that cover the same microbatches, as their one name."""
         while node[0] > 0 and len(halves := self.halves(node)) == 1:
             node = halves[0]
         return node
 
     def nodes_of(self, first: int, count: int) -> tuple[Node, ...]:
-        """The fewest nodes that together cover exactly `first .. first + count - 1`."""
+        """Return the fewest nodes that together cover exactly `first .. first + count - 1`."""
         nodes = []
         start, end = first, first + count
         while start < end:
@@ -58,7 +58,7 @@ class Tree:
         return tuple(nodes)
 
     def missing(self, node: Node, held: Container[Node]) -> tuple[int, ...]:
-        """The microbatches of `node` that no held node inside it covers."""
+        """Return the microbatches of `node` that no held node inside it covers."""
         node = self.lowest(node)
         if node in held:
             return ()
@@ -67,7 +67,7 @@ class Tree:
         return tuple(leaf for half in self.halves(node) for leaf in self.missing(half, held))
 
     def pair(self, node: Node, within: range) -> tuple[Node, Node] | None:
-        """What becomes of a node, and the other half that it is added to for that, if all of it lies within."""
+        """Return the parent of a node and the half that it is added to, if all lies `within`."""
         while len(self.covers(node)) < self._total:
             node, inner = (node[0] + 1, node[1] >> 1), self.lowest(node)
             if len(halves := self.halves(node)) == 2:
@@ -79,15 +79,17 @@ class Tree:
         return None
 
     def most(self, node: Node) -> int:
-        """How many sums there are at most while the microbatches of `node` are added one after the other, two beside
-        each other in one place."""
+        """Return the most sums at a time while the microbatches of `node` are added in order.
+
+        Two neighbouring microbatches are added directly into one sum.
+        """
         if len(self.covers(node)) <= 2:
             return 1
         left, right = self.halves(self.lowest(node))
         return max(self.most(left), 1 + self.most(right))
 
     def fold(self, node: Node, parts: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
-        """The sum at `node`, added in tree order from the parts that are there."""
+        """Return the sum at `node`, added in tree order from the parts that are there."""
         node = self.lowest(node)
         if node in parts:
             return parts[node]
@@ -98,8 +100,8 @@ class Tree:
 class Canonical:
     """The sums of a step that this worker has so far, as nodes of the canonical tree.
 
-    They outlive a change of layout: a survivor computes only what nobody has computed for it yet. They lie on the
-    device that computes them; what others are told is a copy in host memory.
+    They outlive a change of layout, so a survivor computes only what it does not hold yet. They lie
+    on the device that computes them; other workers receive copies from host memory.
     """
 
     def __init__(self, space: SumSpace, microbatches: int) -> None:
@@ -109,15 +111,15 @@ class Canonical:
         self._lent: Lent | None = None
         self._spare: list[Sum] = []
         self._copies: list[Sum] = []
-        self._copied = 0  # how many copies are in use
+        self._copied = 0  # the number of copies in use
 
     @property
     def held(self) -> int:
         most = self._tree.most(self._tree.root)
-        return max(most, min(self._microbatches, 2))  # of two both, until they are one
+        return max(most, min(self._microbatches, 2))  # two that are joined are both held until then
 
     def reserve(self) -> None:
-        """Have the memory of a sum before there is one."""
+        """Allocate the memory of a sum before there is one."""
         self._spare.append(self._room())
         self._spare[-1].flat.zero_()
 
@@ -136,15 +138,18 @@ class Canonical:
         return [leaf for node in nodes for leaf in self._tree.missing(node, self._held)]
 
     def lend(self, microbatch: int, first: int, count: int) -> None:
-        """Put what this one is to be added to into the model's gradients, if that lies apart: its backward adds to them as
-        it goes, and needs no memory for all of its own. Only for a backward that no script sees."""
+        """Put the half that this microbatch is added to into the model's gradients, if it can be.
+
+        That half must be a contribution that is not in a sum yet. The backward then adds to it on
+        the way, and needs no separate memory. Only for a backward that no script sees.
+        """
         pair = self._tree.pair((0, microbatch), range(first, first + count))
         if pair is not None and isinstance(beside := self._held.get(pair[1]), Contribution):
             del self._held[pair[1]]
             self._lent = self.space.lend(beside)
 
     def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
-        """Take in what the model's gradients hold now, and add up what is complete by it."""
+        """Take what the model's gradients hold now, and add up what is complete with it."""
         node, within = (0, microbatch), range(first, first + count)
         one = self.space.take(numbers)
         if self._lent is None or (pair := self._tree.pair(node, within)) is None:
@@ -162,7 +167,10 @@ class Canonical:
             self._held[node] = total
 
     def _returned(self, lent: Lent, one: Contribution) -> Sum | Contribution:
-        """Two that were added up by a backward; in the room that lies there for the sum anyway, if it is not in use yet."""
+        """Return two contributions that a backward has added up.
+
+        They are written into the reserved sum if it is not in use yet.
+        """
         both = self.space.returned(lent, one)
         if not self._spare or any(isinstance(held, Sum) for held in self._held.values()):
             return both
@@ -173,7 +181,10 @@ class Canonical:
     def _join_apart(
         self, node: Node, within: range, one: Contribution, other: Contribution
     ) -> tuple[Node, Sum]:
-        """The sum of `node`; or that of its parent, if its sibling's is here: it then needs no room of its own."""
+        """Return a node and its sum, either `node` or its parent.
+
+        It is the parent if the sibling's sum is here, because the two can be added into that.
+        """
         pair = self._tree.pair(node, within)
         if pair is not None and isinstance(beside := self._held.get(pair[1]), Sum):
             self.space.accumulate(beside, one, other)
@@ -182,7 +193,7 @@ class Canonical:
         return node, self._join(one, other)
 
     def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
-        """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
+        """Add into the half that is a sum already, if one is; a + b has the bits of b + a."""
         if isinstance(left, Contribution) and isinstance(right, Contribution):
             total = self._room()
             self.space.join(total, left, right)
@@ -207,11 +218,11 @@ class Canonical:
         return self._tree.fold(self._tree.root, parts, add)
 
     def nodes(self, first: int, count: int) -> list[Sum]:
-        """In host memory."""
+        """Return the sums of these microbatches in host memory."""
         sums = [self._whole(node) for node in self.keys(first, count)]
         if self.space.device == CPU:
             return sums
-        # On the stream that has added them up: there is nothing else for the device to do meanwhile.
+        # On the stream that has added them up, because the device has nothing else to do meanwhile.
         while len(self._copies) < self._copied + len(sums):
             self._copies.append(Sum(self.space))
         found = self._copies[self._copied : self._copied + len(sums)]
@@ -222,7 +233,7 @@ class Canonical:
         return found
 
     def _whole(self, node: Node) -> Sum:
-        """The sum of a node; its halves may come from different layouts, and are added now."""
+        """Return the sum of a node; halves from different layouts are added now."""
         held = self._held.get(node)
         if held is None:
             left, right = map(self._tree.lowest, self._tree.halves(node))
