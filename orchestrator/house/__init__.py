@@ -1,1 +1,1 @@
-"""The one process on the manager's machine that owns all the others, and how it starts and watches them."""
+"""The house, which owns all other processes on the manager's machine, and how it runs them."""
