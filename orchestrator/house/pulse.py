@@ -26,7 +26,7 @@ UNNAMED = "ray::IDLE"
 
 class Pulse:
     def __init__(self, redis_url: str, identity: str, period_s: float = 0.0) -> None:
-        """Take the longest period after which an idle manager publishes its view as `period_s`."""
+        """Watch the actors of a house; an idle manager may publish nothing for `period_s`."""
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX)
         self._identity = identity
         self._looks_max = dict.fromkeys(SIGNS, LOOKS_MAX)
