@@ -282,7 +282,7 @@ class LayoutState(msgspec.Struct, kw_only=True):
     """The layout of a job, what is known of its model, and what a change of layout costs."""
 
     generation: int = 0
-    # The layout asked for last, and since when the job has had one without a break.
+    # The layout asked for last, and when the first layout was asked for.
     current: Layout | None = None
     begun_at_s: float | None = None
     # The newest generation that committed a step.

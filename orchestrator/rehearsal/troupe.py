@@ -194,7 +194,7 @@ class Troupe:
     def _on_lost(self, report: WorkerLost) -> None:
         """Regroup the workers that are left, and replace a worker that ended by itself.
 
-        A worker may end by itself if it cannot undo the step that was interrupted.
+        That is no fault: a worker ends if it cannot go on after an interrupted step.
         """
         if report.worker in self.ready:
             self.ready.remove(report.worker)
