@@ -1,4 +1,4 @@
-"""Trying a script before any money is spent: see `orchestrator.rehearsal`."""
+"""The command `rehearse`, which tries a script before any money is spent."""
 
 import time
 from contextlib import suppress
@@ -111,7 +111,7 @@ def was_rehearsed(state_dir: Path, sha: str) -> bool:
 
 
 def note_rehearsed(state_dir: Path, sha: str) -> None:
-    """It is only a hint that goes by this: what cannot be written down is no fault."""
+    """Note that a script was rehearsed; ignore errors, because only a hint depends on it."""
     places = Places(state_dir)
     with suppress(OSError):
         places.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

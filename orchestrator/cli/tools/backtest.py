@@ -1,4 +1,4 @@
-"""The manager's decision over recorded markets, beside other strategies."""
+"""The tool `backtest`: runs the manager's decision over recorded markets, and other strategies."""
 
 from pathlib import Path
 from typing import Annotated, Any
