@@ -1,4 +1,4 @@
-"""Train PyTorch models on spot machines; scripts start with `from orchestrator import Session`."""
+"""Train PyTorch models on spot machines; a script uses `from orchestrator import Session`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""`orchestrator`, and `python -m orchestrator`; Ctrl-C during imports gives no traceback either."""
+"""`orchestrator` and `python -m orchestrator`; Ctrl-C gives no traceback, even in imports."""
 
 import sys
 

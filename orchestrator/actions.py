@@ -1,4 +1,4 @@
-"""Actions: what to do, each with a sentence that says why; the dashboard shows that sentence."""
+"""Actions: what to do, each with a sentence that says why, which the dashboard shows."""
 
 import msgspec
 

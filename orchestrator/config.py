@@ -267,8 +267,9 @@ def load(
     flags: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Config:
-    """Return the settings in force. Without a path, `orchestrator.toml` here is read if it exists.
+    """Return the settings in force, from `path`, the environment and the command's options.
 
+    Without a path, `orchestrator.toml` in the current folder is read if it exists.
     `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}. `options`
     are the same, each from the option of that name: {"job.slots_max": "8"} is what --slots-max 8
     says. Relative paths are resolved against the folder of the file, so that a command means the
@@ -377,7 +378,7 @@ def _put(
     value: str,
     source: str,
 ) -> None:
-    """Set one key from the environment or a flag; parse it as TOML unless the setting is a text."""
+    """Set one key from the environment or a flag; parse it as TOML unless it is a text."""
     if SECRET.search(".".join(keys)):
         raise ConfigError(f"{source}: {_safe('.'.join(keys))}: {KEEP_OUT}")
     if len(keys) != 2 or keys[0] not in Config.model_fields:
@@ -543,7 +544,7 @@ def _words(node: Mapping[str, Any]) -> str:
 
 
 def _found(value: Any) -> str:
-    """Return the value in TOML notation, on one short line, with passwords in addresses hidden."""
+    """Return the value as one short line of TOML, with passwords in addresses hidden."""
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Events: what happened. Every event carries its time; the manager never asks for the time.
+"""Events: what happened. Every event carries its time; the manager never reads a clock.
 
 Reports from instances (`agent.messages`) are used unchanged. The other events are defined here.
 """

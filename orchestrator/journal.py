@@ -1,9 +1,9 @@
-"""The journal in Redis: durable before anything is done, and closed to managers of older epochs.
+"""The journal in Redis: durable before anything is done, closed to older epochs.
 
 Each kind of write is one Lua script that compares the epoch and writes in one step, so a superseded
 manager cannot write an entry, even if it wakes up after a long pause. The script that appends an
-event from the inbox also marks it as read, so the event is handled once. Every turn has a name, so an
-append that is repeated because its answer was lost still makes only one entry.
+event from the inbox also marks it as read, so the event is handled once. Every turn has a name, so
+an append that is repeated because its answer was lost still makes only one entry.
 """
 
 import secrets

@@ -1,9 +1,9 @@
 """The paths of everything: all files lie in one state directory, and none outside it.
 
 The path of a Unix socket may have at most 107 characters. Ray needs about 65 of them for itself and
-takes ASCII only, and in the address of a Redis `%`, `?` and `#` have other meanings. So if the state
-directory's path is too long or not plain, a symbolic link with a short name in /tmp leads to it. The
-house restores the link if it is deleted, and removes it when it ends.
+takes ASCII only, and in the address of a Redis `%`, `?` and `#` have other meanings. So if the
+state directory's path is too long or not plain, a symbolic link with a short name in /tmp leads to
+it. The house restores the link if it is deleted, and removes it when it ends.
 """
 
 import hashlib

@@ -288,7 +288,7 @@ def _narrowest(state: State, profile: Profile) -> InstanceType | None:
 
 
 def _as_shown(job: Job, work: Work) -> Profile:
-    """Return the job's profile with its times scaled to the step time in `work`, if it has one."""
+    """Return the job's profile, scaled to the step time in `work` if that is known."""
     assert job.layouts.profile is not None
     profile = job.layouts.profile
     task = layouts.task_of(

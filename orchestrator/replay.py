@@ -1,8 +1,8 @@
-"""Replaying a journal: the same events must lead to the same actions, so an incident is a test.
+"""Replaying a journal: the same events must lead to the same actions.
 
-An incident is a file of JSON lines: the state at the beginning if the journal was trimmed, then the
-entries. `export` writes one from any journal, even the one in Redis; `FileJournal` writes the same
-lines.
+So every incident becomes a test. An incident is a file of JSON lines: the state at the beginning if
+the journal was trimmed, then the entries. `export` writes one from any journal, even the one in
+Redis; `FileJournal` writes the same lines.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayWorld:
-    """A world with the events of a journal; it compares actions with the journal's, and performs none."""
+    """A world with the events of a journal; it compares actions and performs none."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
@@ -83,7 +83,7 @@ class _NoJournal:
 
 
 def replay(entries: Sequence[Entry], state: State | None = None) -> State:
-    """Run the loop over a journal; raise Diverged at the first entry that is decided differently."""
+    """Run the loop over a journal; raise Diverged at the first different decision."""
     world = ReplayWorld(entries)
     end = loop.run_now(loop.run(world, _NoJournal(), State() if state is None else state))
     world.compare()
@@ -103,7 +103,7 @@ async def export(journal: Journal, path: Path) -> int:
 
 
 def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
-    """Read what `export` or a `FileJournal` wrote; raise ValueError with one line for other files."""
+    """Read what `export` or a `FileJournal` wrote; other files raise a one-line ValueError."""
     with path.open("rb") as file:
         first = file.readline()
     if not first.startswith(b'{"state":'):

@@ -1,4 +1,4 @@
-"""Making the view from the manager's state; lists are bounded, because a page cannot show all."""
+"""Making the view from the manager's state; its lists are bounded, for a readable page."""
 
 from collections.abc import Iterable, Iterator
 
@@ -141,7 +141,8 @@ def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
 def cost_view(state: State, at_s: float) -> CostView:
     """Return the costs of everything.
 
-    The saving is the machine time at on-demand prices minus its cost, without the manager's machine.
+    The saving is the machine time at on-demand prices minus its cost; the manager's machine is left
+    out.
     """
     account = state.account
     spent = ledger.spent_usd(account, at_s)

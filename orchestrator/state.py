@@ -1,7 +1,7 @@
 """What the manager knows, and the few ways in which a part of it may change.
 
-The state encodes to JSON and back without loss, and the insertion order of dicts is part of it. Sets
-are dicts to None, because the order of a set differs from process to process.
+The state encodes to JSON and back without loss, and the insertion order of dicts is part of it.
+Sets are dicts to None, because the order of a set differs from process to process.
 """
 
 from heapq import heappush

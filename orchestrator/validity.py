@@ -1,4 +1,4 @@
-"""Which values an event may carry: numbers that decisions can use, and names that are valid.
+"""Which values an event may carry: numbers that decisions can use, and valid names.
 
 An event may be wrong because of a damaged inbox, a different version or a faulty worker. An event
 with a value outside of these bounds is refused as a whole: when it is posted, if it comes from a

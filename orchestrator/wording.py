@@ -18,7 +18,7 @@ def usd(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Return a loss with four decimal places if these show three digits, else with three digits."""
+    """Return a loss with four decimal places, or three digits if it is very small or large."""
     if value is None:
         return "-"
     return f"{value:.4f}" if 0.01 <= abs(value) < 1e5 else f"{value:.3g}"

@@ -31,10 +31,10 @@ class World(Protocol):
     """Live, simulated or replayed: events come out, actions go in."""
 
     async def next_event(self, by_s: float) -> AnyEvent | None:
-        """The next thing that happened; a `Tick` at `by_s` if nothing did until then; None at the end.
+        """Return the next event, a `Tick` at `by_s` if there is none before, None at the end.
 
-        Asking again says that the event given before is in the journal and its actions are set
-        going: a world that reads a durable inbox may forget it now, not earlier.
+        The call also says that the event before is in the journal and that its actions have been
+        started, so a world that reads a durable inbox may delete that event now, not earlier.
         """
         ...
 

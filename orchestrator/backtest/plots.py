@@ -1,4 +1,4 @@
-"""Plots as SVG text, drawn by hand: steps, boxes and points on labelled axes, without scripts."""
+"""Plots as SVG text without scripts: steps, boxes and points on labelled axes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -132,7 +132,7 @@ def _colours(series: Sequence[Line]) -> list[str]:
 
 
 def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
-    """Yield the parts of a line between gaps; steps hold their last value until the gap begins."""
+    """Yield the parts of a line between gaps; a step lasts until the gap begins."""
     piece: list[tuple[float, float]] = []
     for x, y in zip(line.x, line.y, strict=True):
         if not math.isnan(y):

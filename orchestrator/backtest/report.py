@@ -78,7 +78,7 @@ def _section(s: Section) -> str:
 
 
 def _costs(s: Section) -> str:
-    """Draw the costs as boxes, without on demand, which is far above the others and only named."""
+    """Draw the costs as boxes; on demand is only named, because it is far above the others."""
     apart = [r for r in s.results if r.strategy == ON_DEMAND and len(s.results) > 1]
     groups = [
         (r.strategy, np.percentile(r["cost_usd"], (5, 25, 50, 75, 95)).tolist())
@@ -111,10 +111,10 @@ def _table(s: Section) -> str:
 
 
 def _one_run(s: Section) -> str:
-    """Draw one typical run of the last strategy: prices of work, slots held, and dollars spent.
+    """Draw one typical run of our strategy: prices of work, slots held, and dollars spent.
 
-    It shows the pools that were held longest, then those with the cheapest work. A pool has the same
-    colour in all plots.
+    It shows the pools that were held longest, then those with the cheapest work. A pool has the
+    same colour in all plots.
     """
     start = _typical_start(s.results[-1])
     rows = backtest.trace(s.market, s.work, strategies.STRATEGIES[-1], start)

@@ -1,7 +1,8 @@
 """The command line: `orchestrator COMMAND`. Every mistake is one line, never a traceback.
 
-Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wrong · 3 nothing is running ·
-100 the script failed · 101 the job failed for another reason · 102 the job was cancelled · 130 Ctrl-C.
+Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wrong · 3 nothing is
+running · 100 the script failed · 101 the job failed for another reason · 102 the job was cancelled
+· 130 Ctrl-C.
 """
 
 import io
@@ -108,7 +109,7 @@ def _open_tool(name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code; an error that a person may meet becomes one line."""
+    """Run one command and return its exit code; an expected error becomes one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = sys.stdout or io.StringIO()  # the caller may have closed stdout or stderr
     sys.stderr = sys.stderr or io.StringIO()
@@ -145,7 +146,7 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _said(error: Exception) -> str:
-    """Return the error's message; for a system error without a file, with the line that failed."""
+    """Return the error's message; a system error without a file gets the line that failed."""
     if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
         return str(error) or type(error).__name__
     *_, asked = traceback.extract_tb(error.__traceback__)

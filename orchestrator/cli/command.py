@@ -1,4 +1,4 @@
-"""What every command shares: the settings, the connection to the manager, answers and errors.
+"""What every command shares: settings, the connection to the manager, answers and errors.
 
 A command answers once. With --json the answer is one JSON document on the standard output and
 nothing else; otherwise it is text for a person, with the next useful command at the end.

@@ -1,8 +1,9 @@
-"""`orchestrator demo`: the whole product at work on this machine, within three minutes on two cores.
+"""`orchestrator demo`: the whole product at work on this machine, within three minutes.
 
-The demo starts a separate house in a separate folder, with a spot market drawn from a seed. It trains
-the example script on machines that are then taken away: one with a notice, one without, and all at
-once. Meanwhile the same script runs undisturbed, at the lowest priority, to compare the two.
+It takes that long on two cores. The demo starts a separate house in a separate folder, with a spot
+market drawn from a seed. It trains the example script on machines that are then taken away: one
+with a notice, one without, and all at once. Meanwhile the same script runs undisturbed, at the
+lowest priority, to compare the two.
 """
 
 import asyncio
@@ -93,7 +94,7 @@ DRILLS = (
 
 
 class Director:
-    """Takes machines away when the run has come far enough and has recovered from the last loss."""
+    """Takes machines away once the run is far enough and has recovered from the last loss."""
 
     def __init__(
         self, client: Client, console: Console, now_s: Callable[[], float] = time.monotonic
@@ -173,7 +174,7 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
 
 
 def demo(_: Command) -> None:
-    """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
+    """Show the whole product on this machine, with its own market, within three minutes."""
     raise typer.Exit(_run(Console(), Path.cwd()))
 
 

@@ -1,4 +1,4 @@
-"""The modules that lie beside a script and that it imports, found without running any of it.
+"""The modules beside a script that it imports, found without running any of it.
 
 They are looked up as when the script is started by hand: in the script's folder first. Packages are
 taken whole, because a package may load modules by computed names. Modules that no import statement
@@ -37,7 +37,7 @@ def check_source(path: str, data: bytes) -> ast.Module:
 
 
 def neighbours(script: Path, data: bytes, typed: str) -> Iterator[Path]:
-    """Yield the modules to send, each once; `typed` is the script's path as the person typed it."""
+    """Yield the modules to send, each once; `typed` is the path that the person typed."""
     importlib.invalidate_caches()  # a file may have been written a moment ago
     folder = script.parent
     known, waiting = {script}, [(typed, check_source(typed, data))]

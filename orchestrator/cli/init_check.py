@@ -1,4 +1,4 @@
-"""The commands `init` and `check`: writing the settings, and checking what this machine needs."""
+"""The commands `init` and `check`: write the settings, and check what this machine needs."""
 
 import contextlib
 import fcntl
@@ -35,7 +35,7 @@ CLOCK_SLACK_S = 5.0
 
 
 def init(command: Command) -> None:
-    """Write a commented orchestrator.toml with every setting; never over one that is there."""
+    """Write a commented orchestrator.toml with every setting; never replace an existing file."""
     path = command.given_path or Path(FILE_NAME)
     try:
         with path.open("x") as sink:
@@ -75,7 +75,7 @@ Check = Callable[[Config], Finding]
 
 
 def check(command: Command) -> None:
-    """Check that this machine has what is needed; what is missing is shown with its remedy."""
+    """Check that this machine has what is needed, and show a remedy for what is missing."""
     findings = []
     with command.busy("checking"):
         settings, config = _settings(command)
@@ -124,7 +124,7 @@ def _ray(_: Config) -> Finding:
 
 
 def _importable(package: str, words: str) -> Finding:
-    """Import a package in a separate process, so that a broken install shows up here, not later."""
+    """Import a package in a separate process, so that a broken install shows up now."""
     program = f"import {package}; print({words})"
     try:
         done = subprocess.run(

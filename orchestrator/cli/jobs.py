@@ -72,9 +72,10 @@ def cancel(command: Command, job: Job = None) -> None:
 
 
 def resume(command: Command, job: Job = None) -> None:
-    """Go on with a job that failed or was cancelled, from its last step, with the script as it was submitted.
+    """Go on with a failed or cancelled job, from its last step, with the submitted script.
 
-    A script that was changed since is submitted again, with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
+    If the script has changed since, submit it again, with what this job stored: submit SCRIPT
+    --from file://.../checkpoints/JOB.
     """
     client = command.client()
     one = find(client, job, RESUMABLE if job else ())

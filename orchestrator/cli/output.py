@@ -1,4 +1,4 @@
-"""The commands `output` and `metrics`: the files and the numbers that a job's script has written."""
+"""The commands `output` and `metrics`: the files and numbers that a job's script wrote."""
 
 import csv
 import io
@@ -56,7 +56,7 @@ def output(command: Command, job: Job = None, to: To = None) -> None:
 
 
 def _name(command: Command, job: str | None, checkpoints: Path) -> str:
-    """Return the id of the job; without a running house, the full id of a stored job works too."""
+    """Return the id of the job; without a running house it must be the full id."""
     try:
         return find(command.client(), job).id
     except NotRunning:
@@ -113,7 +113,10 @@ def metrics(
         bool, typer.Option("--csv", help="All steps, as a table for other programs.")
     ] = False,
 ) -> None:
-    """Show the numbers that a job's script has logged, by step. They are those of session.log and of session.backward."""
+    """Show the numbers that a job's script has logged, by step.
+
+    They are those of session.log and of session.backward.
+    """
     if as_csv and command.json:
         raise CommandError("--csv and --json: choose one of them", USAGE)
     client = command.client()

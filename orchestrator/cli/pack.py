@@ -49,7 +49,7 @@ SECRET = re.compile(
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes to send; `files` has the sizes of the other files, `notes` remarks for a person."""
+    """The bytes to send, the sizes of the files beside the script, and notes for a person."""
 
     payload: bytes
     files: dict[str, int]

@@ -1,4 +1,4 @@
-"""The command `plan`: what would be bought for a script now, and the best layout on machines."""
+"""The command `plan`: what would be bought for a script now, or the best layout."""
 
 import re
 import shlex
@@ -65,10 +65,11 @@ def plan(  # noqa: PLR0913 - a parameter per option
         Path | None, typer.Option(metavar="FILE", help="Draw the predicted step as SVG.")
     ] = None,
 ) -> None:
-    """Show what would be bought for a script now, what it would cost, and when it would be done.
+    """Show what would be bought for a script now, the cost, and when it would be done.
 
-    Once a job of the very same script has been measured, also the layout it would train in, and what else there was.
-    With --on nothing is bought: the layout of a profiled model on any machines, see: orchestrator tools profile --help
+    Once a job of exactly the same script has been measured, it also shows the layout that it would
+    train in, and the layouts it was compared with. With --on it shows the layout of a profiled
+    model on any machines, see: orchestrator tools profile --help
     """
     if on is not None or script.suffix == ".json":
         _on_machines(command, script, on or [], (batch, sharding), gantt)

@@ -92,10 +92,12 @@ def submit(  # noqa: PLR0913 - a parameter per option
         ),
     ] = None,
 ) -> None:
-    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed.
+    """Train a script on spot machines.
 
-    Modules beside the script that it imports go along by themselves; data and settings that it reads by --with. On the
-    workers all lies as it does here, and the script runs as `python SCRIPT` would in this folder.
+    Exit code with --follow: 0 succeeded, 100 the script failed. Modules beside the script that it
+    imports are sent along automatically; data and settings that it reads need --with. On the
+    workers all files have the same places as here, and the script runs as `python SCRIPT` would in
+    this folder.
     """
     options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,

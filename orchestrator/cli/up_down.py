@@ -93,7 +93,7 @@ def _start(command: Command, places: Places) -> House:
 
 @contextlib.contextmanager
 def _one_ctrl_c() -> Iterator[None]:
-    """Let the first Ctrl-C interrupt the block, and ignore more, so that the clean-up completes."""
+    """Let only the first Ctrl-C interrupt the block, so that the clean-up completes."""
 
     def heard(*_: object) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -146,7 +146,7 @@ def _wait_for_house(
 
 
 def _without_a_word(places: Places, log: Path) -> str:
-    """Return why a house ended that left no line in its log; on a full disk it cannot write one."""
+    """Return why a house ended without a line in its log; on a full disk there is none."""
     if no_room(places.state_dir):
         return (
             f"{places.state_dir} takes nothing more: make room on that disk, then: orchestrator up"
@@ -298,7 +298,7 @@ def _sweep_up(places: Places) -> list[int]:
 
 
 def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
-    """Start a new manager that gives back what a killed one held; return the machines and view.
+    """Start a manager that gives back what a killed one held; return machines and view.
 
     Only the journal and the clouds know what the killed manager held.
     """

@@ -52,7 +52,7 @@ def ended(job: JobView) -> bool:
 
 
 class Look(NamedTuple):
-    """A view with the job in it; the notes say what the job waits for, and the view's age if old."""
+    """A view, the job in it, and notes on what the job waits for and how old the view is."""
 
     view: View
     job: JobView

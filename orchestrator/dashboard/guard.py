@@ -1,10 +1,10 @@
 """Access to the dashboard, which only this machine's owner may see, in their own browser.
 
 The dashboard listens on loopback, but that alone is no protection: other users of the machine can
-connect, and any web site can make the browser connect. So every request on every route needs three
-things: the token (as a bearer, or as a cookie made from it), a Host header that names this machine by
-a loopback address (a site that rebinds its name to 127.0.0.1 cannot send one), and a method that only
-reads.
+connect, and any web site can make the browser connect. So every request on every route needs the
+token (as a bearer, or as a cookie made from it), a Host header that names this machine by a
+loopback address (a site that rebinds its name to 127.0.0.1 cannot send one), and a method that
+only reads.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Serving the page from the house: one thread, one socket, bound before its address is published."""
+"""Serving the page from the house: one thread, and a socket bound before it is announced."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 class Server:
     """The server of the page.
 
-    `start` returns when the port is bound, or raises OSError; `stop` ends the thread and the socket.
+    `start` returns when the port is bound, or raises OSError; `stop` ends thread and socket.
     """
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:

@@ -1,1 +1,1 @@
-"""The house, which owns all other processes on the manager's machine, and how it runs them."""
+"""The house: the process that owns all others on the manager's machine, and their upkeep."""

@@ -1,4 +1,4 @@
-"""The short-lived driver that creates the two detached actors of a house: keeper and manager.
+"""The short-lived driver that creates a house's two detached actors: keeper and manager.
 
     python -m orchestrator.house.enlist --house DIR --ray HOST:PORT --life ID   (run by the house)
 

@@ -1,7 +1,7 @@
-"""The embedded Redis: a real server process, append-only, on a private socket, owned by the house.
+"""The embedded Redis: a server process, owned by the house, on a private socket.
 
-Every write is on disk before it is acknowledged (`appendfsync always`), so neither a killed
-server nor a machine that loses power forgets what the manager promised.
+It is append-only. Every write is on disk before it is acknowledged (`appendfsync always`), so
+neither a killed server nor a machine that loses power forgets what the manager promised.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Ray as the engine: finds the machines' nodes, starts an agent on each, and sends orders.
 
-It runs in the manager's process, which is a Ray actor and so already connected. Orders are submitted
-at once and in order. Their arrival is awaited beside the loop, because the call to a dying machine
-may take seconds to fail.
+It runs in the manager's process, which is a Ray actor and so already connected. Orders are
+submitted at once and in order. Their arrival is awaited beside the loop, because the call to a
+dying machine may take seconds to fail.
 """
 
 import asyncio

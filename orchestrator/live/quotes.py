@@ -39,7 +39,10 @@ class QuoteStore:
         self._types: dict[str, InstanceType] = {}
 
     def keep(self, action: KeepQuotes, at_s: float) -> QuotesKept:
-        """Add prices and write the history, whole or not at all; errors are in the returned event."""
+        """Add prices, write the history whole or not at all, and return the event of it.
+
+        An error is in the event.
+        """
         error = ""
         if self._history is None:
             self._history, error = self._recalled()

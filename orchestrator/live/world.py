@@ -149,7 +149,7 @@ class LiveWorld:
         return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
 
     async def _follow_inbox(self) -> None:
-        """Read the durable inbox; an entry is deleted only with the journal entry that handles it."""
+        """Read the durable inbox; only the journal entry for an event deletes it there."""
         read: Any = await self._store.get(INBOX_READ)
         after = read.decode() if read else "0"
         while True:

@@ -182,7 +182,7 @@ class Rehearsal:
                 return True
         return False
 
-    # --- one scene ----------------------------------------------------------------------------------
+    # --- one scene --------------------------------------------------------------------------------
 
     def _troupe(self, name: str, depth: int) -> Troupe:
         order = msgspec.structs.replace(

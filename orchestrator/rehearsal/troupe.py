@@ -68,7 +68,7 @@ class Troupe:
         self.completed: JobCompleted | None = None
         self.said: Callable[[], None] = lambda: None
 
-    # --- what is done to it -------------------------------------------------------------------------
+    # --- what is done to it -----------------------------------------------------------------------
 
     def open(self, hold: int | None) -> None:
         """Begin the job, or go on with it; the keeper does not commit step `hold`."""
@@ -140,7 +140,7 @@ class Troupe:
         assert self.completed is not None
         return self.completed
 
-    # --- what is heard ------------------------------------------------------------------------------
+    # --- what is heard ----------------------------------------------------------------------------
 
     def _until(self, true: Callable[[], bool]) -> None:
         while not true():

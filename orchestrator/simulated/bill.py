@@ -1,4 +1,4 @@
-"""The bill of a simulated cloud under a billing rule, from its own books, not the manager's."""
+"""The bill of a simulated cloud under a billing rule, from the cloud's own books."""
 
 from itertools import takewhile
 

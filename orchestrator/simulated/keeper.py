@@ -1,4 +1,4 @@
-"""A simulated job: it commits steps at a pace as long as all workers of the layout are there."""
+"""A simulated job, which commits steps as long as all workers of its layout are there."""
 
 from collections.abc import Callable
 

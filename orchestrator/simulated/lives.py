@@ -1,4 +1,4 @@
-"""Many lives of one manager: it may be killed at any await point, and knows only its journal."""
+"""Many lives of one manager, which may be killed at any await point and has its journal."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -29,7 +29,7 @@ BILL_SLACK_USD = 0.003
 
 
 class MortalJournal:
-    """A journal that keeps every entry; the manager may be killed just before or after an append."""
+    """A journal that keeps every entry; a manager may be killed just before or after a write."""
 
     def __init__(
         self,

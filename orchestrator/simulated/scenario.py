@@ -1,4 +1,4 @@
-"""Scenarios as values: how large and long they are, how fast the parts are, and what goes wrong."""
+"""Scenarios as values: their size and length, the pace of the parts, and what goes wrong."""
 
 from random import Random
 
@@ -84,8 +84,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated deployment: the same scenario gives the same journal, byte for byte.
 
-    With `calm_after_s` nothing goes wrong from then on, and the simulation ends with a shutdown when
-    all jobs have ended.
+    With `calm_after_s` nothing goes wrong from then on, and the simulation ends with a shutdown
+    when all jobs have ended.
     """
 
     seed: int = 0
@@ -108,7 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def month(days: float, instances: int, seed: int, faults: str = "none") -> Scenario:
-    """Return a scenario with jobs of up to 50 slots that fill the fleet and last the whole time."""
+    """Return a scenario with jobs of up to 50 slots that fill the fleet all the time."""
     if days <= 0 or instances < 1:
         raise ValueError(f"simulate: days={days} and instances={instances} must be positive")
     if faults not in FAULTS:

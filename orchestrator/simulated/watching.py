@@ -159,7 +159,7 @@ class Watcher:
             raise Breach(f"{len(state.leases)} leases, machines_max={self._settings.machines_max}")
 
     def _books_agree(self, state: State) -> None:
-        """Check that the indices agree with what they index, and that an alarm will come in time."""
+        """Check that the indices agree with what they index, and that a wake-up is due in time."""
         period_s = self._settings.control_period_s
         if state.wake_at_s + state.skew_s > state.now_s + period_s + ROUNDING_S:
             raise Breach(f"at {state.now_s} s nothing wakes the manager before {state.wake_at_s} s")

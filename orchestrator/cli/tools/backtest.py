@@ -1,4 +1,4 @@
-"""The tool `backtest`: runs the manager's decision over recorded markets, and other strategies."""
+"""The tool `backtest`: runs the manager's decision and others over recorded markets."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -37,7 +37,7 @@ def gc(
     command: Command,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
-    """End what is left over: machines of ours that no lease claims, and what dead managers left."""
+    """End leftovers: machines of ours that no lease claims, and what dead managers left."""
     places = Places(command.config.state_dir)
     found = asyncio.run(_machines(command, end=not dry_run))
     found += _of_a_dead_house(places, end=not dry_run)
@@ -92,7 +92,10 @@ async def claimed_tokens(redis_url: str) -> set[str]:
 
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
-    """Return, and end if asked, processes and folders of a killed house, if no house lives there."""
+    """Return processes and folders of a killed house, and end them if asked.
+
+    There are none if a house lives in the state directory.
+    """
     if not places.state_dir.exists():
         return []
     had_link = places.run.is_symlink()

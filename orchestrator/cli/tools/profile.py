@@ -1,4 +1,4 @@
-"""The tool `profile`: shows and saves what was measured of a model, to plan other machines with."""
+"""The tool `profile`: shows and saves what was measured of a model, for plans."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The tool `simulate`: runs the manager's own loop through virtual days on a simulated cloud."""
+"""The tool `simulate`: runs the manager's loop through virtual days on a simulated cloud."""
 
 import time
 from pathlib import Path
