@@ -157,7 +157,7 @@ class Job(Section):
 
     @property
     def stages(self) -> int | None:
-        """The depth that was asked for; None where the planner chooses."""
+        """Return the depth that was asked for; None if the planner chooses."""
         return None if self.depth == "auto" else self.depth
 
 

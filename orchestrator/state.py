@@ -72,7 +72,7 @@ JOB_MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
 
 
 class IllegalTransition(OrchestratorError):  # noqa: N818 - it names what happened
-    """The brain tried a move that makes no sense; the message has the moves before it."""
+    """The brain tried a change of state that is not allowed; the message has the history."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class Lease(msgspec.Struct, kw_only=True):
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
     deaths: int = 0  # how often all its workers died at once, without a step in between
-    crashes: int = 0  # those of the deaths in which the processes ended by themselves, it seems
+    crashes: int = 0  # how many of these deaths were crashes of the processes, as far as is known
     died_at_s: float = -1.0  # when the last death was
     died_step: int = -1  # the job's step at the last death
     terminations: int = 0
@@ -250,7 +250,7 @@ class Progress(msgspec.Struct, kw_only=True):
     # The step at which it began to drain. A checkpoint of an earlier step was on its way before, so
     # it does not end the draining.
     drained_from: int = 0
-    # Whether the sums since the backup are on the manager's machine.
+    # Whether the sums since the backup are on the manager's machine, too.
     sums_kept: bool = True
     export_uri: str = ""
     # What its script has logged last; None stands for a number that is not finite.
@@ -267,7 +267,7 @@ class Market(msgspec.Struct, kw_only=True):
 
     # When the bidder is asked again at the latest.
     think_at_s: float = 0.0
-    # Since when it holds too little while the market refuses more.
+    # Since when it keeps what is left after a loss, while a replacement is refused.
     short_since_s: float | None = None
     # What it waits for while it holds too little to run.
     waiting: str = ""

@@ -64,7 +64,7 @@ class ToldToEnd(HouseError):  # noqa: N818 - it names what happened
 
 
 class House:
-    """Start everything, watch over it, end everything."""
+    """Starts all parts, restarts those that die, and ends them."""
 
     def __init__(
         self, config: Config, config_path: Path | None, *, give_back: bool = False

@@ -152,7 +152,7 @@ class Fleet:
             self._inbox.report(lost, self._pace.detect_s)
 
     def _crash(self, worker: str) -> None:
-        """Its connection breaks, and then the agent finds out why."""
+        """Let a worker crash: its connection breaks, and then its agent reports why."""
         machine = next((m for m in self.machines.values() if worker in m.workers), None)
         if machine is None:
             return
