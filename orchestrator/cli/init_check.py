@@ -35,7 +35,7 @@ CLOCK_SLACK_S = 5.0
 
 
 def init(command: Command) -> None:
-    """Write a commented orchestrator.toml with every setting; never replace an existing file."""
+    """Write a commented orchestrator.toml with every setting; never over one that is there."""
     path = command.given_path or Path(FILE_NAME)
     try:
         with path.open("x") as sink:
