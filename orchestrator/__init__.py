@@ -1,4 +1,4 @@
-"""Train PyTorch models on spot machines; `from orchestrator import Session` is the door for scripts."""
+"""Train PyTorch models on spot machines; a script uses `from orchestrator import Session`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Result", "Session", "unbuilt"]
 
 
 def __getattr__(name: str) -> Any:
-    """A session brings torch with it, so it is loaded by the scripts that use it, not by the manager."""
+    """Import the session when a script asks for it, so that the manager does not import torch."""
     if name in __all__:
         from agent import session
 

@@ -1,4 +1,4 @@
-"""`orchestrator`, and `python -m orchestrator`: Ctrl-C is no traceback either while the command is still being imported."""
+"""`orchestrator` and `python -m orchestrator`; Ctrl-C gives no traceback, even in imports."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What to do, each with the sentence that says why. The dashboard shows the same sentence."""
+"""Actions: what to do, each with a sentence that says why, which the dashboard shows."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ class ListMachines(Action, frozen=True, kw_only=True):
 
 
 class KeepQuotes(Action, frozen=True, kw_only=True):
-    """Add prices that were seen to the history beside the state; `bids` asks what bids would have meant."""
+    """Add prices to the history, which is kept outside the state; `bids` asks for `Odds` too."""
 
     quotes: tuple[Quote, ...]
     types: tuple[InstanceType, ...]
@@ -36,7 +36,7 @@ class KeepQuotes(Action, frozen=True, kw_only=True):
 
 
 class OpenJob(Action, frozen=True, kw_only=True):
-    """Tell the keeper about a job; doing it twice is fine."""
+    """Give the keeper the order of a job; doing it twice has no effect."""
 
     order: JobOrder
 
@@ -71,13 +71,13 @@ class CloseJob(Action, frozen=True, kw_only=True):
 
 
 class Note(Action, frozen=True, kw_only=True):
-    """Nothing to do, but something a person should read. `who` is a job, a machine or a pool."""
+    """A sentence that a person should read. `who` is a job, a machine or a pool."""
 
     who: str
 
 
 class Stop(Action, frozen=True, kw_only=True):
-    """Everything is given back: the loop may end."""
+    """End the loop, because everything is given back."""
 
 
 AnyAction = (

@@ -1,5 +1,8 @@
-"""How the command line and the dashboard speak with a running house: through Redis, never through
-the manager's process, so that they work while the manager is away."""
+"""How the command line and the dashboard communicate with a running house.
+
+They read and write Redis and never call the manager's process, so they work while the manager is
+away.
+"""
 
 import fcntl
 import hashlib
@@ -41,7 +44,7 @@ METRICS_PAGE = 5_000
 CLOUD_S_MAX = 30.0
 SCRIPTS_MAX = 2000
 SCRIPTS_BYTES_MAX = 256 * 1024 * 1024
-PARCEL_BYTES_MAX = 72 * 1024 * 1024  # the names of files are in it, too
+PARCEL_BYTES_MAX = 72 * 1024 * 1024  # the names of files included
 
 
 class NotRunning(OrchestratorError):  # noqa: N818 - it names what is the case
@@ -49,23 +52,23 @@ class NotRunning(OrchestratorError):  # noqa: N818 - it names what is the case
 
 
 class Killed(NotRunning):
-    """A house lived here and has ended without saying so."""
+    """A house lived here and has ended without removing its file."""
 
 
 class Between(NotRunning):
-    """A house holds this state directory that cannot be spoken to: it starts, or ends."""
+    """A house holds this state directory and cannot answer, because it starts or ends."""
 
 
 class Silent(OrchestratorError, redis.ConnectionError):  # noqa: N818
-    """There is no answer; the message is for a person."""
+    """Redis does not answer; the message is for a person."""
 
 
 class NoRoom(Silent):
-    """Nor will there be one before somebody makes room."""
+    """Redis does not answer, and will not before a person makes room on the disk."""
 
 
 class _Asked(redis.Redis):
-    """Whoever cannot be reached, or not in time, says why as far as that can be seen."""
+    """A Redis client whose errors say why Redis does not answer, as far as that can be seen."""
 
     state_dir: Path
 
@@ -80,7 +83,7 @@ class _Asked(redis.Redis):
 
 
 class House(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running house says of itself in `house.json`."""
+    """What a running house publishes about itself in `house.json`."""
 
     pid: int
     redis_url: str
@@ -90,12 +93,12 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     local_cloud: str  # directory of the local cloud's cloud.json, or ""
     deployment: str
     started_at_s: float
-    clock_zero_s: float | None = None  # of `cloud.clock`: from which moment its processes count
-    settings: dict[str, str] = {}  # that it was started with, and goes by until it ends
+    clock_zero_s: float | None = None  # the zero of `cloud.clock` in its processes
+    settings: dict[str, str] = {}  # those it was started with, in force until it ends
 
 
 def dashboard_address(house: House, places: Places) -> str:
-    """The address of the page with the key in it; the page takes the key out of sight at once."""
+    """Return the address of the page with the key in it; the page hides the key at once."""
     token = places.secret("dashboard")
     if not house.dashboard_url or not token.exists():
         return house.dashboard_url
@@ -136,31 +139,34 @@ class Client:
         return self._house
 
     def ahead_s(self) -> float:
-        """How far its clock is ahead of the wall's, which somebody may have set since it began to count."""
+        """Return how far the house's clock is ahead of the wall clock.
+
+        The wall clock may have been set since the house started.
+        """
         zero_s = self._house.clock_zero_s
         return 0.0 if zero_s is None else zero_s + ticks() - time.time()
 
     def view(self) -> View | None:
-        """What there is to see, or None before the manager has said anything that we can read."""
+        """Return the newest view, or None before the manager has published one we can read."""
         data: Any = self._redis.get(VIEW)
         try:
             return msgspec.json.decode(data, type=View) if data else None
         except msgspec.ValidationError:
-            return None  # of another version's manager; ours says its own as soon as it is up
+            return None  # a manager of another version wrote it; ours replaces it once it is up
 
     def post(self, event: AnyEvent) -> None:
         """Put an event into the manager's durable inbox."""
         post(self._redis, event)
 
     def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
-        """What happened and why, after the given id, oldest first."""
+        """Return what happened and why after the given id, oldest first."""
         rows: Any = self._redis.xrange(EVENTS, min=_after(after), count=count)
         return [(key.decode(), msgspec.json.decode(row[b"e"], type=Sentence)) for key, row in rows]
 
     def logs(
         self, job: str, after: str = "0", block_ms: int | None = None, count: int = 1000
     ) -> list[tuple[str, str, str]]:
-        """Lines that the job's workers printed: (id, worker, line), oldest first."""
+        """Return lines that the job's workers printed as (id, worker, line), oldest first."""
         answer: Any = self._redis.xread({log_key(job): after}, count=count, block=block_ms)
         return [
             (key.decode(), row[b"worker"].decode(), row[b"line"].decode(errors="replace"))
@@ -169,7 +175,7 @@ class Client:
         ]
 
     def metrics(self, job: str) -> dict[int, dict[str, float]]:
-        """What the job's script has logged, by step. A step that was done again counts as it was done last."""
+        """Return what the job's script has logged, by step; of a repeated step, the last run."""
         found: dict[int, dict[str, float]] = {}
         after = "-"
         while True:
@@ -182,7 +188,7 @@ class Client:
                 return dict(sorted(found.items()))
 
     def ask_timeline(self, job: str) -> None:
-        """Have one of the next steps noted down; what was noted before is forgotten."""
+        """Have the timeline of one of the next steps recorded, and delete the earlier one."""
         self._redis.delete(timeline_key(job))
         self._redis.sadd(TRACES_ASKED, job)
 
@@ -191,12 +197,12 @@ class Client:
         return msgspec.json.decode(data, type=Timeline) if data else None
 
     def profile(self, job: str) -> Profile | None:
-        """What was measured of the job's model, if anything was."""
+        """Return the measured profile of the job's model, or None if there is none."""
         data: Any = self._redis.get(job_profile_key(job))
         return msgspec.json.decode(data, type=Profile) if data else None
 
     def put_script(self, data: bytes) -> str:
-        """Store a script, with what goes along, under its own SHA-256 and return that."""
+        """Store a script with its other files under their SHA-256, and return that."""
         if len(data) > PARCEL_BYTES_MAX:
             raise ValueError(f"{len(data):,} bytes; at most {PARCEL_BYTES_MAX:,} can be sent")
         sha = hashlib.sha256(data).hexdigest()
@@ -206,15 +212,18 @@ class Client:
         return sha
 
     def has_script(self, sha: str) -> bool:
-        """Whole: one that is damaged fails on every worker."""
+        """Return whether the script is stored intact; a damaged one would fail on every worker."""
         data = cast("bytes | None", self._redis.get(submitted_key(sha)))
         return data is not None and hashlib.sha256(data).hexdigest() == sha
 
     def _forget_scripts(self, newest: str) -> None:
-        """Of those that no job needs that is to begin, the newest stay. Who trains has a copy with its keeper."""
+        """Delete the oldest stored scripts that no unfinished job needs, down to the limits.
+
+        A job that trains does not depend on this store, because its keeper has a copy.
+        """
         view = self.view()
         if view is None:
-            return  # nobody says which jobs there are
+            return  # without a view the jobs are unknown
         needed = {newest, *(job.script_sha for job in view.jobs if job.ended_at_s is None)}
         found: Any = self._redis.zrevrange(SCRIPTS, 0, -1)
         stored = [name.decode() for name in found]
@@ -232,7 +241,7 @@ class Client:
 
 @asynccontextmanager
 async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
-    """The local cloud that the house owns; raises `CloudError` when it is not there."""
+    """Open the local cloud that the house owns; raise `CloudError` if it is not there."""
     try:
         cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, CLOUD_S_MAX)
     except (OSError, msgspec.DecodeError, KeyError) as error:
@@ -246,9 +255,9 @@ async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
 
 
 def post(store: "redis.Redis", event: AnyEvent) -> None:
-    """Into the durable inbox: the manager hears it now, or when it is there again.
+    """Put an event into the durable inbox; the manager reads it now, or when it is back.
 
-    Raises ValueError, one line, for an event that the manager would refuse.
+    Raises ValueError with one line for an event that the manager would refuse.
     """
     flaw = flaw_of(event) or (flaw_of_spec(event.spec) if isinstance(event, JobSubmitted) else "")
     if flaw:
@@ -258,7 +267,10 @@ def post(store: "redis.Redis", event: AnyEvent) -> None:
 
 
 def _held(lock: Path) -> bool:
-    """Whether a house holds it. After a restart of the machine the pid in the note is another's."""
+    """Return whether a house holds the lock.
+
+    The pid in `house.json` is not enough: after a restart of the machine it may be reused.
+    """
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

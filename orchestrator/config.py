@@ -1,9 +1,9 @@
 """Every setting, checked once at the edge: flag > environment > file > default.
 
-A person who mistypes gets one line that says where, what was found and what is allowed; the rest of
+A person who mistypes gets one line that says where, what was found and what is allowed. The rest of
 the system gets a frozen tree of plain values and never looks at a file or the environment again.
-The models below are the one source: `orchestrator.toml` is written from them (`template`), and the
-words "what is allowed" are read from them.
+The models below are the only source: `orchestrator.toml` is written from them (`template`), and the
+description of what is allowed is read from them.
 """
 
 import ipaddress
@@ -61,8 +61,8 @@ class Manager(Section):
     usd_per_h: Usd = 0.0
     """What the manager's own machine costs; it is part of every bill and counts against budgets."""
     redis_url: Text | None = Field(default=None, examples=["redis://127.0.0.1:6379/0"])
-    """A Redis of your own. Not set: a private one is started in state_dir. An address with a password
-    goes into the environment: ORCHESTRATOR__MANAGER__REDIS_URL."""
+    """A Redis of your own. Not set: a private one is started in state_dir. An address with a
+    password goes into the environment: ORCHESTRATOR__MANAGER__REDIS_URL."""
 
     @field_validator("redis_url")
     @classmethod
@@ -73,7 +73,7 @@ class Manager(Section):
 
 
 class Ray(Section):
-    """The Ray cluster that machines join. It is always protected by a token of its own."""
+    """The Ray cluster that machines join. It is always protected by its own token."""
 
     head_address: Text = "127.0.40.1"
     """Loopback or private address that the head listens on; never a public one."""
@@ -114,7 +114,7 @@ class Buying(Section):
 
 
 class Job(Section):
-    """What a job gets when `orchestrator submit` is not told otherwise."""
+    """Defaults of a job; options of `orchestrator submit` override them."""
 
     slots_min: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Fewest workers to train with; with fewer, the job waits."""
@@ -123,7 +123,7 @@ class Job(Section):
     depth: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
     """Stages of the pipeline that the model is cut into; "auto" lets the planner choose."""
     haste: Annotated[float, Field(ge=0, le=1000)] = 0.5
-    """How much dearer per work than the cheapest a machine may be and still be bought because the
+    """How much more per work than the cheapest a machine may cost and still be bought because the
     job ends sooner: 0 buys only the cheapest work, 1000 as much as the budget allows."""
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
     """How many failures of the script itself are tried again: the one after them ends the job."""
@@ -134,9 +134,10 @@ class Job(Section):
     backup_every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """How often the state goes to the memory of the manager's machine."""
     sums: Literal["auto", "always", "never"] = "auto"
-    """Whether every step waits until its gradients are there as well. With them no step is lost, even when all
-    machines go at once; without, those since the newest state are trained again. "never": only while fewer
-    than two machines that stay have the model. "auto": then, and while they take less than 16 MiB."""
+    """Whether every step waits until its gradients are on the manager's machine as well. If so, no
+    step is lost, even when all machines go at once; if not, the steps since the newest state are
+    trained again. "never": only while fewer than two machines that stay have the model. "auto":
+    then, and while the gradients take less than 16 MiB."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
     output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000
@@ -156,7 +157,7 @@ class Job(Section):
 
     @property
     def stages(self) -> int | None:
-        """The depth that was asked for; None where the planner chooses."""
+        """Return the depth that was asked for; None if the planner chooses."""
         return None if self.depth == "auto" else self.depth
 
 
@@ -185,7 +186,7 @@ class Local(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 7
     """Seed of its market: the same seed gives the same prices and preemptions."""
     tempo: Annotated[float, Field(gt=0, le=100_000)] = 1.0
-    """How many seconds of market go by in one second; bills are not affected."""
+    """How many seconds of market pass in one second; bills are not affected."""
     prices: Text | None = Field(default=None, examples=["prices.json"])
     """Replay prices from a file written by `aws ec2 describe-spot-price-history`. Not set: a
     synthetic market."""
@@ -222,7 +223,8 @@ class Limits(Section):
     script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576
     """Largest script that can be submitted."""
     parcel_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 33_554_432
-    """Most that goes to every worker of a job: the script, the modules beside it, and what --with names."""
+    """Most bytes that go to every worker of a job: the script, the modules beside it, and what
+    --with names."""
 
 
 class Config(Section):
@@ -244,8 +246,10 @@ class Config(Section):
 
 
 def in_force(config: Config) -> dict[str, str]:
-    """What a house goes by from its start to its end; a job's are read when it is submitted. No address: one may
-    have a password in it.
+    """Return the settings that a house reads once, at its start, as text by dotted key.
+
+    A job's settings are left out, because they are read when the job is submitted, and so is the
+    address of Redis, because it may hold a password.
     """
     sections = config.model_dump(
         mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}}
@@ -263,11 +267,12 @@ def load(
     flags: Mapping[str, str] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Config:
-    """The settings in force. Without a path, `orchestrator.toml` here is read if it exists.
+    """Return the settings in force, from `path`, the environment and the command's options.
 
-    `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}. `options` are
-    the same, each from an option of its own name: {"job.slots_max": "8"} is what --slots-max 8 says.
-    Relative paths are resolved against the folder of the file, so that every command means the
+    Without a path, `orchestrator.toml` in the current folder is read if it exists.
+    `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}. `options`
+    are the same, each from the option of that name: {"job.slots_max": "8"} is what --slots-max 8
+    says. Relative paths are resolved against the folder of the file, so that a command means the
     same folder wherever it is run from.
     """
     file = path if path is not None else Path(FILE_NAME)
@@ -294,19 +299,19 @@ def load(
 
 
 def environment(flags: Mapping[str, str]) -> dict[str, str]:
-    """The same flags as environment variables, to hand them to a child process."""
+    """Return the flags as environment variables, to hand them to a child process."""
     return {ENV_PREFIX + key.upper().replace(".", "__"): value for key, value in flags.items()}
 
 
 def keys() -> Iterator[tuple[str, str]]:
-    """Every setting as (section, key), in the order of the file."""
+    """Yield every setting as (section, key), in the order of the file."""
     for section, field in Config.model_fields.items():
         for key in _model(field.annotation).model_fields:
             yield section, key
 
 
 def template() -> str:
-    """The text of `orchestrator.toml`: every setting with its meaning and its default."""
+    """Return the text of `orchestrator.toml`: every setting with its meaning and its default."""
     lines = [
         "# Settings of spot-orchestrator. Every line shows the default; change what you need.",
         "# A setting can also come from the environment (ORCHESTRATOR__BUDGET__TOTAL_USD=50) or from",
@@ -373,7 +378,7 @@ def _put(
     value: str,
     source: str,
 ) -> None:
-    """Set one key from the environment or a flag; the text is read as TOML unless a text is due."""
+    """Set one key from the environment or a flag; parse it as TOML unless it is a text."""
     if SECRET.search(".".join(keys)):
         raise ConfigError(f"{source}: {_safe('.'.join(keys))}: {KEEP_OUT}")
     if len(keys) != 2 or keys[0] not in Config.model_fields:
@@ -432,10 +437,10 @@ def _leaves(
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int:
-    """The line on which the key at `path` is set, found by asking the parser itself.
+    """Return the line on which the key at `path` is set, found with the parser itself.
 
     "The shortest readable prefix of at least n lines has the key" is false up to the line before
-    the key and true from there on, so n is found by bisection, whatever the way of writing it.
+    the key and true from there on. So bisection finds n, in whichever notation the key is written.
     """
     lines = text.splitlines(keepends=True)
     low, high = 1, max(1, len(lines))
@@ -500,7 +505,7 @@ def _nearest(path: tuple[str, ...]) -> str:
 
 
 def _allowed(path: tuple[str, ...]) -> str:
-    """What the setting at `path` accepts, in words, read from the model's own schema."""
+    """Return in words what the setting at `path` accepts, read from the model's schema."""
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
     node = schema["properties"].get(path[0], {})
@@ -539,7 +544,7 @@ def _words(node: Mapping[str, Any]) -> str:
 
 
 def _found(value: Any) -> str:
-    """The value as it is written in TOML, on one line and short; passwords in addresses hidden."""
+    """Return the value as one short line of TOML, with passwords in addresses hidden."""
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):
@@ -549,7 +554,7 @@ def _found(value: Any) -> str:
 
 
 def _safe(text: str) -> str:
-    """Printable and short, so that the line stays one line whatever it quotes."""
+    """Return the text printable and short, so that a message that quotes it stays one line."""
     printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return printable if len(printable) <= 80 else f"{printable[:77]}..."
 

@@ -7,16 +7,16 @@ OrchestratorError
 │   └── ToldToEnd            it was asked to end before it was ready
 ├── RedisUnavailable         house.redis_server: no server, or it cannot be started
 ├── NotRunning               client: no house lives in this state directory
-│   ├── Killed               one lived there and ended without saying so
-│   └── Between              one is starting or ending
+│   ├── Killed               a house lived there and ended without removing its file
+│   └── Between              a house is starting or ending
 ├── Silent                   client: Redis does not answer; a `redis.ConnectionError` too
-│   └── NoRoom               nor will it before the disk has room
+│   └── NoRoom               Redis cannot answer before the disk has room
 ├── Superseded               world: a newer manager took over
 ├── Diverged                 world: a replayed decision differs from the journal's
 ├── Unreadable               journal: it is damaged, or of another version
-├── IllegalTransition        state: a lease or a job may not move so
+├── IllegalTransition        state: a lease or a job may not change its state like that
 ├── EngineError              live.world: an agent or the keeper was not reached
-├── CommandError             cli.desk: a command cannot be carried out; it has an exit code
+├── CommandError             cli.command: a command cannot be carried out; it has an exit code
 ├── DemoFailed               cli.demo: the demonstration showed something else
 ├── Unready                  rehearsal.stage: the rehearsal cannot be set up
 ├── Fault                    rehearsal.troupe: the rehearsal found something

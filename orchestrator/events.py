@@ -1,6 +1,6 @@
-"""What happened. Every event carries its own time; the manager never asks what time it is.
+"""Events: what happened. Every event carries its time; the manager never reads a clock.
 
-Reports from instances (`agent.messages`) are events as they are. The rest is defined here.
+Reports from instances (`agent.messages`) are used unchanged. The other events are defined here.
 """
 
 import msgspec
@@ -15,11 +15,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=Tru
 
 
 class ManagerStarted(Event, frozen=True, kw_only=True):
-    """A manager took over under a new epoch; whatever it finds was started by an earlier one."""
+    """A manager took over under a new epoch; an earlier manager started all that it finds."""
 
     epoch: int
     settings: Settings = Settings()
-    house: str = ""  # which life of the house; another one means that a person started it again
+    house: str = ""  # which life of the house; a new one means that a person started it again
     salt: str = ""  # random, and part of every launch token: see `brain.leases.new_token`
 
 
@@ -39,14 +39,17 @@ class QuotesSeen(Event, frozen=True, kw_only=True):
 
 
 class Odds(msgspec.Struct, frozen=True, kw_only=True):
-    """What bidding so much above the price has meant in the mood that it is in: the share evicted within the hour."""
+    """The share of machines evicted within the hour, if the bid is so much above the price.
+
+    It is taken from times in which the market was in the same mood as now.
+    """
 
     above_usd_per_h: float
     evicted_in_1h: float
 
 
 class QuotesKept(Event, frozen=True, kw_only=True):
-    """Prices are in the history; `odds` by pool key, where they were asked for."""
+    """Prices were added to the history; `odds` by pool key, if they were asked for."""
 
     odds: dict[str, tuple[Odds, ...]] = {}
     error: str = ""
@@ -94,7 +97,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None  # stages of a pipeline; None: the planner chooses
     budget_usd: float | None = None
     deadline_s: float | None = None
-    haste: float = 0.5  # how much dearer a machine's work may be than the cheapest
+    haste: float = 0.5  # how much more a machine's work may cost than the cheapest
     max_failures: int = 3
     max_preemptions: int | None = None
     nan: NanPolicy = "fail"
@@ -102,7 +105,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
-    output_files: int = 1000  # of session.output, that are kept
+    output_files: int = 1000  # the most files of session.output that are kept
     output_bytes: int = 1 << 30
 
 

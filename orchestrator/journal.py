@@ -1,10 +1,9 @@
-"""The journal in Redis: durable before anything is done, and closed to managers of older epochs.
+"""The journal in Redis: durable before anything is done, closed to older epochs.
 
-One Lua script per kind of write: it compares the epoch and writes in one step, so that a manager
-that was paused for a minute and wakes up deposed cannot write a single entry. An event that came
-from the inbox is marked as read by the same script that appends it, so that it is handled once.
-Every turn has a name: an append whose answer was lost with the server is asked for again, and is one
-entry all the same.
+Each kind of write is one Lua script that compares the epoch and writes in one step, so a superseded
+manager cannot write an entry, even if it wakes up after a long pause. The script that appends an
+event from the inbox also marks it as read, so the event is handled once. Every turn has a name, so
+an append that is repeated because its answer was lost still makes only one entry.
 """
 
 import secrets
@@ -52,25 +51,30 @@ return 1
 
 
 class RedisJournal:
-    """The live world's memory. `take_over` first: it makes this manager the only one that may write."""
+    """The journal of the live world.
+
+    `take_over` comes first, because it makes this manager the only one that may write.
+    """
 
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self._redis = client
         self._epoch = 0
-        self.salt = secrets.token_hex(5)  # of this life: a launch token has at most 64 characters
+        # Random for each life of the manager, and short, because a launch token has at most 64
+        # characters.
+        self.salt = secrets.token_hex(5)
         self._turn = 0
         self._last_id = "0-0"
         self._encoder = msgspec.json.Encoder()
         self._append = client.register_script(_APPEND)
         self._snapshot = client.register_script(_SNAPSHOT)
-        self.inbox_id = ""  # of the event being handled, when it came from the inbox
+        self.inbox_id = ""  # id of the event being handled, if it came from the inbox
 
     @property
     def epoch(self) -> int:
         return self._epoch
 
     async def take_over(self, house: str = "") -> int:
-        """A new epoch: every write of an earlier manager is refused from here on."""
+        """Begin a new epoch, so that Redis refuses every write of an earlier manager; return it."""
         async with self._redis.pipeline(transaction=True) as both:
             both.incr(EPOCH)  # queued, like the next: only `execute` is waited for
             both.set(HOUSE, house)
@@ -79,7 +83,7 @@ class RedisJournal:
         return self._epoch
 
     async def holder(self) -> str:
-        """Which life of a house the newest manager belongs to."""
+        """Return the life of a house that the newest manager belongs to."""
         house: Any = await self._redis.get(HOUSE)
         return house.decode() if house else ""
 
@@ -151,6 +155,9 @@ def _entry(fields: dict[bytes, bytes]) -> Entry:
 
 
 def _look_at_seal(where: str, fields: dict[bytes, bytes], *names: bytes) -> None:
-    """Earlier versions of the software wrote none."""
+    """Raise `RecordError` if a record does not match its seal.
+
+    Records without a seal pass, because earlier versions of the software wrote none.
+    """
     if fields.get(b"s", b"") not in (b"", seal_of(*(fields[name] for name in names))):
         raise RecordError(f"{where} does not match its seal")

@@ -1,4 +1,4 @@
-"""The one loop: what happened, what to do about it, written down, then done.
+"""The one loop: take an event, decide what to do, write both down, then do it.
 
 The same loop drives the live manager, the simulated month and the replay of an incident. It is
 `async` because the live world waits for networks; a world that never waits runs it at full speed
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 async def resume(journal: Journal) -> State:
-    """The state at the end of the journal. Nothing is performed: `ManagerStarted` settles what was."""
+    """Return the state at the end of the journal, and perform nothing.
+
+    The next event, `ManagerStarted`, settles actions whose outcome is unknown.
+    """
     saved, entries = await journal.load()
     state = State() if saved is None else saved
     for entry in entries:
@@ -27,9 +30,10 @@ async def resume(journal: Journal) -> State:
 
 
 async def run(world: World, journal: Journal, state: State) -> State:
-    """Until the world ends or the brain says stop. The first event must be `ManagerStarted`.
+    """Run the loop until the world ends or the brain says stop.
 
-    The first turn is followed by a snapshot too, so that many short lives do not read ever more.
+    The first event must be `ManagerStarted`. A snapshot follows the first turn too, so that a
+    manager after many short lives does not have ever more entries to read.
     """
     turns = 0
     while (event := await world.next_event(state.wake_at_s)) is not None:

@@ -1,9 +1,9 @@
-"""Where everything lies: one state directory, and nothing outside it.
+"""The paths of everything: all files lie in one state directory, and none outside it.
 
-Unix sockets may not have paths of more than 107 characters, and Ray needs about 65 of them for
-itself, and takes ASCII only; in the address of a Redis `%`, `?` and `#` mean something else. When the state
-directory's own path is too long, or not plain, a symbolic link with a short name in /tmp leads to it.
-The house puts it back when somebody clears up there, and removes it when it ends.
+The path of a Unix socket may have at most 107 characters. Ray needs about 65 of them for itself and
+takes ASCII only, and in the address of a Redis `%`, `?` and `#` have other meanings. So if the
+state directory's path is too long or not plain, a symbolic link with a short name in /tmp leads to
+it. The house restores the link if it is deleted, and removes it when it ends.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from orchestrator.errors import OrchestratorError
 RUN_PATH_MAX = 40
 ROOM_BYTES = 4 * 1024 * 1024
 PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
-LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # of houses, and of local clouds
+LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # links of houses, of local clouds
 
 
 class StateDirError(OrchestratorError):
@@ -29,19 +29,20 @@ class StateDirError(OrchestratorError):
 
 
 class Places:
-    """Every path that the house and its parts use, from the state directory."""
+    """Every path that the house and its parts use, derived from the state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir.resolve()
         self.identity = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:12]
 
     def make(self) -> None:
-        """Make the state directory, private to its owner, and the short way to it."""
+        """Make the state directory, private to its owner, and the short link to it."""
         try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
             (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
-            self.lock.open("a").close()  # on a disk that is read-only all of this may be there
+            # On a read-only disk the folders may exist, and only opening a file fails.
+            self.lock.open("a").close()
         except OSError as error:
             raise StateDirError(
                 f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
@@ -49,8 +50,10 @@ class Places:
         self.make_way()
 
     def secure(self) -> list[str]:
-        """Keep other users out, and say what they could reach until now. No part runs yet that uses
-        a secret, because one that is not secret any more is removed."""
+        """Keep other users out, and return what they could reach until now.
+
+        This must run before any part that uses a secret, because exposed secrets are removed.
+        """
         tokens = [*sorted(self.state_dir.glob("*.token")), self.cloud_dir / "token"]
         try:
             return private.mend(self.state_dir, tokens)
@@ -60,7 +63,7 @@ class Places:
             ) from error
 
     def make_way(self) -> None:
-        """The short way, if there has to be one."""
+        """Make the short link to the state directory, if its path needs one."""
         if not self._needs_link():
             return
         link, run = self._link(), self.state_dir / "run"
@@ -78,7 +81,7 @@ class Places:
 
     @property
     def run(self) -> Path:
-        """The directory for sockets: short enough for them."""
+        """Return the directory for sockets, whose path is short enough for them."""
         return self._link() if self._needs_link() else self.state_dir / "run"
 
     @property
@@ -103,12 +106,12 @@ class Places:
 
     @property
     def rehearsed(self) -> Path:
-        """The checksums of scripts that were rehearsed, one on each line."""
+        """Return the file with the checksums of rehearsed scripts, one on each line."""
         return self.state_dir / "rehearsed"
 
     @property
     def quotes(self) -> Path:
-        """The prices that were seen; `orchestrator tools backtest --data` reads this folder."""
+        """Return the folder with the price history, for `orchestrator tools backtest --data`."""
         return self.state_dir / "quotes"
 
     @property
@@ -117,22 +120,25 @@ class Places:
 
     @property
     def house(self) -> Path:
-        """What a client needs to find the running house."""
+        """Return the file in which a client finds the running house."""
         return self.state_dir / "house.json"
 
     @property
     def given_back(self) -> Path:
-        """There when the manager has given back every machine; the house ends then."""
+        """Return the file that exists once every machine is given back; the house ends then."""
         return self.state_dir / "stop"
 
     @property
     def superseded(self) -> Path:
-        """There, with a sentence, when another house's manager has taken over; the house ends then."""
+        """Return the file that exists once another house's manager has taken over.
+
+        It holds the reason as a sentence, and the house ends when it appears.
+        """
         return self.state_dir / "superseded"
 
     @property
     def broke_off(self) -> Path:
-        """Why a manager of this house ended last, if one has ended by itself."""
+        """Return the file with the reason why a manager of this house last ended by itself."""
         return self.state_dir / "broke_off"
 
     def secret(self, name: str) -> Path:
@@ -150,13 +156,16 @@ class Places:
 
 
 def dangling_links() -> list[Path]:
-    """Our short ways to state directories that are gone, and that nobody has needed for long."""
+    """Return our short links to deleted state directories, unused for long."""
     found = (link for name in LINKS for link in SHORT.glob(name))
     return sorted(link for link in found if way.is_abandoned(link))
 
 
 def no_room(folder: Path) -> str:
-    """Why nothing can be written there, in a sentence; empty if it can. Found by trying: a quota is as full as a disk."""
+    """Return why nothing can be written in the folder, as a sentence; "" if it can.
+
+    It is found by writing, because a quota may be full although the disk is not.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)

@@ -1,7 +1,7 @@
-"""What the manager would do about a script now, asked without doing any of it.
+"""A preview of what the manager would do about a script now, without doing any of it.
 
-The manager's own `decide` and `think` run on a state that holds nothing but the market's answer, so
-a preview says what `submit` would do.
+The manager's own `decide` and `think` run on a state that holds only what the market sells, so a
+preview says what `submit` would do.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ TOLD = "as told"
 
 
 class Sold(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider sells now, and where the answer comes from."""
+    """What a provider sells now, and the source of that answer."""
 
     types: tuple[InstanceType, ...]
     pools: tuple[Pool, ...]
@@ -49,11 +49,11 @@ class Sold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """How much there is to do, as far as it is known, and who says so."""
+    """How much there is to do, as far as it is known, and the source of that knowledge."""
 
     steps: int | None = None
     step_s: float | None = None  # of one step on one slot
-    steps_from: str = ""  # the job that has shown it, or a person
+    steps_from: str = ""  # the job that was measured, or `TOLD`
     step_s_from: str = ""
 
     @property
@@ -62,7 +62,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier job of the very same script has shown of its model."""
+    """What an earlier job of exactly the same script has measured of its model."""
 
     job: str
     profile: Profile
@@ -78,7 +78,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     market: Market
     slots: int
     usd_per_h: float
-    bid_usd_per_h: float | None  # where the market asks for one
+    bid_usd_per_h: float | None  # None if the market takes no bids
     machines: int
     expected_usd_per_slot_h: float | None
     expected_cost_usd: float | None
@@ -87,7 +87,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manager would do, and what is known of the job that it would run."""
+    """What the manager would do, and what is known of the job."""
 
     source: str  # of the prices
     work: Work
@@ -116,7 +116,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         return layouts.picture(self.asked, self.choice)
 
     def value(self) -> dict[str, object]:
-        """The same for programs."""
+        """Return the preview as plain values for programs."""
         layout: object = None
         if self.asked is not None and self.choice is not None:
             layout = {
@@ -140,7 +140,10 @@ def preview(
     sha: str,
     told: tuple[int | None, float | None],
 ) -> Preview:
-    """Ask what would be done for a script; `told` are its steps and the seconds of one, if a person says them."""
+    """Return what would be done for a script.
+
+    `told` has the number of its steps and the seconds of one step, if a person gives them.
+    """
     sold = market_now(config, client)
     view = client.view() if client is not None else None
     known = view.jobs if view is not None else ()
@@ -166,7 +169,7 @@ def preview(
 
 
 def market_now(config: Config, client: Client | None) -> Sold:
-    """From the running local cloud, or from the market that its seed would give now."""
+    """Return what the running local cloud sells, or what a market of its seed would sell now."""
     if client is not None and client.house().local_cloud:
         return asyncio.run(_sold_by(client.house()))
     if not config.local.enabled:
@@ -203,7 +206,10 @@ def work_of(
     steps: int | None,
     step_s: float | None,
 ) -> Work:
-    """As told; else as the newest job of the very same script with the very same arguments has shown."""
+    """Return the given steps and step time; fill in what is missing from earlier jobs.
+
+    The newest job with exactly the same script and arguments comes first.
+    """
     work = Work(
         steps=steps,
         step_s=step_s,
@@ -219,7 +225,7 @@ def work_of(
 
 
 def _alike(known: Iterable[JobView], script_sha: str, argv: tuple[str, ...]) -> list[JobView]:
-    """The newest first."""
+    """Return the jobs with this script and these arguments, newest first."""
     same = [job for job in known if (job.script_sha, job.argv) == (script_sha, argv)]
     return sorted(same, key=lambda one: -one.submitted_at_s)
 
@@ -227,7 +233,10 @@ def _alike(known: Iterable[JobView], script_sha: str, argv: tuple[str, ...]) -> 
 def model_of(
     client: Client, known: Iterable[JobView], script_sha: str, argv: tuple[str, ...]
 ) -> Model | None:
-    """As a worker of the newest job of the very same script measured it; None if none did."""
+    """Return the model as measured in the newest job with exactly this script and arguments.
+
+    Jobs without a measurement are skipped; None if no job has one.
+    """
     for job in _alike(known, script_sha, argv):
         profile = client.profile(job.id) if job.microbatches else None
         if profile is not None:
@@ -241,7 +250,7 @@ def model_of(
 def ask_the_brain(
     config: Config, sold: Sold, spec: JobSpec, work: Work, model: Model | None = None
 ) -> tuple[State, Job]:
-    """The manager's own thinking, on a state that holds nothing yet. No action is performed."""
+    """Run the manager's own thinking on a state that holds no machines; perform no action."""
     now_s = time.time()
     state = State()
     for event in (
@@ -269,14 +278,17 @@ def ask_the_brain(
 
 
 def _narrowest(state: State, profile: Profile) -> InstanceType | None:
-    """The type that it was measured on; where that is not known, the one with the least room for a worker."""
+    """Return the type that the profile was measured on.
+
+    If that type is not sold here, return the type with the least memory per slot.
+    """
     if profile.instance_type in state.types:
         return state.types[profile.instance_type]
     return min(state.types.values(), key=lambda kind: kind.memory_bytes / kind.slots, default=None)
 
 
 def _as_shown(job: Job, work: Work) -> Profile:
-    """The profile with its times scaled, so that a step takes what was told or was seen to be the case."""
+    """Return the job's profile, scaled to the step time in `work` if that is known."""
     assert job.layouts.profile is not None
     profile = job.layouts.profile
     task = layouts.task_of(
@@ -290,7 +302,7 @@ def _as_shown(job: Job, work: Work) -> Profile:
 
 
 def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
-    """Ask for the layout of the machines that would be bought; None if there are none."""
+    """Return the question for the layout of the machines to buy; None if there are none."""
     seats = []
     for part in purchase.acquire:
         kind = state.types[part.pool.type]
@@ -309,10 +321,11 @@ def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
 def expectation(
     state: State, job: Job, purchase: Purchase, work: Work
 ) -> tuple[float | None, float | None]:
-    """Dollars and seconds for the whole job on what the purchase holds, start-up and evictions counted in.
+    """Return the expected dollars and seconds of the whole job, with start-up and evictions.
 
-    The price of work spreads a start over what follows it, and over more than that if the job is shorter than
-    its start. No job costs less than what its machines cost from their launch until it is done.
+    The price of work spreads the cost of a start over the work that follows it, and over more work
+    than there is if the job is shorter than its start. So the cost is at least what the machines
+    cost from their launch until the job is done.
     """
     per_work = purchase.cost_usd_per_work
     if work.steps is None or work.step_s is None or per_work is None or not purchase.acquire:
@@ -334,7 +347,7 @@ def expectation(
 
 
 def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
-    """What is paid for all of it, and meanwhile for the manager's machine, if the cloud takes none of it."""
+    """Return the cost of the purchase and the manager's machine if no machine is evicted."""
     hours = seconds / HOUR_S
     usd = state.settings.manager_usd_per_h * hours
     for part in purchase.acquire:
@@ -346,7 +359,7 @@ def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
 
 
 def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Considered]:
-    """Every offer as if it were the only one."""
+    """Return every offer, each evaluated as if it were the only one, cheapest work first."""
     bought = {(part.pool, part.market): part.count for part in chosen.acquire}
     rows = []
     for pool, market, price_usd_per_h in _sold_now(state):
@@ -377,7 +390,7 @@ def _sold_now(state: State) -> Iterator[tuple[Pool, Market, float]]:
 
 
 def _only(state: State, pool: Pool, market: Market) -> State:
-    """The same state in a world that sells nothing but this."""
+    """Return the same state in a world that sells only this pool in this market."""
     known = state.pools[pool.key]
     if market == "on_demand":
         known = msgspec.structs.replace(known, spot_usd_per_h=None)

@@ -1,4 +1,4 @@
-"""How the manager, the house, the command line and the dashboard reach Redis."""
+"""Connecting to Redis, for the manager, the house, the command line and the dashboard."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import redis
 
 
 def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
-    """How every client waits, within bounds, for a server that is just coming back."""
+    """Return the options with which every client waits a bounded time for a restarting server."""
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry

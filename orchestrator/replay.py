@@ -1,7 +1,8 @@
-"""A journal replayed: the same events must lead to the same actions. Every incident becomes a test.
+"""Replaying a journal: the same events must lead to the same actions.
 
-An incident is a file of JSON lines: the state at the beginning if the journal was trimmed, then the
-entries. `export` writes one from any journal, the one in Redis too; `FileJournal` writes the same lines.
+So every incident becomes a test. An incident is a file of JSON lines: the state at the beginning if
+the journal was trimmed, then the entries. `export` writes one from any journal, even the one in
+Redis; `FileJournal` writes the same lines.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayWorld:
-    """Gives the events of a journal; actions are compared with it, never performed."""
+    """A world with the events of a journal; it compares actions and performs none."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = entries
@@ -43,10 +44,10 @@ class ReplayWorld:
         self._decided.append(action)
 
     async def show(self, state: State) -> None:
-        """Nobody watches a replay."""
+        """Do nothing, because a replay is not watched."""
 
     def compare(self) -> None:
-        """Raise Diverged when what was just decided is not what the journal has."""
+        """Raise Diverged if the actions just decided differ from the journal's."""
         decided, self._decided = tuple(self._decided), []
         if self._compared == self._given:
             return
@@ -69,7 +70,7 @@ def _shown(action: AnyAction | None) -> str:
 
 
 class _NoJournal:
-    """A replay is not written down."""
+    """A journal that keeps nothing, because a replay needs no record."""
 
     async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
         pass
@@ -82,7 +83,7 @@ class _NoJournal:
 
 
 def replay(entries: Sequence[Entry], state: State | None = None) -> State:
-    """Run the loop over a journal. Raises Diverged at the first entry that is decided otherwise."""
+    """Run the loop over a journal; raise Diverged at the first different decision."""
     world = ReplayWorld(entries)
     end = loop.run_now(loop.run(world, _NoJournal(), State() if state is None else state))
     world.compare()
@@ -90,7 +91,7 @@ def replay(entries: Sequence[Entry], state: State | None = None) -> State:
 
 
 async def export(journal: Journal, path: Path) -> int:
-    """Write what a journal holds as an incident; the number of its entries."""
+    """Write what a journal holds as an incident, and return the number of its entries."""
     state, entries = await journal.load()
     encode = msgspec.json.Encoder().encode
     with path.open("wb") as file:
@@ -102,7 +103,7 @@ async def export(journal: Journal, path: Path) -> int:
 
 
 def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
-    """What `export` or a `FileJournal` wrote. Raises ValueError, one line, for anything else."""
+    """Read what `export` or a `FileJournal` wrote; other files raise a one-line ValueError."""
     with path.open("rb") as file:
         first = file.readline()
     if not first.startswith(b'{"state":'):

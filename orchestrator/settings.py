@@ -1,14 +1,16 @@
-"""What the manager was told before it started: limits, periods, patience.
+"""The settings that a manager gets when it starts: limits, periods and timeouts.
 
-The settings travel in `ManagerStarted`, so that a journal alone is enough to replay every decision.
+The event `ManagerStarted` carries them, so a journal alone is enough to replay every decision.
 """
 
 import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`None` means no limit. Every lease reserves `reserve_s` of its highest price until it is gone;
-    nothing is bought that cannot be reserved for.
+    """The manager's settings; `None` means no limit.
+
+    Every lease reserves `reserve_s` of its highest price until it is gone. A machine is bought
+    only if the budget has room for its reserve.
     """
 
     deployment: str = "default"
@@ -20,12 +22,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     billing: str = "local"  # a name of `bidding.billing.RULES`
     regions: tuple[str, ...] = ()  # where data may be; none means anywhere
     egress_usd_per_gb: float = 0.0
-    disk_usd_per_h: float = 0.0  # of every machine, whatever becomes of it
-    quote_max_age_s: float | None = None  # None: prices come by themselves and are never old
+    disk_usd_per_h: float = 0.0  # of every machine as long as it is held; never refunded
+    quote_max_age_s: float | None = None  # None: the provider pushes prices, so none is too old
 
     control_period_s: float = 2.0
     listing_period_s: float = 2.0  # of the provider's list, which is long for 10,000 machines
-    rethink_s: float = 2.0  # how often a job that has what it wants looks at the market again
+    rethink_s: float = 2.0  # how often the bidder is asked for a job that has what it wants
     reserve_s: float = 300.0
     drain_s: float = 60.0
     launch_grace_s: float = 30.0
@@ -39,9 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 30.0
     morph_s: float = 1.0
     recovery_s: float = 2.0
-    doubt_s: float = 5.0  # a worker is slow, or well again, when it has been for so long
-    ease_s: float = 30.0  # after its share was cut, leaving it out is thought about
-    probe_s: float = 60.0  # who was left out is tried again, then ever more seldom
+    doubt_s: float = 5.0  # a worker counts as slow, or as recovered, after this long
+    ease_s: float = 30.0  # from cutting a slow worker's share until leaving it out is considered
+    probe_s: float = 60.0  # until a worker that was left out is tried again; longer each time
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

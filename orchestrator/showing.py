@@ -1,4 +1,4 @@
-"""From what the manager knows to what people see. Lists are bounded: a page shows no 10,000 rows."""
+"""Making the view from the manager's state; its lists are bounded, for a readable page."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,7 +14,7 @@ SENTENCES_SHOWN_MAX = 100
 
 
 def view_of(state: State, at_s: float) -> View:
-    """Everything as it is at a moment; money is carried on to it."""
+    """Return the view at a moment, with money extrapolated to it."""
     at_s = max(at_s, state.now_s)
     return View(
         at_s=at_s,
@@ -31,20 +31,20 @@ def view_of(state: State, at_s: float) -> View:
 
 
 def _jobs_shown(state: State) -> list[Job]:
-    """Those that live, then the newest of the others."""
+    """Return the live jobs, then the newest of the others."""
     live = [state.jobs[job_id] for job_id in state.live_jobs]
     ended = [job for job in reversed(state.jobs.values()) if job.id not in state.live_jobs]
     return [*live, *ended][:JOBS_SHOWN_MAX]
 
 
 def _leases_shown(state: State) -> Iterator[Lease]:
-    """Those that live, then the newest of the others."""
+    """Yield the live leases, then the newest of the others."""
     yield from list(state.leases.values())[:MACHINES_SHOWN_MAX]
     yield from reversed(state.ended_leases[-ENDED_SHOWN_MAX:])
 
 
 def _held(state: State, tokens: Iterable[str]) -> int:
-    """Those that cost something: a launch that has no machine yet costs nothing."""
+    """Count the leases that cost something; a launch without a machine costs nothing yet."""
     return sum(bool(state.leases[token].prices) for token in tokens)
 
 
@@ -104,7 +104,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
 
 
 def machine_view(lease: Lease, at_s: float) -> MachineView:
-    """A launch that has no machine yet is shown under its token."""
+    """Return the view of a lease; a launch without a machine is shown under its token."""
     return MachineView(
         id=lease.machine_id or lease.token,
         token=lease.token,
@@ -139,7 +139,11 @@ def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
 
 
 def cost_view(state: State, at_s: float) -> CostView:
-    """What was saved is machine time at on-demand prices less what it cost; the manager is no part."""
+    """Return the costs of everything.
+
+    The saving is the machine time at on-demand prices minus its cost; the manager's machine is left
+    out.
+    """
     account = state.account
     spent = ledger.spent_usd(account, at_s)
     manager = ledger.manager_usd(account, at_s)

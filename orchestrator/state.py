@@ -1,7 +1,7 @@
 """What the manager knows, and the few ways in which a part of it may change.
 
-The state encodes to JSON and back without loss; insertion order of the dicts is part of it. Sets are
-dicts to None, because the order of a set differs from process to process.
+The state encodes to JSON and back without loss, and the insertion order of dicts is part of it.
+Sets are dicts to None, because the order of a set differs from process to process.
 """
 
 from heapq import heappush
@@ -25,7 +25,7 @@ from orchestrator.view import JobStatus, Sentence
 LeaseState = Literal[
     "intended", "pending", "booting", "ready", "working", "noticed", "leaving", "ending", "ended"
 ]
-# Of a machine's agent, as the machine is held: it has yet to join, it is there, or it has fallen silent.
+# The agent of a machine that we hold has yet to join, is there, or has fallen silent.
 AgentState = Literal["awaited", "there", "silent"]
 Alarm = Literal[
     "control",
@@ -42,7 +42,8 @@ Alarm = Literal[
     "stall",
 ]
 
-# Of the form in which a state is stored; higher with every change that an older one cannot be read as.
+# The version of the stored format; it goes up with every change after which older states cannot be
+# read.
 STATE_VERSION = 2
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
@@ -71,7 +72,7 @@ JOB_MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
 
 
 class IllegalTransition(OrchestratorError):  # noqa: N818 - it names what happened
-    """The brain tried to move something in a way that makes no sense; the history says how it came."""
+    """The brain tried a change of state that is not allowed; the message has the history."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -91,17 +92,18 @@ class Account(msgspec.Struct, kw_only=True):
     on_demand_usd_per_h: float = 0.0
     committed_usd: float = 0.0
     draining_usd_per_h: float = 0.0
-    intended_usd_per_h: float = 0.0  # of launches that no machine is known of yet
+    intended_usd_per_h: float = 0.0  # of launches whose machine is not known yet
     manager_usd: float = 0.0
     manager_usd_per_h: float = 0.0
     leases: int = 0
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """A machine that we intend to hold, hold, or held. The token is its name from the first thought.
+    """A machine that we intend to hold, hold, or held. The token is its name from the start.
 
-    It is `noticed` when the cloud has said that it goes, and works on; `leaving` when its workers are kept out of
-    layouts, since it goes soon or is released and can be done without; `ending` when it is given back.
+    It is `noticed` when the cloud has announced that it will take it; it still works. It is
+    `leaving` when its workers are kept out of layouts, because it goes soon or because it is
+    released and the job can do without it. It is `ending` when it is being given back.
     """
 
     token: str
@@ -119,40 +121,40 @@ class Lease(msgspec.Struct, kw_only=True):
     machine_id: str = ""
     known_at_s: float = 0.0
     agent: AgentState = "awaited"
-    # Why it shall be given back as soon as the job can do without it.
+    # Why it is to be given back as soon as the job can do without it; empty if it is not.
     released: str = ""
-    # When it goes, as far as is known: by the cloud's notice, or since its agent is silent.
+    # When it is expected to go: the deadline of the cloud's notice, or because its agent is silent.
     goes_at_s: float | None = None
     worked_at_s: float | None = None
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
-    deaths: int = 0  # of all its workers at once, without a step between them
-    crashes: int = 0  # of them: the processes went, as far as is known by themselves
-    died_at_s: float = -1.0  # the last of them
-    died_step: int = -1  # how far the job was then
+    deaths: int = 0  # how often all its workers died at once, without a step in between
+    crashes: int = 0  # how many of these deaths were crashes of the processes, as far as is known
+    died_at_s: float = -1.0  # when the last death was
+    died_step: int = -1  # the job's step at the last death
     terminations: int = 0
     prices: list[tuple[float, float]] = []
     accrued_usd: float = 0.0
     accrued_at_s: float = 0.0
-    reserve_usd: float = 0.0  # for giving it back, when that began
+    reserve_usd: float = 0.0  # for giving it back; set when that begins
     draining_since_s: float | None = None
     draining_usd_per_h: float = 0.0
-    drained: bool = False  # what was reserved for giving it back is used up
+    drained: bool = False  # the reserve for giving it back is used up
     ended_at_s: float | None = None
     cost_usd: float = 0.0
     disk_usd_per_h: float = 0.0
-    disk_usd: float = 0.0  # part of what it has cost, when it has ended
-    egress_usd: float = 0.0  # owed once, when it is a machine
-    billing: str | None = None  # the rule that was in force when it was asked for
+    disk_usd: float = 0.0  # the disk's part of `cost_usd`, when it has ended
+    egress_usd: float = 0.0  # owed once, from when there is a machine
+    billing: str | None = None  # the rule that was in force when the machine was asked for
 
     @property
     def usd_per_h(self) -> float:
-        """What it costs now, disk included."""
+        """Return what it costs now, disk included."""
         return self.price_usd_per_h + self.disk_usd_per_h
 
     @property
     def on_demand_usd_per_h(self) -> float:
-        """What the same would cost on demand."""
+        """Return what the same machine would cost on demand, disk included."""
         return self.type.on_demand_usd_per_h + self.disk_usd_per_h
 
     @property
@@ -161,22 +163,22 @@ class Lease(msgspec.Struct, kw_only=True):
 
     @property
     def stays(self) -> bool:
-        """Nothing is known that would end it."""
+        """Return whether no reason is known for which it would go."""
         return not self.released and self.state not in ("noticed", "leaving", "ending")
 
     @property
     def joined(self) -> bool:
-        """Its agent is there."""
+        """Return whether its agent is there."""
         return self.agent == "there"
 
     @property
     def announced(self) -> bool:
-        """The cloud has said when it takes it."""
+        """Return whether the cloud has announced when it will take the machine."""
         return self.state in ("noticed", "leaving") and self.goes_at_s is not None
 
     @property
     def usable(self) -> bool:
-        """Its slots may get workers and its workers may be in layouts."""
+        """Return whether its slots may get workers and its workers may be in layouts."""
         return self.joined and self.state in ("ready", "working", "noticed")
 
 
@@ -187,12 +189,12 @@ class Worker(msgspec.Struct, kw_only=True):
     slot: int
     started_at_s: float
     ready: bool = False
-    proving: bool = False  # its script is in its loop, and it is not in a layout yet
-    microbatch_s: float = 0.0  # what one took lately; 0 as long as nobody said
-    slow: float = 1.0  # how many times longer than on its peers it takes, as layouts reckon with it
-    doubted_at_s: float | None = None  # since when it has not been what layouts reckon with
-    eased: int = 0  # the generation in which it got fewer microbatches for being slow
-    benched_at_s: float | None = None  # since when it is left out for being slow
+    proving: bool = False  # its script has reached the loop, and it is in no layout yet
+    microbatch_s: float = 0.0  # what a microbatch took lately; 0 until there is a report
+    slow: float = 1.0  # how many times longer than its peers it takes, as layouts assume
+    doubted_at_s: float | None = None  # since when its speed has differed from that assumption
+    eased: int = 0  # the generation in which it got fewer microbatches because it was slow
+    benched_at_s: float | None = None  # since when it is left out because it is slow
     probed_at_s: float | None = None
     probes: int = 0
 
@@ -201,7 +203,7 @@ class PoolState(msgspec.Struct, kw_only=True):
     pool: Pool
     spot_usd_per_h: float | None = None
     quoted_at_s: float = 0.0
-    odds: tuple[Odds, ...] = ()  # of bids, where the market takes them and enough is known
+    odds: tuple[Odds, ...] = ()  # of bids, if the market takes bids and enough is known
     sold: bool = True  # it is in the newest catalogue
     blocked_until_s: float = 0.0
     blocked_because: str = ""
@@ -213,12 +215,12 @@ class PoolState(msgspec.Struct, kw_only=True):
 class ProviderState(msgspec.Struct, kw_only=True):
     name: str
     listed_at_s: float = 0.0
-    quoted_at_s: float | None = None  # when it last said what things cost, be it nothing new
-    stale: bool = False  # that was too long ago, and has been said
+    quoted_at_s: float | None = None  # when it last sent prices, even if none had changed
+    stale: bool = False  # its prices are too old, and a sentence has said so
     listing_asked_at_s: float = 0.0
     listing_wanted: bool = True
     listing_out: bool = False
-    clean_at_s: float = -1.0  # when a list without any machine of ours was asked for
+    clean_at_s: float = -1.0  # when the last list was asked for that had no machine of ours
     slow_until_s: float = 0.0
     slow_because: str = ""
     failures: int = 0
@@ -226,18 +228,18 @@ class ProviderState(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, kw_only=True):
-    """How far a job is, as its keeper says, and what is kept of that."""
+    """How far a job is, as its keeper reports, and which states and files are kept."""
 
     step: int = 0
     steps_total: int = 0
     loss: float | None = None
     step_s: float = 0.0
-    # The same on one slot; known after the end too.
+    # What a step takes on one slot; it stays known after the job's end.
     slot_step_s: float = 0.0
     # When a step was committed last.
     at_s: float = 0.0
     trained_from_s: float | None = None
-    # By the keeper's clock: its newest report of a commit.
+    # The time of the keeper's newest report of a commit, by the keeper's clock.
     heard_at_s: float = -1.0
     # Reports of generations up to this one are from before a rewind.
     fence_generation: int = -1
@@ -245,31 +247,32 @@ class Progress(msgspec.Struct, kw_only=True):
     steps_lost: int = 0
     backup_step: int = 0
     checkpoint_step: int = 0
-    # The step when it began to drain: a checkpoint of an earlier one was on its way before.
+    # The step at which it began to drain. A checkpoint of an earlier step was on its way before, so
+    # it does not end the draining.
     drained_from: int = 0
-    # Gradients are on the manager's machine: they lead on from the backup.
+    # Whether the sums since the backup are on the manager's machine, too.
     sums_kept: bool = True
     export_uri: str = ""
-    # What its script has logged last; None is not finite.
+    # What its script has logged last; None stands for a number that is not finite.
     logged: dict[str, float | None] = {}
     logged_step: int = -1
-    # The newest files that it has written, the newest first.
+    # The files that it has written last, the newest first.
     output: tuple[OutputFile, ...] = ()
     output_files: int = 0
     output_bytes: int = 0
 
 
 class Market(msgspec.Struct, kw_only=True):
-    """What a job wants of the market, and what it has met there."""
+    """What a job wants from the market, and what has happened to it there."""
 
-    # When the bidder is asked again, whatever happens until then.
+    # When the bidder is asked again at the latest.
     think_at_s: float = 0.0
-    # Since when it holds too little, and more is refused for now.
+    # Since when it keeps what is left after a loss, while a replacement is refused.
     short_since_s: float | None = None
-    # What it waits for, while it holds too little to run.
+    # What it waits for while it holds too little to run.
     waiting: str = ""
     preemptions: int = 0
-    # Of these, those before the last resume: `max_preemptions` does not count them.
+    # How many of the preemptions were before the last resume; `max_preemptions` ignores these.
     forgiven: int = 0
     # What changes really took.
     times: Times = Times()
@@ -279,38 +282,38 @@ class LayoutState(msgspec.Struct, kw_only=True):
     """The layout of a job, what is known of its model, and what a change of layout costs."""
 
     generation: int = 0
-    # The one asked for last, and since when there is one.
+    # The layout asked for last, and when the first layout was asked for.
     current: Layout | None = None
     begun_at_s: float | None = None
     # The newest generation that committed a step.
     acknowledged: int = 0
-    # Generations that were asked for because of a loss, and have committed nothing yet.
+    # Generations that were asked for because of a loss and have not committed a step yet.
     mending: list[int] = []
     # Workers whose loss stops the step that is being computed.
     serving: dict[str, None] = {}
-    # A worker that was serving is gone, and no layout without it was asked for.
+    # A worker that was serving is gone, and no layout without it has been asked for yet.
     urgent: bool = False
     settle_at_s: float | None = None
     microbatches: int = 0
     state_bytes: int = 0
-    # What a model takes that is built where its layers are kept.
+    # The sizes of an unbuilt model, whose weights are made on the workers that hold them.
     unbuilt: Unbuilt | None = None
     # Why the model cannot be cut into stages; empty if it can.
     uncuttable: str = UNRECORDED
     stages_max: int = 1
-    # It was cut, and a step came that was not as recorded.
+    # The model was cut, and then a step did not match the recording.
     taken_back: bool = False
     profile: Profile | None = None
-    # The network as it was measured, whatever it is scaled to since.
+    # The network as it was measured, before any scaling.
     told: Network | None = None
-    # What the newest layout is predicted to take, and why it was chosen.
+    # The plan of the newest layout, with its predicted times, and why it was chosen.
     plan: Plan | None = None
     chosen: str = ""
     watch: Watch = Watch()
     refitted_at_s: float = 0.0
-    # What is missing as long as no layout fits.
+    # What is missing while no layout fits.
     unfit: str = ""
-    # Changes that nobody forced, what they took, and the one that was not worth it.
+    # How many morphs were voluntary, the pause of each, and the last one rejected as not worth it.
     morphs: int = 0
     morph_pauses_s: list[float] = []
     refused: str = ""
@@ -318,25 +321,26 @@ class LayoutState(msgspec.Struct, kw_only=True):
 
 
 class Trouble(msgspec.Struct, kw_only=True):
-    """What has gone wrong in a job, as far as it decides whether it is tried again."""
+    """What has gone wrong in a job, as far as it matters for trying again."""
 
     failures: int = 0
     failed_at_s: float = -1.0
     failed_step: int = -1
-    # Near which step its process crashed last, and how often there, by machine.
+    # The step near which its process crashed last, and how often it crashed there, by machine.
     crash_step: int = -1
     crashes: dict[str, int] = {}
-    # Times without a commit, without a step between them, and how often all workers were started afresh.
+    # Stalls in a row without a step in between, and how often all workers were restarted.
     stalls: int = 0
     refreshed: int = 0
-    # What a worker gets to be ready, once the usual was not enough.
+    # How long a worker may take to be ready, once the usual time was not enough.
     ready_s: float = 0.0
-    # Machines on which workers kept dying, without a step between them, and the first of them.
+    # How many machines in a row wore out, because workers kept dying on them without a step in
+    # between, and when the first of them did.
     worn: int = 0
     worn_at_s: float = 0.0
-    # What is stored and cannot be read, as long as it is waited for.
+    # What is stored and cannot be read, while the job waits for it.
     unread: str = ""
-    # Since when the trained model has nowhere to go.
+    # Since when the trained model could not be stored.
     unstored_at_s: float | None = None
 
 
@@ -349,9 +353,9 @@ class Job(msgspec.Struct, kw_only=True):
     history: list[Moved]
     submitted_at_s: float
     ended_at_s: float | None = None
-    # How long it had ended, until it was resumed.
+    # How long it lay ended in total, before each resume.
     lain_s: float = 0.0
-    # What it becomes when it has drained.
+    # The status that it gets when it has drained, and why.
     ending: tuple[JobStatus, str] | None = None
     account: Account
     leases: dict[str, None] = {}
@@ -367,7 +371,7 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def active(self) -> bool:
-        """It may hold machines."""
+        """Return whether it may hold machines."""
         return self.status in ("PROVISIONING", "RUNNING", "RECOVERING")
 
     @property
@@ -376,7 +380,10 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def workers_max(self) -> int:
-        """More workers than microbatches would have nothing to do."""
+        """Return the most workers that would have work.
+
+        The microbatches bound the replicas, and the stages bound the workers of each.
+        """
         most = self.spec.slots_max
         known = self.layouts
         if not known.microbatches:
@@ -388,7 +395,10 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def workers_min(self) -> int:
-        """As many as a person wants at least; but no job waits for workers that could not compute."""
+        """Return the fewest workers to train with.
+
+        It is at most `workers_max`, so that no job waits for workers without work.
+        """
         return min(self.spec.slots_min, self.workers_max)
 
 
@@ -397,7 +407,7 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
 
     settings: Settings = Settings()
     epoch: int = 0
-    salt: str = ""  # of this life of the manager
+    salt: str = ""  # random for each life of the manager
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0
@@ -415,15 +425,14 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     ended_leases: list[Lease] = []
     jobs: dict[str, Job] = {}
     live_jobs: dict[str, None] = {}
-    unsettled: dict[
-        str, None
-    ] = {}  # jobs whose layout is thought about when the event has been seen
-    # Jobs for which the bidder is asked when the event has been seen.
+    # Jobs whose layout is chosen once the whole event has been handled.
+    unsettled: dict[str, None] = {}
+    # Jobs for which the bidder is asked once the whole event has been handled.
     considered: dict[str, None] = {}
     workers: dict[str, Worker] = {}
     account: Account = msgspec.field(default_factory=Account)
-    unkept: list[Quote] = []  # prices that are not in the history yet
-    kept_at_s: float | None = None  # when some were last sent there
+    unkept: list[Quote] = []  # prices that have not been sent to the history yet
+    kept_at_s: float | None = None  # when prices were last sent there
     sentences: list[Sentence] = []
 
 
@@ -451,12 +460,12 @@ def move_lease(lease: Lease, to: LeaseState, at_s: float, because: str) -> None:
 
 
 def leases_of(state: State, job: Job) -> list[Lease]:
-    """The machines that it pays for."""
+    """Return the leases that the job pays for."""
     return [state.leases[token] for token in job.leases]
 
 
 def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
-    """Every change of a job's status is a sentence that a person can read."""
+    """Change a job's status, and note a sentence about it for a person."""
     if to not in JOB_MOVES[job.status]:
         raise IllegalTransition(
             f"job {job.id}: {job.status} -> {to} ({because}); history: {job.history}"
@@ -468,17 +477,17 @@ def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, becaus
 
 
 def want_layout(state: State, job: Job) -> None:
-    """Something has changed. The layout is thought about once, when all that an event brings has been seen."""
+    """Ask for a new choice of layout; it is made once, after the whole event has been handled."""
     state.unsettled[job.id] = None
 
 
 def consider(state: State, job: Job) -> None:
-    """The event may call for a purchase: the bidder is asked when all that the event brings has been seen."""
+    """Have the bidder asked for the job, once the whole event has been handled."""
     state.considered[job.id] = None
 
 
 def newcomer(state: State, job: Job) -> None:
-    """Wait a moment for others, so that one layout takes them all in."""
+    """Wait `settle_s` for other newcomers, so that one layout takes them all in."""
     soon_s = state.now_s + state.settings.settle_s
     if job.layouts.settle_at_s is None or job.layouts.settle_at_s > soon_s:
         job.layouts.settle_at_s = soon_s

@@ -1,8 +1,9 @@
-"""What an event may say: numbers that decisions can rest on, and names that can be used.
+"""Which values an event may carry: numbers that decisions can use, and valid names.
 
-A sender can be wrong: a damaged inbox, another version, a worker with a fault. An event with a value outside
-of these bounds is refused as a whole, at the door where there is one and in `decide` in any case, because a
-number that is not finite or absurdly large would stay in the state and make every later decision fail.
+An event may be wrong because of a damaged inbox, a different version or a faulty worker. An event
+with a value outside of these bounds is refused as a whole: when it is posted, if it comes from a
+client, and in `decide` in any case. Otherwise a number that is not finite or absurdly large would
+stay in the state and make every later decision fail.
 """
 
 import math
@@ -25,7 +26,7 @@ from orchestrator.events import (
     QuotesKept,
 )
 
-TIME_S_MAX = 1e10  # the year 2286; far beyond, a period is lost in rounding and time stands still
+TIME_S_MAX = 1e10  # the year 2286; with far larger times, adding a period would round to nothing
 COUNT_MAX = 1 << 53
 AMOUNT_MAX = 1e18
 USD_MAX = 1e9
@@ -37,7 +38,7 @@ JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def flaw_of(event: AnyEvent) -> str:
-    """What is wrong with an event; empty if nothing is."""
+    """Return what is wrong with an event, or "" if nothing is."""
     for name, counts in _numbers_of(type(event)):
         value = getattr(event, name)
         if value is not None and not _is_count_or_time(value, name, counts=counts):
@@ -46,7 +47,7 @@ def flaw_of(event: AnyEvent) -> str:
 
 
 def _deeper_flaw_of(event: AnyEvent) -> str:  # noqa: PLR0911
-    """What is wrong in the values that an event carries."""
+    """Return what is wrong in an event's nested values, or "" if nothing is."""
     match event:
         case JobSubmitted():
             return _flaw_of_storing(event.spec)
@@ -73,7 +74,7 @@ def _deeper_flaw_of(event: AnyEvent) -> str:  # noqa: PLR0911
 
 
 def flaw_of_spec(spec: JobSpec) -> str:
-    """Why no manager can run a job that was asked for like this; empty if one can."""
+    """Return why no manager can run a job with this order, or "" if one can."""
     if not 1 <= spec.slots_min <= spec.slots_max:
         return (
             f"slots_min={_shown(spec.slots_min)} and slots_max={_shown(spec.slots_max)}: "
@@ -99,7 +100,7 @@ def flaw_of_spec(spec: JobSpec) -> str:
 
 
 def _flaw_of_storing(spec: JobSpec) -> str:
-    """Why the job cannot even be kept as one that failed."""
+    """Return why the job cannot even be stored as a failed one, or "" if it can."""
     if not JOB_NAME.fullmatch(spec.job):
         return f"the job's name is {_shown(spec.job)}: letters, digits, '.', '_', '-' are needed"
     for name in spec.__struct_fields__:
@@ -111,7 +112,7 @@ def _flaw_of_storing(spec: JobSpec) -> str:
 
 
 def is_time(value: float) -> bool:
-    """Whether it can be a moment. A simulated clock may be behind zero."""
+    """Return whether the value can be a time; a simulated clock may be below zero."""
     return -TIME_S_MAX <= value <= TIME_S_MAX
 
 
@@ -148,7 +149,7 @@ def _flaw_of_time(name: str, value: float) -> str:
 
 
 def _shown(value: object) -> str:
-    """Short, however long it is."""
+    """Return the value as a text of bounded length."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
@@ -157,7 +158,7 @@ def _shown(value: object) -> str:
 
 @cache
 def _numbers_of(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
-    """The fields of an event that are numbers, and whether each is a count."""
+    """Return the number fields of a kind of event, and whether each is a count."""
     found = []
     for name, hint in get_type_hints(kind).items():
         if hint in (int, float, float | None, int | None):
@@ -166,7 +167,7 @@ def _numbers_of(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def _numbers_in(value: object) -> Iterator[float]:
-    """Every number in a struct, however deep."""
+    """Yield every number in a struct, at any depth."""
     if isinstance(value, (int, float)):
         yield value
     elif isinstance(value, msgspec.Struct):

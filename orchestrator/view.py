@@ -1,4 +1,4 @@
-"""What people see: one value, made from the manager's state, read by the CLI and the dashboard.
+"""The view: one value, made from the manager's state, read by the CLI and the dashboard.
 
 The manager publishes it to Redis (`orch:view`) on every change, at most a few times a second.
 """
@@ -24,7 +24,7 @@ JobStatus = Literal[
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     token: str
-    job: str  # whose work it does, and who pays for it
+    job: str  # the job that it works for, which pays for it
     pool: str
     market: str
     state: (
@@ -39,11 +39,11 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     why_ended: str
     disk_usd: float = 0.0  # part of the cost
     egress_usd: float = 0.0  # part of the cost
-    bid_usd_per_h: float | None = None  # where the market takes bids
+    bid_usd_per_h: float | None = None  # None if the market takes no bids
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job and its own money; what all jobs cost together is in `CostView`."""
+    """One job with its own costs; the costs of all jobs together are in `CostView`."""
 
     id: str
     script: str
@@ -72,24 +72,24 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at_s: float
     ended_at_s: float | None
     eta_s: float | None
-    took_s: float  # so far; without the time in which it lay there until it was resumed
+    took_s: float  # so far, without the time between an end and a resume
     recoveries_s: tuple[float, ...]
     backup_step: int
     checkpoint_step: int
     export_uri: str
-    sums_kept: bool = True  # from the backup on
-    microbatches: int = 0  # of a step; 0 as long as no worker has said
+    sums_kept: bool = True  # whether the sums since the backup are kept
+    microbatches: int = 0  # of a step; 0 until a worker has reported
     stages_max: int = 1
     uncuttable: str = ""
     logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
     logged_step: int = -1
-    output: tuple[OutputFile, ...] = ()  # the newest files of `session.output`, the newest first
+    output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
     output_files: int = 0
     output_bytes: int = 0
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of everything, in US dollars. `on_demand_usd` is what the same machine time cost on demand."""
+    """The costs of everything; `on_demand_usd` is what the same machine time costs on demand."""
 
     spent_usd: float
     reserved_usd: float  # for giving back what is held
@@ -98,11 +98,11 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_usd: float
     saved_usd: float
     manager_usd: float
-    machines: int  # that are held now
+    machines: int  # how many are held now
 
 
 class Sentence(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `orchestrator events`: when, who, and why in one sentence."""
+    """One line of `orchestrator events`: when, about what, and why in one sentence."""
 
     at_s: float
     who: str

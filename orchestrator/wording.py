@@ -1,4 +1,4 @@
-"""How amounts, times and counts are written for a person, in the terminal and in sentences."""
+"""Writing amounts, times and counts for a person, in the terminal and in sentences."""
 
 import errno
 from datetime import datetime
@@ -6,7 +6,10 @@ from math import ceil
 
 
 def usd(value: float | None) -> str:
-    """Small amounts with more digits: a laptop's market sells by the hundredth of a cent."""
+    """Return an amount in dollars; small amounts get more digits.
+
+    The local market has prices of a hundredth of a cent.
+    """
     if value is None:
         return "-"
     size = abs(value)
@@ -15,7 +18,7 @@ def usd(value: float | None) -> str:
 
 
 def loss(value: float | None) -> str:
-    """Four places, as long as three digits are among them."""
+    """Return a loss with four decimal places, or three digits if it is very small or large."""
     if value is None:
         return "-"
     return f"{value:.4f}" if 0.01 <= abs(value) < 1e5 else f"{value:.3g}"
@@ -35,12 +38,12 @@ def duration(seconds: float | None) -> str:
 
 
 def pause(seconds: float) -> str:
-    """A short time, to the millisecond below one second."""
+    """Return a short time, in milliseconds if it is below one second."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def memory(size_bytes: float) -> str:
-    """Room for a model, never rounded down: what is said to do, does."""
+    """Return a size of memory, rounded up so that a size that is called enough is enough."""
     for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes >= unit_bytes:
             return f"{ceil(size_bytes / unit_bytes * 100) / 100:,.2f} {unit}"
@@ -57,7 +60,10 @@ def nth(number: int) -> str:
 
 
 def told(who: str, what: str, because: str) -> str:
-    """What was done and why; a note is its reason alone, and nobody is named twice in a row."""
+    """Return what was done and why; for a note, only the reason.
+
+    If the reason begins with `who`, that is left out, because the name already stands before it.
+    """
     reason = because.removeprefix(f"{who}: ").removeprefix(f"{who} ")
     return reason if what == "note" else f"{what}: {reason}"
 
@@ -71,7 +77,10 @@ def percent(part: float, whole: float) -> str:
 
 
 def instead_of(error: OSError, host: str, port: str) -> str:
-    """What to do about an address that cannot be listened on; its parts by the names of their settings."""
+    """Return what to do about an address that cannot be listened on.
+
+    `host` and `port` are the names of its settings.
+    """
     if error.errno == errno.EADDRNOTAVAIL:
         return f"set {host} to an address that this machine has"
     return f"set {port} to a free port, or 0 to have one chosen"

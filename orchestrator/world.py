@@ -1,4 +1,4 @@
-"""The two seams of the loop: the world that things happen in, and the journal that remembers them."""
+"""The two interfaces of the loop: the world, where things happen, and the journal of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from orchestrator.state import STATE_VERSION, State
 
 
 class Superseded(OrchestratorError):  # noqa: N818 - it names what happened
-    """A manager with a newer epoch took over; this one must not do anything any more."""
+    """A manager with a newer epoch took over; this manager must not do anything any more."""
 
 
 class Diverged(OrchestratorError):  # noqa: N818
@@ -31,15 +31,15 @@ class World(Protocol):
     """Live, simulated or replayed: events come out, actions go in."""
 
     async def next_event(self, by_s: float) -> AnyEvent | None:
-        """The next thing that happened; a `Tick` at `by_s` if nothing did until then; None at the end.
+        """Return the next event, a `Tick` at `by_s` if there is none before, None at the end.
 
-        Asking again says that the event given before is in the journal and its actions are set
-        going: a world that reads a durable inbox may forget it now, not earlier.
+        The call also says that the event before is in the journal and that its actions have been
+        started, so a world that reads a durable inbox may delete that event now, not earlier.
         """
         ...
 
     async def perform(self, action: AnyAction) -> None:
-        """Set it going. The outcome, failure too, comes back as an event; nothing is raised for it.
+        """Start the action. Its outcome, even a failure, comes back as an event; none is raised.
 
         Launch      -> Launched | LaunchFailed          Terminate -> Terminated
         ListMachines-> Listed | ListFailed              KeepQuotes -> QuotesKept
@@ -50,28 +50,28 @@ class World(Protocol):
         ...
 
     async def show(self, state: State) -> None:
-        """The state after every turn, to publish a view of; a world may look as rarely as it likes."""
+        """Take the state after a turn and publish a view of it; a world may skip any state."""
         ...
 
 
 class Journal(Protocol):
-    """Append-only memory of the loop, with a snapshot now and then."""
+    """Append-only record of the loop, with a snapshot now and then."""
 
     async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
-        """Returns when the entry is durable. Raises Superseded under an older epoch."""
+        """Append an entry, and return when it is durable; raise Superseded under an older epoch."""
         ...
 
     async def snapshot(self, state: State) -> None:
-        """Keep the state as it is after the last entry; entries before it may be trimmed."""
+        """Keep the state after the last entry; the entries up to there may be trimmed."""
         ...
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
-        """The newest snapshot and every entry after it, in order."""
+        """Return the newest snapshot and every entry after it, in order."""
         ...
 
 
 class MemoryJournal:
-    """Keeps everything; snapshots are encoded, so that nothing leaks from one life to the next."""
+    """A journal in memory; snapshots are encoded, so that lives of a manager share no objects."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -91,7 +91,7 @@ class MemoryJournal:
 
 
 class FileJournal:
-    """One JSON object per line, so that an incident can be copied, read and replayed."""
+    """A file with one JSON object per line, so that an incident can be copied and replayed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class FileJournal:
         self._file.write(self._encoder.encode(entry) + b"\n")
 
     async def snapshot(self, state: State) -> None:  # noqa: ARG002
-        """The file holds every entry, so that a snapshot would add nothing: it is only flushed."""
+        """Flush the file; it holds every entry, so a snapshot would add nothing."""
         self._file.flush()
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
@@ -115,9 +115,9 @@ class FileJournal:
 
 
 def read_journal(path: Path, after: int = 0) -> list[Entry]:
-    """The entries of a JSON-lines journal after so many lines of something else.
+    """Return the entries of a JSON-lines journal, without its first `after` lines.
 
-    A torn last line (a crash while writing) is left out.
+    A torn last line, which a crash while writing leaves, is left out.
     """
     decoder = msgspec.json.Decoder(Entry)
     lines = path.read_bytes().split(b"\n")
@@ -140,9 +140,9 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """The same state: it decides exactly as the one that was encoded.
+    """Return a state that decides exactly as the encoded one did.
 
-    Raises DecodeError for a state of another version: what it lacks would be read as nothing.
+    Raises DecodeError for a state of another version, because missing fields would get defaults.
     """
     if not data.startswith(_STATE_HEAD):
         raise msgspec.DecodeError(f"the state is not of version {STATE_VERSION} of its format")

@@ -1,1 +1,1 @@
-"""The manager's decision over recorded markets, beside every other strategy."""
+"""Backtests: the manager's decision over recorded markets, compared with other strategies."""

@@ -1,4 +1,4 @@
-"""The manager's decision over recorded markets, beside every other strategy."""
+"""Running a backtest: from a person's choices to figures and a report."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ STARTS_MAX = 100_000
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person may choose; the rest of the job is `engine.Work` with its defaults."""
+    """What a person may choose; other parameters of the job are the defaults of `engine.Work`."""
 
     hours: float = 20.0
     slots: int = 1
@@ -46,7 +46,10 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     data: str, strategy: str, starts: int, report: Path, choices: Choices
 ) -> tuple[list[backtest_report.Section], str]:
-    """Every market that was asked for, and a line on how it was run; the report is written."""
+    """Run the backtest on every chosen market, and write the report.
+
+    Return the sections of the report, and a line on how it was run.
+    """
     began = time.monotonic()
     if not 1 <= starts <= STARTS_MAX:
         raise ConstraintError(f"--starts must be 1 to {STARTS_MAX}, not {starts}")
@@ -63,7 +66,7 @@ def measure(
 
 
 def figures(section: backtest_report.Section) -> dict[str, Any]:
-    """What the table of a market says, for programs: means over all starts, and intervals of 95 %."""
+    """Return the figures of a market for programs: means over all starts, and 95 % intervals."""
     return {
         "market": section.name,
         "strategies": [_figures_of(r) for r in section.results],
@@ -123,7 +126,7 @@ def _strategies(name: str) -> tuple[Strategy, ...]:
 
 
 def _make_room(report: Path) -> None:
-    """A page that cannot be written is said before anything is run."""
+    """Raise `ConstraintError` if the report cannot be written, before anything is run."""
     new = not report.exists()
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ def _make_room(report: Path) -> None:
 
 
 def _left_out(repairs: Repairs) -> str:
-    """What of the files did not count; nothing is said where all of it did."""
+    """Return in words which rows of the files were left out, or "" if none were."""
     bad = repairs.absurd + repairs.unreadable
     said = [f"{bad:,} were no prices"] if bad else []
     said += [f"{repairs.other:,} not of Linux in dollars per hour"] if repairs.other else []
@@ -168,7 +171,7 @@ def _markets(data: str, choices: Choices) -> tuple[list[tuple[str, Market]], Rep
 def _chosen(
     markets: dict[str, list[Listing]], data: str, choices: Choices
 ) -> list[tuple[str, Market]]:
-    """The markets that were asked for, without machines that are larger than the job."""
+    """Return the chosen markets, without machines that are larger than the job."""
     rule = RULES[choices.billing]
     kept = []
     for name, listings in markets.items():
@@ -182,7 +185,7 @@ def _chosen(
 
 
 def _none_fits(markets: dict[str, list[Listing]], data: str, choices: Choices) -> str:
-    """Why nothing is left: the name, or the size of the machines."""
+    """Return why no market is left: its name does not match, or its machines are too large."""
     named = [listings for name, listings in markets.items() if choices.market in name]
     if not named:
         there = "; ".join(markets)
@@ -197,7 +200,10 @@ def _none_fits(markets: dict[str, list[Listing]], data: str, choices: Choices) -
 
 
 def _on_grid(listings: Sequence[Listing], rule: BillingRule) -> Market:
-    """The span that every price series covers; under bids its first half is history to learn from."""
+    """Return the market over the span that every price series covers.
+
+    If the billing rule needs bids, the first half of the span is history to learn from.
+    """
     start_s = max(float(entry.price.at_s[0]) for entry in listings)
     end_s = max(float(entry.price.at_s[-1]) for entry in listings)
     learned_s = (end_s - start_s) / 2 if rule.bid == "required" else 0.0
@@ -226,7 +232,7 @@ def _section(
 
 
 def _calibration(market: Market) -> Calibration | None:
-    """What the hazards said against what happened, over every pool whose capacity is known."""
+    """Return predicted against observed evictions, over every pool whose capacity is known."""
     if not backtest_report.has_capacity_series(market):
         return None
     at_s = np.arange(market.ticks, dtype=np.float64) * market.tick_s

@@ -1,4 +1,4 @@
-"""Plots as SVG text, drawn by hand: steps, boxes and points on labelled axes, without scripts."""
+"""Plots as SVG text without scripts: steps, boxes and points on labelled axes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ NOTHING = '<p class="note">Nothing to draw.</p>'
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A named series of points; `steps` holds each value until the next point. What is no number is a gap.
+    """A named series of points; with `steps` each value holds until the next point.
 
-    Without a `colour` its place among the others says which.
+    A value that is not a number is a gap. Without a `colour`, the line's index chooses one.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Axes(msgspec.Struct, frozen=True, kw_only=True):
-    """What is drawn where: the ranges, and what they are called."""
+    """The ranges and the labels of a plot's axes."""
 
     x: str
     y: str
@@ -42,7 +42,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nice(low: float, high: float) -> list[float]:
-    """About five round numbers that cover a range."""
+    """Return about five round numbers within a range."""
     span = (high - low) or abs(high) or 1.0
     step = 10.0 ** int(f"{span / 5:e}".split("e")[1])
     step *= next((m for m in (1.0, 2.0, 5.0) if span / (step * m) <= 6), 10.0)
@@ -72,7 +72,7 @@ def frame(axes: Axes, label_x: bool = True) -> list[str]:
 
 
 def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str:
-    """Lines over a common axis, with a legend."""
+    """Draw lines over common axes, with a legend."""
     if not any(s.x for s in series):
         return NOTHING
     xs = [v for s in series for v in s.x]
@@ -97,7 +97,7 @@ def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str
 
 
 def stacked(series: Sequence[Line], x: str, y: str, until: float) -> str:
-    """Steps on top of each other, the first at the bottom; the last of them hold `until` there."""
+    """Draw stacked steps, the first series at the bottom; the last values hold until `until`."""
     if not series:
         return NOTHING
     xs = [*series[0].x, until]
@@ -116,7 +116,7 @@ def stacked(series: Sequence[Line], x: str, y: str, until: float) -> str:
 
 
 def _band(axes: Axes, xs: Sequence[float], below: Sequence[float], above: Sequence[float]) -> str:
-    """What lies between two lines of steps, wherever they are apart."""
+    """Return the path of the area between two lines of steps, where they differ."""
     path, begin = "", 0
     for i in range(len(below)):
         last = i + 1 == len(below) or (below[i], above[i]) != (below[i + 1], above[i + 1])
@@ -132,7 +132,7 @@ def _colours(series: Sequence[Line]) -> list[str]:
 
 
 def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
-    """The parts between gaps; steps hold their last value up to where the gap begins."""
+    """Yield the parts of a line between gaps; a step lasts until the gap begins."""
     piece: list[tuple[float, float]] = []
     for x, y in zip(line.x, line.y, strict=True):
         if not math.isnan(y):
@@ -160,7 +160,7 @@ def _legend(names: Sequence[str], colours: Sequence[str]) -> str:
 
 
 def boxes(groups: Sequence[tuple[str, Sequence[float]]], y: str) -> str:
-    """One box per group: the middle half, the median, and whiskers from 5 to 95 %."""
+    """Draw one box per group: the middle half, the median, and whiskers from 5 to 95 %."""
     top = max((max(five) for _, five in groups if five), default=1.0)
     axes = Axes(x="", y=y, x_range=(0, len(groups)), y_range=(0, top * 1.05))
     parts = frame(axes, label_x=False)

@@ -1,4 +1,4 @@
-"""The backtest as one HTML page without scripts: tables, and what happened, drawn."""
+"""The backtest as one HTML page without scripts: tables and plots."""
 
 from collections.abc import Sequence
 from html import escape
@@ -17,7 +17,7 @@ from orchestrator.wording import plural
 
 POINTS_MAX = 1_500
 POOLS_SHOWN = 5
-OTHERS, RELIABLE = "#afb8c1", "#57606a"  # greys: what is not one of the pools that are shown
+OTHERS, RELIABLE = "#afb8c1", "#57606a"  # greys, for the pools without a colour and for on demand
 ON_DEMAND = strategies.STRATEGIES[0].name
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:900px;padding:0 1rem;color:#1f2328;background:#fff}
@@ -32,7 +32,7 @@ border-radius:2px;margin-right:.35rem;vertical-align:-1px}.names{columns:3;font-
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """One market of the report with all that was run on it."""
+    """One market of the report, with all results on it."""
 
     name: str
     market: Market
@@ -78,7 +78,7 @@ def _section(s: Section) -> str:
 
 
 def _costs(s: Section) -> str:
-    """Boxes side by side; on demand is so far above the others that it is a sentence."""
+    """Draw the costs as boxes; on demand is only named, because it is far above the others."""
     apart = [r for r in s.results if r.strategy == ON_DEMAND and len(s.results) > 1]
     groups = [
         (r.strategy, np.percentile(r["cost_usd"], (5, 25, 50, 75, 95)).tolist())
@@ -111,9 +111,10 @@ def _table(s: Section) -> str:
 
 
 def _one_run(s: Section) -> str:
-    """A start with as many evictions as most, under our strategy: prices of work, and the slots held.
+    """Draw one typical run of our strategy: prices of work, slots held, and dollars spent.
 
-    Shown are the pools that were held longest, then those whose work is cheapest, in the same colours.
+    It shows the pools that were held longest, then those with the cheapest work. A pool has the
+    same colour in all plots.
     """
     start = _typical_start(s.results[-1])
     rows = backtest.trace(s.market, s.work, strategies.STRATEGIES[-1], start)
@@ -143,7 +144,10 @@ def _one_run(s: Section) -> str:
 
 
 def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float]) -> list[Line]:
-    """Slots by pool, those that were held; the pools that are not shown are one band, and on demand is the last."""
+    """Return the slots held as one band per shown pool, one for all others, one for on demand.
+
+    Bands without slots are left out.
+    """
     bands = [(market.pools[k].key, held[k], COLOURS[i]) for i, k in enumerate(shown.tolist())]
     others = np.setdiff1d(np.flatnonzero(held[:-1].any(axis=1)), shown)
     bands.append((plural(len(others), "other pool"), held[others].sum(axis=0), OTHERS))
@@ -156,7 +160,7 @@ def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float])
 
 
 def _typical_start(result: backtest.Result) -> int:
-    """The first start with the median number of evictions, or the next above it."""
+    """Return the first start with the median number of evictions, or the next number above it."""
     evictions = result["evictions"]
     enough = np.flatnonzero(evictions >= np.median(evictions))
     return int(result.starts[enough[np.argmin(evictions[enough])]])

@@ -1,7 +1,8 @@
 """The command line: `orchestrator COMMAND`. Every mistake is one line, never a traceback.
 
-Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wrong · 3 nothing is running ·
-100 the script failed · 101 the job failed for another reason · 102 the job was cancelled · 130 Ctrl-C.
+Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wrong · 3 nothing is
+running · 100 the script failed · 101 the job failed for another reason · 102 the job was cancelled
+· 130 Ctrl-C.
 """
 
 import io
@@ -50,7 +51,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.morph.errors import BatchError, ProfileError
 
 HELP_WIDTH_MAX = 100
-# One `except` for all that a person may meet; anything else is a mistake of ours, and shows where.
+# The errors that a person may meet, which become one line. Any other error is a mistake of ours and
+# keeps its traceback.
 EXPECTED = (
     OrchestratorError,
     BiddingError,
@@ -93,7 +95,10 @@ app.add_typer(toolbox)
 
 
 def _open_tools(asked: Sequence[str]) -> None:
-    """Import the tool that is asked for, or all for the list: some take long to import."""
+    """Import the tools that are asked for, or all of them for the list.
+
+    Not all are imported always, because some take long.
+    """
     for name in asked if set(asked) & set(tools.NAMES) else tools.NAMES:
         _open_tool(name)
 
@@ -104,11 +109,11 @@ def _open_tool(name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; whatever goes wrong becomes one line and an exit code."""
+    """Run one command and return its exit code; an expected error becomes one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.stdout = sys.stdout or io.StringIO()  # the caller may have closed either
+    sys.stdout = sys.stdout or io.StringIO()  # the caller may have closed stdout or stderr
     sys.stderr = sys.stderr or io.StringIO()
-    logging.getLogger("agent").addHandler(logging.NullHandler())  # a person reads sentences instead
+    logging.getLogger("agent").addHandler(logging.NullHandler())  # no log lines among the sentences
     if words[:1] == ["tools"]:
         _open_tools(words[1:2])
     asked = words if words not in ([], ["tools"]) else [*words, "--help"]
@@ -141,7 +146,7 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _said(error: Exception) -> str:
-    """The error's own words; where the system names no file, with the place that asked for it."""
+    """Return the error's message; a system error without a file gets the line that failed."""
     if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
         return str(error) or type(error).__name__
     *_, asked = traceback.extract_tb(error.__traceback__)
@@ -150,7 +155,7 @@ def _said(error: Exception) -> str:
 
 
 def _command_of(error: typer.TyperException) -> str:
-    """How far the words made sense: `orchestrator submit`."""
+    """Return the command as far as it was understood, such as `orchestrator submit`."""
     context = getattr(error, "ctx", None)
     return "orchestrator" if context is None else str(context.command_path)
 

@@ -1,7 +1,7 @@
-"""What every command shares: the settings, the way to the manager, how to answer, and how to fail.
+"""What every command shares: settings, the connection to the manager, answers and errors.
 
 A command answers once. With --json the answer is one JSON document on the standard output and
-nothing else; without it, it is text for a person, and the next useful command at the end.
+nothing else; otherwise it is text for a person, with the next useful command at the end.
 """
 
 import inspect
@@ -47,7 +47,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON documen
 
 
 class CommandError(OrchestratorError):
-    """A mistake that a person can correct: one line, and the exit code that goes with it."""
+    """A mistake that a person can correct, as one line with an exit code."""
 
     def __init__(self, line: str, code: int = ERROR) -> None:
         super().__init__(line)
@@ -60,14 +60,14 @@ class Command:
     def __init__(self, config_path: Path | None, flags: dict[str, str], *, json: bool) -> None:
         self.json = json
         self.flags = flags
-        self.options: dict[str, str] = {}  # settings that an option of the command itself gives
+        self.options: dict[str, str] = {}  # settings from options of the command itself
         self.out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         self.given_path = config_path
         self._config: Config | None = None
 
     @property
     def config_path(self) -> Path | None:
-        """The file with the settings, if there is one."""
+        """Return the file with the settings, if there is one."""
         if self.given_path is not None:
             return self.given_path.absolute()
         found = Path(FILE_NAME).absolute()
@@ -80,16 +80,16 @@ class Command:
         return self._config
 
     def client(self) -> Client:
-        """Connect to the running manager; raises `NotRunning`."""
+        """Connect to the running manager; raise `NotRunning` if there is none."""
         return Client.connect(self.config.state_dir)
 
     def say(self, text: RenderableType) -> None:
-        """Print something on the way to the answer, for a person only."""
+        """Print something before the answer, only for a person."""
         if not self.json:
             self._print(text)
 
     def line(self, value: Any, text: Text) -> None:
-        """Print one of many: a line of JSON for programs, a line of text for a person."""
+        """Print one of many lines: JSON for programs, text for a person."""
         if self.json:
             write(msgspec.json.encode(value).decode() + "\n")
         else:
@@ -107,13 +107,13 @@ class Command:
             self.out.print(f"[dim]{word}[/] [bold]{escape(line)}[/]", soft_wrap=True)
 
     def _print(self, text: RenderableType) -> None:
-        """In a file or a pipe a sentence is one line, for those who search in it."""
+        """Print a text; in a file or a pipe do not wrap sentences, so that they can be searched."""
         is_piped = not self.out.is_terminal and isinstance(text, str | Text)
         self.out.print(text, soft_wrap=is_piped)
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show that something takes a while; what is yielded changes the words."""
+        """Show that something takes a while; the yielded function changes the text."""
         if self.json or not self.out.is_terminal:
             yield lambda _: None
             return
@@ -132,7 +132,7 @@ def write(text: str) -> None:
 
 
 class Whole(TyperGroup):
-    """Lists its commands with all of their first sentence: what is too long is wrapped, not cut."""
+    """A group that lists its commands with their whole first sentence, wrapped instead of cut."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         said = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
@@ -189,7 +189,7 @@ def _pairs(settings: list[str]) -> dict[str, str]:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Finish cleaning up although Ctrl-C is pressed a second time."""
+    """Ignore Ctrl-C in the block, so that cleaning up is not interrupted."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -198,7 +198,7 @@ def no_interrupts() -> Iterator[None]:
 
 
 def write_file(file: Path, text: str, option: str) -> None:
-    """Write the file that an option names; where that fails, the error names the option."""
+    """Write the file that an option names; if that fails, the error names the option."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,8 +1,9 @@
-"""`orchestrator demo`: the whole product at work on this machine, within three minutes on two cores.
+"""`orchestrator demo`: the whole product at work on this machine, within three minutes.
 
-A house of its own in a folder of its own; a spot market drawn from a seed; the example script, trained
-on machines that are then taken away: one with a notice, one without, and all at once. Beside it
-the same script runs undisturbed, at the lowest priority, so that the two can be compared.
+It takes that long on two cores. The demo starts a separate house in a separate folder, with a spot
+market drawn from a seed. It trains the example script on machines that are then taken away: one
+with a notice, one without, and all at once. Meanwhile the same script runs undisturbed, at the
+lowest priority, to compare the two.
 """
 
 import asyncio
@@ -93,7 +94,7 @@ DRILLS = (
 
 
 class Director:
-    """Takes machines away when the run has come far enough and has recovered from the last time."""
+    """Takes machines away once the run is far enough and has recovered from the last loss."""
 
     def __init__(
         self, client: Client, console: Console, now_s: Callable[[], float] = time.monotonic
@@ -107,7 +108,7 @@ class Director:
         self.done: list[Taken] = []
 
     def watch(self, job: JobView) -> bool:
-        """Called with every new view; True ends the watching."""
+        """Handle a new view of the job; return True to end the watching."""
         if job.ended_at_s is not None:
             return True
         self._expect_progress(job)
@@ -116,7 +117,10 @@ class Director:
         return False
 
     def _expect_progress(self, job: JobView) -> None:
-        """A machine that is busy with something else may take as long as it likes, but not stand still."""
+        """Raise `DemoFailed` if no step was committed for `STILL_S_MAX`.
+
+        Slow progress is no failure, because this machine may be busy with something else.
+        """
         if job.step != self._step:
             self._step, self._stepped_at_s = job.step, self._now_s()
         elif self._now_s() > self._stepped_at_s + STILL_S_MAX:
@@ -126,14 +130,18 @@ class Director:
             )
 
     def _consider(self, job: JobView) -> None:
-        """Only a job that has several workers shows what the loss of one is; but not for ever."""
+        """Run the next drill if the job can show its effect.
+
+        The loss of one worker shows best with several, so the drill waits for a second worker, but
+        only for `PATIENCE_S`.
+        """
         now_s = self._now_s()
         self._due_at_s = self._due_at_s or now_s
         if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
             drill = self._left[0]
             taken = asyncio.run(_take_away(self._client, drill))
             if not taken:
-                return  # the market itself has just taken what there was
+                return  # the market itself has just taken all machines
             self._left.pop(0)
             self._due_at_s = None
             self.done.append(Taken(drill, len(taken), len(job.recoveries_s)))
@@ -143,7 +151,7 @@ class Director:
 
 
 class Passing:
-    """What is watched here, but for the model's place, which is gone with the demo."""
+    """The view without the trained model's address, because the demo deletes the model."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -166,12 +174,12 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
 
 
 def demo(_: Command) -> None:
-    """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
+    """Show the whole product on this machine, with its own market, within three minutes."""
     raise typer.Exit(_run(Console(), Path.cwd()))
 
 
 def _run(console: Console, root: Path) -> int:
-    """Show the demo from start to end. Whatever happens, nothing that it started is left."""
+    """Show the demo from start to end, and end all that it started, even after an error."""
     if not (root / SCRIPT).exists():
         console.print(f"{root / SCRIPT} was not found: run the demo in the project's folder")
         return 2
@@ -229,7 +237,10 @@ def _submit(client: Client, root: Path, argv: tuple[str, ...]) -> str:
 
 @contextlib.contextmanager
 def _folder(root: Path) -> Iterator[Path]:
-    """A fresh folder; gone afterwards, unless something went wrong and its logs may be wanted."""
+    """Make a fresh folder, and remove it afterwards.
+
+    After a failure the folder is kept, because its logs may be wanted.
+    """
     folder = root / FOLDER
     _end_what_is_left(folder)
     _remove(folder)
@@ -247,7 +258,7 @@ def _folder(root: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """With what the keeper has kept in the machine's memory: nobody goes on with that."""
+    """Remove the folder, and the states that the keeper has kept in this machine's memory."""
     from agent.reliable.memory_log import root_of
 
     with no_interrupts():
@@ -256,7 +267,7 @@ def _remove(folder: Path) -> None:
 
 
 def _end_what_is_left(folder: Path) -> None:
-    """A demo that was killed leaves a house, which ends with all that it owns."""
+    """Wait for the house of a killed demo to end, and sweep up its processes."""
     places = Places(folder / "state")
     if not places.state_dir.exists():
         return
@@ -323,14 +334,17 @@ def _wait_for_house(places: Places, house: "subprocess.Popen[bytes]", log: Path)
 
 
 class Undisturbed:
-    """The script on its own, in the idle time of this machine."""
+    """The script as a plain process, in the idle time of this machine."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process = process
         self._log = log
 
     def wait_for_text(self, still_s_max: float = STILL_S_MAX) -> str:
-        """All that it says, when it has ended: it says something every few steps."""
+        """Wait until the script has ended, and return its output.
+
+        It prints a line every few steps, so a run without output for `still_s_max` has failed.
+        """
         said, said_at_s = "", time.monotonic()
         while self.process.poll() is None:
             if (text := self._log.read_text()) != said:
@@ -360,7 +374,7 @@ def _undisturbed(root: Path, folder: Path, argv: tuple[str, ...]) -> Iterator[Un
 
 
 def _final_loss(text: str) -> str | None:
-    """As printed, so that equal means equal to the last digit shown."""
+    """Return the final loss as printed, so that equal means equal to the last digit shown."""
     found = FINAL.findall(text)
     return found[-1] if found else None
 
@@ -395,7 +409,7 @@ def _summary(
 
 
 def _losses(done: Sequence[Taken], job: JobView) -> Iterator[tuple[str, str]]:
-    """Each loss with the pauses between it and the next."""
+    """Yield a row for each loss, with the pauses between it and the next."""
     if not done:
         yield "losses", "none; the job was over before a machine was taken"
     bounds = [*(taken.pauses_before for taken in done), len(job.recoveries_s)]

@@ -1,7 +1,8 @@
-"""The modules that lie beside a script and that it imports, found without running any of it.
+"""The modules beside a script that it imports, found without running any of it.
 
-As Python looks for them when the script is started by hand: in the script's folder first. Of a package all modules are
-taken, since it may load them by names that nobody can see; what is reached by no import statement at all is for --with.
+They are looked up as when the script is started by hand: in the script's folder first. Packages are
+taken whole, because a package may load modules by computed names. Modules that no import statement
+reaches have to be named with --with.
 """
 
 import ast
@@ -22,7 +23,7 @@ MODULES = (".py", *EXTENSION_SUFFIXES)
 
 
 def check_source(path: str, data: bytes) -> ast.Module:
-    """A mistake of syntax is found here, before anything is bought for it."""
+    """Parse a source file; raise `CommandError` for a syntax error, before anything is bought."""
     try:
         with warnings.catch_warnings(action="ignore"):
             compile(data, path, "exec", dont_inherit=True)
@@ -36,8 +37,8 @@ def check_source(path: str, data: bytes) -> ast.Module:
 
 
 def neighbours(script: Path, data: bytes, typed: str) -> Iterator[Path]:
-    """Files below the script's folder, each once. `typed` is what the person calls the script."""
-    importlib.invalidate_caches()  # a file may be a moment old
+    """Yield the modules to send, each once; `typed` is the path that the person typed."""
+    importlib.invalidate_caches()  # a file may have been written a moment ago
     folder = script.parent
     known, waiting = {script}, [(typed, check_source(typed, data))]
     while waiting:
@@ -55,7 +56,10 @@ def neighbours(script: Path, data: bytes, typed: str) -> Iterator[Path]:
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Modules by their whole names. Within a package they may be relative: all of it is taken anyway."""
+    """Yield the line and full name of every imported module.
+
+    Relative imports are skipped, because a package is taken whole anyway.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.Import():
@@ -66,12 +70,12 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _found(folder: Path, name: str, where: str) -> list[Path]:
-    """What is in `folder` of a module that is imported; of a package, all modules."""
+    """Return the files in `folder` of an imported module; all modules if it is a package."""
     top = name.partition(".")[0]
     spec = PathFinder.find_spec(top, [str(folder)])
     if spec is None:
         return []
-    if spec.origin is None:  # a folder without __init__.py: whatever is installed comes before it
+    if spec.origin is None:  # a folder without __init__.py; an installed module comes before it
         return [] if _installed(top) else _modules(folder / top)
     path = Path(spec.origin)
     if top in OURS and path.is_relative_to(PRODUCT):
@@ -89,7 +93,7 @@ def _found(folder: Path, name: str, where: str) -> list[Path]:
 def _installed(top: str) -> bool:
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module of this process that nobody has found on a path
+    except ValueError:  # a module of this process that was not found on a path
         return True
     return spec is not None and spec.origin is not None
 
@@ -103,7 +107,7 @@ def _modules(package: Path) -> list[Path]:
 
 
 def _is_asked_for(folder: Path, name: str, path: Path) -> bool:
-    """Whether this import runs that file, and does not only bring it along."""
+    """Return whether this import runs that file; other files of its package are only sent."""
     inside = path.relative_to(folder).with_suffix("").parts
     module = inside[:-1] if inside[-1] == "__init__" else inside
     return tuple(name.split("."))[: len(module)] == module

@@ -1,4 +1,4 @@
-"""This machine before anything runs on it: writing the settings, and checking what is needed."""
+"""The commands `init` and `check`: write the settings, and check what this machine needs."""
 
 import contextlib
 import fcntl
@@ -75,7 +75,7 @@ Check = Callable[[Config], Finding]
 
 
 def check(command: Command) -> None:
-    """Check that this machine has what is needed; what is missing is shown with its remedy."""
+    """Check that this machine has what is needed, and show a remedy for what is missing."""
     findings = []
     with command.busy("checking"):
         settings, config = _settings(command)
@@ -124,7 +124,7 @@ def _ray(_: Config) -> Finding:
 
 
 def _importable(package: str, words: str) -> Finding:
-    """Imported for real, in a process of its own: a broken install shows up here and not later."""
+    """Import a package in a separate process, so that a broken install shows up now."""
     program = f"import {package}; print({words})"
     try:
         done = subprocess.run(
@@ -181,7 +181,7 @@ def _dashboard_port(config: Config) -> Finding:
 
 
 def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]) -> Finding:
-    """Whether it can be listened on; our own running manager may hold it."""
+    """Check whether the port can be listened on; our own running manager may hold it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -196,7 +196,7 @@ def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]
 
 
 def _state_dir(config: Config) -> Finding:
-    """Ours to write in, or to make."""
+    """Check whether we can write in the state directory, or create it."""
     place, there = config.state_dir, _existing(config.state_dir)
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return _good("state_dir", str(place))
@@ -208,7 +208,7 @@ def _state_dir(config: Config) -> Finding:
 
 
 def _existing(place: Path) -> Path:
-    """The place itself, or the closest folder above it that is there."""
+    """Return the place itself, or the closest folder above it that exists."""
     return next(folder for folder in (place, *place.absolute().parents) if folder.exists())
 
 
@@ -218,7 +218,7 @@ def _disk(config: Config) -> Finding:
 
 
 def _storage(config: Config) -> Finding:
-    """Written to for real, as copies will be, and left as it was."""
+    """Check the storage by writing an object, as copies will be, and deleting it."""
     url = config.storage.checkpoint_url
     if url is None:
         return _good("storage", "off: nothing outlives this machine")
@@ -270,7 +270,10 @@ def _cores(_: Config) -> Finding:
 
 
 def _clock(config: Config) -> Finding:
-    """A clock behind what was written before would end deadlines late and read bills wrongly."""
+    """Check that the clock is not behind the newest file.
+
+    With such a clock, deadlines would end late and bills would be wrong.
+    """
     journal = Places(config.state_dir).redis_dir
     files = [Path(__file__), *(journal.rglob("*") if journal.exists() else ())]
     newest_s = max(file.stat().st_mtime for file in files if file.exists())
@@ -304,7 +307,7 @@ def _runs(config: Config) -> bool:
 
 
 def _locked(places: Places) -> bool:
-    """Whether a house holds the state directory, ready or not yet."""
+    """Return whether a house holds the state directory, even one that is not ready yet."""
     if not places.lock.exists():
         return False
     with places.lock.open("a") as lock:

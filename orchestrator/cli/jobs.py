@@ -1,4 +1,4 @@
-"""Finding a job by what a person typed, stopping it, and going on with it."""
+"""Finding a job by what a person typed, and the commands `cancel` and `resume`."""
 
 import sys
 import time
@@ -31,9 +31,10 @@ def all_jobs(client: Client) -> Sequence[JobView]:
 
 
 def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobView:
-    """Find a job by its id, by how that begins, or the newest; one whose status is in `first` if any is.
+    """Find a job by its id, by the beginning of its id, or the newest job if `name` is None.
 
-    Where several ids begin like this, the job that runs (or has such a status) is taken, and stderr says so.
+    The newest job with a status in `first` is preferred. If several ids begin with `name`, the only
+    one that runs, or that has such a status, is taken, and stderr says so.
     """
     known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
@@ -71,9 +72,10 @@ def cancel(command: Command, job: Job = None) -> None:
 
 
 def resume(command: Command, job: Job = None) -> None:
-    """Go on with a job that failed or was cancelled, from its last step, with the script as it was submitted.
+    """Go on with a failed or cancelled job, from its last step, with the submitted script.
 
-    A script that was changed since is submitted again, with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
+    If the script has changed since, submit it again, with what this job stored: submit SCRIPT
+    --from file://.../checkpoints/JOB.
     """
     client = command.client()
     one = find(client, job, RESUMABLE if job else ())
@@ -93,7 +95,7 @@ def resume(command: Command, job: Job = None) -> None:
 def _answer_change(
     command: Command, client: Client, job_id: str, changed: Callable[[JobView], bool]
 ) -> None:
-    """Wait a little for the manager to act, and say how the job stands."""
+    """Wait a little for the manager to act, and answer with the state of the job."""
     deadline = time.monotonic() + TAKEN_S_MAX
     now = find(client, job_id)
     while not changed(now) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Where the newest steps of jobs lie after `down`: not all of it outlives this machine, and that is said."""
+"""Where the newest steps of jobs lie after `down`, with warnings if they may be lost."""
 
 import time
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from orchestrator.config import Config
 from orchestrator.places import Places
 from orchestrator.view import View
 
-LATELY_S = 3600.0  # what has ended before that has been copied, or was said to be not
-JUST_NOW_S = 300.0  # by `down`; of others a person may have removed what there was
+LATELY_S = 3600.0  # jobs that ended earlier have been copied, or an earlier warning said so
+JUST_NOW_S = 300.0  # jobs ended by this `down`; the states of others may have been deleted since
 
 
 class Uncopied(msgspec.Struct, frozen=True):
-    """The newest state of a job is not where copies go."""
+    """A job whose newest state has not been copied to the storage."""
 
     job: str
     step: int
@@ -30,7 +30,7 @@ class Uncopied(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Steps that were committed, and lie nowhere any more."""
+    """Steps that were committed and are not stored anywhere any more."""
 
     job: str
     step: int
@@ -64,7 +64,7 @@ class Leaving(msgspec.Struct, frozen=True):
 
 
 def found(config: Config, places: Places, view: View | None) -> Leaving:
-    """`view` is the last that the house that has ended has shown."""
+    """Return where the newest steps lie; `view` is the last view of the ended house."""
     in_memory = tuple(kept(root_of(places.checkpoints)))
     names, now_s = {folder.name for folder in in_memory}, time.time()
     lost, uncopied, silent = list[Lost](), list[Uncopied](), ""
@@ -75,7 +75,7 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
         shelf = Archive(DiskSink(places.checkpoints / job.id), job.id, ours=False)  # only looked at
         try:
             here = _newest(shelf)
-        except CheckpointError:  # which whoever resumes it is told
+        except CheckpointError:  # resuming the job will report it
             continue
         reached, state = here or (0, 0)
         if reached < job.step and ago_s < JUST_NOW_S and job.id not in names:
@@ -86,7 +86,7 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
             there = silent or _without(config, job.id, state)
         except (CheckpointError, OSError) as error:
             there = str(error).splitlines()[0]
-            if isinstance(error, Unavailable):  # which may have taken minutes
+            if isinstance(error, Unavailable):  # do not ask again, because this may take minutes
                 silent = there
         if there:
             uncopied.append(Uncopied(job.id, state, Path(shelf.sink.name), there))
@@ -94,7 +94,7 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
 
 
 def _without(config: Config, job: str, state: int) -> str:
-    """What is where copies go instead of this state; nothing if it is there."""
+    """Return what the storage has instead of this state, or "" if it has the state."""
     if config.storage.checkpoint_url is None:
         return ""
     there = _newest(Storage(url=config.storage.checkpoint_url, every_s=0.0).archive(job))
@@ -104,6 +104,6 @@ def _without(config: Config, job: str, state: int) -> str:
 
 
 def _newest(shelf: Archive) -> tuple[int, int] | None:
-    """The step that the newest version reaches, and that of the state in it."""
+    """Return the step that the newest version reaches, and the step of the state in it."""
     newest = shelf.newest()
     return None if newest is None else (newest.version, newest.version - newest.redo)

@@ -1,4 +1,4 @@
-"""What the workers print, and what the manager did and why."""
+"""The commands `logs` and `events`: what workers print, and what the manager did and why."""
 
 import time
 from collections.abc import Callable
@@ -58,7 +58,10 @@ def events(
     go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to begin with.")] = 50,
 ) -> None:
-    """Show what was done, and why: time, who, one sentence. With -f --json: one document per line."""
+    """Show what was done, and why: time, name, one sentence.
+
+    With -f --json: one document per line.
+    """
     client = command.client()
     one = find(client, job) if job is not None else None
     every = _pages(lambda after: client.sentences(after, PAGE))
@@ -79,7 +82,7 @@ def events(
 
 
 def _of_job(client: Client, job: JobView | None, found: Events) -> Events:
-    """What is said of it, of its machines as far as they are known still, and what names it."""
+    """Return the sentences about a job or its machines in the view, and those that name it."""
     view = client.view() if job is not None and found else None
     if job is None or view is None:
         return found
@@ -88,7 +91,7 @@ def _of_job(client: Client, job: JobView | None, found: Events) -> Events:
 
 
 def _pages(read: Callable[[str], list[Any]]) -> list[Any]:
-    """Read a stream to its end, page by page; `read` has where to go on."""
+    """Read a stream to its end, page by page; `read` gets the id after which to go on."""
     found: list[Any] = []
     while page := read(found[-1][0] if found else "0"):
         found += page

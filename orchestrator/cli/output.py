@@ -1,4 +1,4 @@
-"""What a job's script has written and logged: the files of its output folder, and its numbers by step."""
+"""The commands `output` and `metrics`: the files and numbers that a job's script wrote."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from orchestrator.places import Places
 from orchestrator.wording import memory, plural
 
 STEPS_SHOWN = 20
-TRIES = 3  # a file may be written anew while it is copied
+TRIES = 3  # a file may be rewritten while it is copied
 
 To = Annotated[
     Path | None,
@@ -56,7 +56,7 @@ def output(command: Command, job: Job = None, to: To = None) -> None:
 
 
 def _name(command: Command, job: str | None, checkpoints: Path) -> str:
-    """Without a house that runs, what lies there can be had all the same, by its whole name."""
+    """Return the id of the job; without a running house it must be the full id."""
     try:
         return find(command.client(), job).id
     except NotRunning:
@@ -71,7 +71,7 @@ def _step(step: int) -> str:
 
 
 def _copy(home: Path, path: str, to: Path) -> None:
-    """As the list says that it is: beside its place, then renamed into it."""
+    """Copy a file, and check it against the list; retry if it changes meanwhile."""
     from agent.output.shelf import listed
 
     for _ in range(TRIES):
@@ -113,7 +113,10 @@ def metrics(
         bool, typer.Option("--csv", help="All steps, as a table for other programs.")
     ] = False,
 ) -> None:
-    """Show the numbers that a job's script has logged, by step. They are those of session.log and of session.backward."""
+    """Show the numbers that a job's script has logged, by step.
+
+    They are those of session.log and of session.backward.
+    """
     if as_csv and command.json:
         raise CommandError("--csv and --json: choose one of them", USAGE)
     client = command.client()

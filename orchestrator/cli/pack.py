@@ -1,7 +1,8 @@
-"""What goes to the workers of a job: the script, what it imports from beside it, and what --with names.
+"""What goes to the workers of a job: the script, modules beside it, and what --with names.
 
-A worker has it as it lies here, below the folder in which the command was typed (below the script's own, if the script
-lies elsewhere), and stands in that folder: the script runs there as `python SCRIPT` does here.
+The root is the folder in which the command was typed, or the script's folder if the script lies
+elsewhere. Below it a worker has the files in the same places, and it runs in that folder, so the
+script runs there as `python SCRIPT` does here.
 """
 
 import ast
@@ -48,7 +49,7 @@ SECRET = re.compile(
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` are those beside the script, and how large they are; `notes` is what a person has to know of them."""
+    """The bytes to send, the sizes of the files beside the script, and notes for a person."""
 
     payload: bytes
     files: dict[str, int]
@@ -56,7 +57,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sha(self) -> str:
-        """What a job's script is known by."""
+        """Return the hash that identifies a job's script."""
         return hashlib.sha256(self.payload).hexdigest()
 
     def shown(self) -> list[Text]:
@@ -74,7 +75,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
 def pack(
     script: Path, config: Config, words: Sequence[str] = (), argv: Sequence[str] = ()
 ) -> Packed:
-    """Everything as it is now. `words` are what --with was given."""
+    """Pack the script and its other files as they are now; `words` are the values of --with."""
     data = read_script(script, config)
     place = script.absolute().parent.resolve() / script.name
     here = Path.cwd().resolve()
@@ -98,7 +99,7 @@ def pack(
 
 
 def read_script(path: Path, config: Config) -> bytes:
-    """The script's bytes, if there are any and not too many; else one line that says what is wrong."""
+    """Return the script's bytes; raise `CommandError` if it is no script or too large."""
     most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
     try:
         if path.is_dir():
@@ -121,7 +122,10 @@ def read_script(path: Path, config: Config) -> bytes:
 
 
 def _check_is_script(path: Path, data: bytes) -> None:
-    """A word in a text file would be Python as well."""
+    """Raise `CommandError` unless the file looks like a script and would do something.
+
+    Parsing alone is not enough, because a single word in a text file is valid Python.
+    """
     if path.suffix != ".py" and not PYTHON_LINE.match(data):
         raise CommandError(
             f"{path}: not a Python script; name one that ends in .py, or begins with #!/usr/bin/env python3",
@@ -136,7 +140,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 class _Found:
-    """Files by where they lie below `root`."""
+    """The files to send, by their paths below `root`."""
 
     def __init__(self, root: Path, config: Config) -> None:
         self.root, self._most = root, config.limits.parcel_bytes
@@ -157,7 +161,10 @@ class _Found:
             self._secrets[self._at(path)] = None
 
     def named(self, word: str, here: Path) -> None:
-        """A file or a folder, or a pattern for some. What is named in so many words goes along, whatever it is."""
+        """Add a file, a folder, or what a pattern matches.
+
+        A path that is named literally is added even if a pattern would leave it out.
+        """
         plain = here / Path(word).expanduser()
         literal = os.path.lexists(plain)
         matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does
@@ -178,7 +185,10 @@ class _Found:
                 self.add(path)
 
     def _is_met(self, match: Path, here: Path, word: str) -> bool:
-        """Whether a match of a pattern goes along: as it would if the folder before the pattern had been named."""
+        """Return whether a match of a pattern is added.
+
+        It is if it would be added with the folder before the pattern, so hidden files are not.
+        """
         named = itertools.takewhile(lambda part: not glob.has_magic(part), Path(word).parts)
         base = Path(os.path.normpath(here.joinpath(*named)))
         path = Path(os.path.normpath(match))
@@ -186,7 +196,7 @@ class _Found:
         return all(self._is_wanted(each) for each in inner)
 
     def _walk(self, top: Path) -> None:
-        """All of a folder that a person has put there to be used."""
+        """Add the files of a folder, without caches, hidden files, secrets and installations."""
         for folder, inner, files in os.walk(top, onerror=_unreadable):
             kept = sorted(name for name in inner if self._is_wanted(Path(folder, name)))
             inner[:] = kept
@@ -213,7 +223,7 @@ class _Found:
         )
 
     def check_size(self) -> None:
-        """Before anything is read."""
+        """Raise `CommandError` if there are too many files or bytes; no file is read for this."""
         sizes = {at: path.stat().st_size for at, path in self.paths.items()}
         if len(sizes) <= parcel.FILES_MAX and sum(sizes.values()) <= self._most:
             return
@@ -244,7 +254,7 @@ class _Found:
 
 
 def _place(path: Path) -> Path:
-    """Where it lies, whatever links lead there; a link itself is at its own place."""
+    """Return the real path of the parent folder with the file's name; a last link is kept."""
     return (
         Path(os.path.normpath(path.parent.resolve() / path.name)) if path.name else path.resolve()
     )

@@ -1,4 +1,4 @@
-"""Looking ahead: what would be bought for a script now, and the best layout on any machines."""
+"""The command `plan`: what would be bought for a script now, or the best layout."""
 
 import re
 import shlex
@@ -65,10 +65,11 @@ def plan(  # noqa: PLR0913 - a parameter per option
         Path | None, typer.Option(metavar="FILE", help="Draw the predicted step as SVG.")
     ] = None,
 ) -> None:
-    """Show what would be bought for a script now, what it would cost, and when it would be done.
+    """Show what would be bought for a script now, the cost, and when it would be done.
 
-    Once a job of the very same script has been measured, also the layout it would train in, and what else there was.
-    With --on nothing is bought: the layout of a profiled model on any machines, see: orchestrator tools profile --help
+    Once a job of exactly the same script has been measured, it also shows the layout that it would
+    train in, and the layouts it was compared with. With --on it shows the layout of a profiled
+    model on any machines, see: orchestrator tools profile --help
     """
     if on is not None or script.suffix == ".json":
         _on_machines(command, script, on or [], (batch, sharding), gantt)
@@ -113,7 +114,10 @@ def plan(  # noqa: PLR0913 - a parameter per option
 
 
 def _offers(rows: "Sequence[Considered]") -> Table:
-    """What is chosen stands out; amounts of the whole job only where they are known."""
+    """Return the table of offers, with the chosen ones in bold.
+
+    It has the cost and time of the whole job only if they are known.
+    """
     known = any(row.expected_cost_usd is not None for row in rows)
     bids = any(row.bid_usd_per_h is not None for row in rows)
     made = tables.table(
@@ -154,7 +158,7 @@ def _verdict(found: "Preview") -> list[Text]:
 
 
 def _assumed(work: "Work") -> list[Text]:
-    """How much work is counted with, and where that comes from."""
+    """Return the amount of work that is assumed, and where the figures come from."""
     parts = []
     if work.steps is not None:
         parts.append(f"{plural(work.steps, 'step')} ({_source(work.steps_from)})")
@@ -168,7 +172,7 @@ def _source(said_by: str) -> str:
 
 
 def _unmeasured(script: Path, *, running: bool) -> str:
-    """Why nothing can be said of layouts yet, and what to do."""
+    """Return why nothing is known of layouts yet, and what to do about it."""
     if not running:
         return (
             "what was measured of a model is with the manager, and none is running: orchestrator up"
@@ -180,7 +184,7 @@ def _unmeasured(script: Path, *, running: bool) -> str:
 
 
 def _layouts(found: "Preview", unmeasured: str) -> list[Text | Table]:
-    """What it would train in, and what else was compared."""
+    """Return the layout that it would train in, and what else was compared."""
     if unmeasured:
         return [Text(f"layout: {unmeasured}", style="dim")]
     if found.choice is None:
@@ -213,7 +217,7 @@ def _on_machines(
     asked: "tuple[int | None, Sharding]",
     gantt: Path | None,
 ) -> None:
-    """The best layout for these machines, what else was compared, and who computes what."""
+    """Answer with the best layout for these machines, its stages, and what else was compared."""
     from orchestrator.morph import mixed
 
     known, holdings = _held(source, on)
@@ -241,7 +245,7 @@ def _on_machines(
 
 
 def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Holding]]":
-    """The profiles by file, and what is held of each."""
+    """Return the profiles by file, and the machines of each."""
     from orchestrator.morph import profiles
     from orchestrator.morph.plans import Holding
     from orchestrator.morph.search import WORKERS_MAX
@@ -297,7 +301,7 @@ def _task(source: Path, profile: "Profile", batch: int | None, sharding: "Shardi
 
 
 def _stages(found: "Plan", profile: "Profile") -> Table:
-    """Who computes what, and what it holds."""
+    """Return the table of stages: which sections each computes, and the memory it needs."""
     made = tables.table("stage", "sections", "from", "holds#")
     for stage, (first, end) in enumerate(found.stages[:LISTED]):
         made.add_row(
@@ -310,7 +314,7 @@ def _stages(found: "Plan", profile: "Profile") -> Table:
 
 
 def _shares(found: "Plan", chains: "Sequence[Chain]", names: Sequence[str]) -> str:
-    """How many microbatches the replicas get; of a mix, on what."""
+    """Return in words how many microbatches the replicas get; for a mix, on which machines."""
     kinds: dict[tuple[tuple[str, ...], int], int] = {}
     for chain, share in zip(chains, found.shares, strict=True):
         of = tuple(names[group] for group in chain.groups)

@@ -1,4 +1,4 @@
-"""Trying a script before any money is spent: see `orchestrator.rehearsal`."""
+"""The command `rehearse`, which tries a script before any money is spent."""
 
 import time
 from contextlib import suppress
@@ -34,10 +34,11 @@ def rehearse(
         int, typer.Option(min=STEPS_MIN, help="How many steps of the script are done.")
     ] = STEPS,
 ) -> None:
-    """Try a script on this machine, before any money is spent on it. Exit code 0: it comes through.
+    """Try a script on this machine, before any money is spent on it. Exit code 0: it passes.
 
-    A few steps alone; then with a worker that joins, one that is killed, all that are killed, and a job that is resumed; and
-    again with the model in two stages, if it can be cut. What it comes to has to be the same each time.
+    It runs a few steps alone; then with a worker that joins, one that is killed, all that are
+    killed, and a job that is resumed; and again with the model in two stages, if it can be cut.
+    The state at the end has to be the same each time.
     """
     argv = tuple(arguments or ())
     packed = pack(script, command.config, with_ or (), argv)
@@ -101,7 +102,7 @@ def _row(scene: "Scene") -> Text:
     return row
 
 
-# --- which scripts were tried on this machine ------------------------------------------------------
+# --- which scripts were tried on this machine -----------------------------------------------------
 
 
 def was_rehearsed(state_dir: Path, sha: str) -> bool:
@@ -111,7 +112,7 @@ def was_rehearsed(state_dir: Path, sha: str) -> bool:
 
 
 def note_rehearsed(state_dir: Path, sha: str) -> None:
-    """It is only a hint that goes by this: what cannot be written down is no fault."""
+    """Note that a script was rehearsed; ignore errors, because only a hint depends on it."""
     places = Places(state_dir)
     with suppress(OSError):
         places.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

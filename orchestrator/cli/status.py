@@ -1,4 +1,4 @@
-"""What is held and trained, and what it costs."""
+"""The commands `status` and `cost`: what is held and trained, and what it costs."""
 
 import time
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ def status(
 
 
 def _of_job(view: View, job_id: str) -> dict[str, Any]:
-    """One job with its own money, its machines, and what was done for it."""
+    """Return one job with its costs, its machines, and what was done for it."""
     return {
         "at_s": view.at_s,
         "job": next((one for one in view.jobs if one.id == job_id), None),
@@ -58,7 +58,7 @@ def _of_job(view: View, job_id: str) -> dict[str, Any]:
 
 
 def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ...]:
-    """What `status` shows of a view, part by part."""
+    """Return the parts that `status` shows of a view."""
     why = why_silent(view, places)
     if view is None:
         return (Text(f"the manager has not said anything yet; {why or 'look again in a moment'}"),)

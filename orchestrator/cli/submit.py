@@ -1,4 +1,4 @@
-"""Handing a script in as a job, and watching it until it ends."""
+"""Submitting a script as a job, and watching the job until it ends."""
 
 import io
 import re
@@ -37,7 +37,7 @@ from orchestrator.redis_client import connect
 from orchestrator.view import JobView
 
 STARTING_S_MAX = 120.0
-PATIENCE_S = 1.0  # until it is said what is waited for
+PATIENCE_S = 1.0  # until a line says that the manager is starting
 TRACEBACK_LINES = 60
 JOURNAL = "orch:journal"
 JOURNAL_LOOKED_AT = 5_000
@@ -92,10 +92,12 @@ def submit(  # noqa: PLR0913 - a parameter per option
         ),
     ] = None,
 ) -> None:
-    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed.
+    """Train a script on spot machines.
 
-    Modules beside the script that it imports go along by themselves; data and settings that it reads by --with. On the
-    workers all lies as it does here, and the script runs as `python SCRIPT` would in this folder.
+    Exit code with --follow: 0 succeeded, 100 the script failed. Modules beside the script that it
+    imports are sent along automatically; data and settings that it reads need --with. On the
+    workers all files have the same places as here, and the script runs as `python SCRIPT` would in
+    this folder.
     """
     options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
@@ -141,7 +143,7 @@ def _hand_in(
 
 
 def _hint(command: Command, client: Client, script: Path, sha: str) -> Text | None:
-    """Of a script that nobody has tried yet."""
+    """Return a hint to rehearse, if this script has neither run nor been rehearsed yet."""
     ran = any(job.script_sha == sha and job.step for job in all_jobs(client))
     if ran or was_rehearsed(command.config.state_dir, sha):
         return None
@@ -150,7 +152,7 @@ def _hint(command: Command, client: Client, script: Path, sha: str) -> Text | No
 
 @contextmanager
 def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None]:
-    """The order goes to the manager whole; from then on Ctrl-C only ends the looking, and says so."""
+    """Send the order to the manager; after that Ctrl-C ends only the watching, and says so."""
     posted = False
     try:
         with _ctrl_c_waits():
@@ -170,7 +172,7 @@ def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None
 
 @contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
-    """A Ctrl-C that comes within is heard behind it: nobody is left not knowing what was done."""
+    """Delay a Ctrl-C until the block has ended, so that a person knows whether it was done."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
     try:
@@ -182,7 +184,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
-    """What is asked for, but for the script's own bytes."""
+    """Return the order for a job, without the hash of the script, which is set later."""
     job = config.job
     return JobSpec(
         job=job_id(script), script=str(script), script_sha="", argv=argv,
@@ -196,7 +198,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
 
 
 def job_id(script: Path) -> str:
-    """Short, readable, and no other job's."""
+    """Return a new job id: short, readable and unique."""
     name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
     return f"{name}-{secrets.token_hex(4)}"
 
@@ -209,15 +211,17 @@ def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> Jo
 
 
 def on_its_clock(spec: JobSpec, ahead_s: float) -> JobSpec:
-    """A deadline is a moment of the wall's clock here; the manager goes by its own."""
+    """Convert the deadline from this machine's wall clock to the manager's clock."""
     if spec.deadline_s is None:
         return spec
     return msgspec.structs.replace(spec, deadline_s=spec.deadline_s + ahead_s)
 
 
 def stored_at(url: str | None) -> str:
-    """Where an earlier job's states lie: the folder or store, and the job's id behind it. It is looked at before
-    anything is paid for."""
+    """Check where an earlier job's states lie, before anything is bought; return the address.
+
+    The address is a folder or store with the job's id at the end.
+    """
     if url is None:
         return ""
     as_written = f"write {', '.join(STORAGES)}... with the job's id at the end"
@@ -236,7 +240,10 @@ def stored_at(url: str | None) -> str:
 
 
 def deadline_s(text: str, now_s: float) -> float:
-    """A length of time from now, or a date with a time (local unless it says otherwise)."""
+    """Return the moment that a duration from now, or a date with a time, stands for.
+
+    A date is in local time unless it has a zone.
+    """
     match = DURATION.fullmatch(text)
     try:
         if match:
@@ -256,9 +263,10 @@ def deadline_s(text: str, now_s: float) -> float:
 
 
 def _until_taken(command: Command, client: Client, job_id: str) -> JobView | None:
-    """The job as the manager has it, or None while the manager is away; the order is safe anyway.
+    """Return the job as the manager has it, or None if the manager does not answer in time.
 
-    One that has said nothing since its house was set up is starting, and is waited for longer.
+    The order is safe either way. A manager that has said nothing since its house was set up is
+    still starting, so the wait is longer then.
     """
     began, starting = time.monotonic(), False
     while (waited_s := time.monotonic() - began) < (STARTING_S_MAX if starting else TAKEN_S_MAX):
@@ -275,14 +283,17 @@ def _until_taken(command: Command, client: Client, job_id: str) -> JobView | Non
 
 
 def _follow(command: Command, client: Client, job_id: str) -> None:
-    """Until the job ends."""
+    """Show the job until it ends."""
     console = Console(file=io.StringIO()) if command.json else command.out
     job = follow(client, job_id, ended, console)
     _say_end(command, client, job)
 
 
 def _say_end(command: Command, client: Client, job: JobView) -> None:
-    """How it ended, with the script's own traceback if that is why, as an exit code."""
+    """Say how the job ended, and exit with its code.
+
+    If the script failed, its own traceback comes first.
+    """
     code, texts = exit_code(job), [Text(f"{job.id} {job.status}: {job.because}")]
     traceback = last_traceback(client, job.id) if code == SCRIPT_FAILED else ""
     if traceback:
@@ -299,18 +310,21 @@ def _say_end(command: Command, client: Client, job: JobView) -> None:
 
 
 def exit_code(job: JobView) -> int:
-    """0 succeeded, 100 the script itself failed, 101 it failed for another reason, 102 cancelled."""
+    """Return the exit code for how a job ended.
+
+    0 succeeded, 100 the script itself failed, 101 it failed for another reason, 102 cancelled.
+    """
     if job.status == "SUCCEEDED":
         return 0
     if job.status == "CANCELLED":
         return JOB_CANCELLED
-    others = ("budget", "preempted", "its deadline")  # what ended it, whatever failed before
+    others = ("budget", "preempted", "its deadline")  # these end a job even if its script failed
     own_fault = job.failures > 0 and not job.because.startswith(others)
     return SCRIPT_FAILED if own_fault else JOB_FAILED
 
 
 def last_traceback(client: Client, job_id: str) -> str:
-    """What Python said when the script failed last, as the manager wrote it into its journal."""
+    """Return the traceback of the script's last failure, as the manager's journal has it."""
     rows: Any = connect(client.house().redis_url).xrevrange(JOURNAL, count=JOURNAL_LOOKED_AT)
     for _, row in rows:
         if b"WorkerFailed" in row[b"e"]:

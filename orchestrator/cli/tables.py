@@ -1,4 +1,4 @@
-"""Tables of what there is, for a person."""
+"""Tables of jobs, machines and costs, for a person."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,12 +15,12 @@ from orchestrator.wording import clock, duration, loss, percent, plural, told, u
 
 ENDED_SHOWN = 5
 MACHINES_SHOWN = 50
-REASON_WIDTH = 32  # the least in which a sentence reads well
+REASON_WIDTH = 32  # the narrowest column in which a sentence reads well
 ANY_WIDTH = 9_999
 
 
 def table(*columns: str) -> Table:
-    """A quiet table; a column that ends in $ or # holds numbers."""
+    """Return a table without lines; a column whose name ends in $ or # holds numbers."""
     made = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for column in columns:
         number = column.endswith(("$", "#"))
@@ -40,9 +40,10 @@ def toned(word: str) -> Text:
 
 
 class Reasoned:
-    """A table with a reason for every row: beside it where a sentence has room there, else below it.
+    """A table with a reason for every row: beside the row if there is room, else below it.
 
-    The columns named aside go below with it. Where even the others are too wide, they follow one another.
+    The columns in `aside` move below together with the reason. If even the other columns are too
+    wide, their cells are listed one after the other.
     """
 
     def __init__(self, *columns: str, aside: tuple[str, ...] = ()) -> None:
@@ -89,7 +90,7 @@ class Reasoned:
             )
 
     def _one_by_one(self, cells: Sequence[str | Text]) -> Text:
-        """The first two name themselves, of the others the column says what they are."""
+        """Return a row as a list of cells, the first two alone, the others with column names."""
         first, second, *others = self._facts()
         parts = [Text.assemble((str(cells[first]), "bold"), " ", cells[second])]
         parts += [Text(f"{_name(self._columns[n])} {cells[n]}") for n in others]
@@ -113,7 +114,7 @@ def jobs(found: Iterable[JobView]) -> Reasoned:
 
 
 def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
-    """All that are held, and the last few that are not."""
+    """Return the table of the machines that are held, and of the last few that have ended."""
     held = [one for one in found if one.ended_at_s is None]
     gone = sorted(
         (one for one in found if one.ended_at_s is not None), key=lambda one: one.ended_at_s or 0.0
@@ -145,7 +146,7 @@ def cost_line(cost: CostView) -> Text:
 
 
 def costs(view: View) -> Table:
-    """One line per job and per machine that cost something, and the sum."""
+    """Return the table of costs: one line per job and per machine, and the sum."""
     made = table("what", "where", "spent$")
     for job in view.jobs:
         made.add_row(f"job {job.id}", escape(job.script), usd(job.spent_usd))

@@ -1,4 +1,4 @@
-"""Bringing the manager up, and taking everything down."""
+"""The commands `up` and `down`: starting the manager, and ending everything."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ UP_S_MAX = 180.0
 DOWN_S_MAX = 300.0
 STOP_S_MAX = 15.0
 LOOK_S = 0.1
-ENDED = "orchestrator: "  # is in front of what a house says that cannot go on
+ENDED = "orchestrator: "  # the prefix of the last line of a house that cannot go on
 
 
 def up(command: Command) -> None:
@@ -63,7 +63,7 @@ def up(command: Command) -> None:
 
 
 def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
-    """Settings that are others now than what is running was started with, and what is to be done."""
+    """Return a sentence for every setting that has changed since the running house started."""
     return {
         key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
         for key, was in running.items()
@@ -72,7 +72,7 @@ def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
 
 
 def _start(command: Command, places: Places) -> House:
-    """The house as a process of its own. If we are interrupted while it starts, it ends."""
+    """Start the house in a separate process; end it if we are interrupted while it starts."""
     if narrow := processes.narrow():
         raise CommandError(narrow)
     with _one_ctrl_c():
@@ -93,7 +93,7 @@ def _start(command: Command, places: Places) -> House:
 
 @contextlib.contextmanager
 def _one_ctrl_c() -> Iterator[None]:
-    """The first one within is heard, and none from then on: what is cleaned up because of it is not cut short."""
+    """Let only the first Ctrl-C interrupt the block, so that the clean-up completes."""
 
     def heard(*_: object) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -110,9 +110,9 @@ def _one_ctrl_c() -> Iterator[None]:
 
 
 def _spawn(command: Command, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
-    """The process, and where in its log it begins."""
+    """Start a house; return its process, and the offset in the log where its lines begin."""
     places.make()
-    # -P: what lies in the folder where it is started is the person's own, whatever its name is.
+    # -P, because the person's own files in the current folder may have the names of modules.
     words = [sys.executable, "-P", "-m", "orchestrator.house", *more]
     if command.config_path is not None:
         words += ["--config", str(command.config_path)]
@@ -146,7 +146,7 @@ def _wait_for_house(
 
 
 def _without_a_word(places: Places, log: Path) -> str:
-    """A full disk takes no last words."""
+    """Return why a house ended without a line in its log; on a full disk there is none."""
     if no_room(places.state_dir):
         return (
             f"{places.state_dir} takes nothing more: make room on that disk, then: orchestrator up"
@@ -155,13 +155,17 @@ def _without_a_word(places: Places, log: Path) -> str:
 
 
 def last_line(log: Path, begins_at: int) -> str:
-    """What the process said last, without the name in front."""
+    """Return the last line of the process, without the prefix."""
     lines = _said(log, begins_at)
     return lines[-1].removeprefix(ENDED) if lines else ""
 
 
 def news(log: Path, begins_at: int) -> list[str]:
-    """What a house that lives has said; another one, begun at the same moment, may have ended in the same log."""
+    """Return the lines of a house that lives.
+
+    Last lines of other houses are left out: one that started at the same moment may have ended and
+    left its line in the same log.
+    """
     return [line for line in _said(log, begins_at) if not line.startswith(ENDED)]
 
 
@@ -171,9 +175,9 @@ def _said(log: Path, begins_at: int) -> list[str]:
 
 
 def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
-    """Ask the house to end with all that it owns; a house that is too busy to hear is swept up.
+    """Ask the house to end with all that it owns, and sweep it up if it does not.
 
-    A house that was there before ours keeps what it has.
+    Nothing is swept up if another house, started before ours, holds the state directory.
     """
     with no_interrupts():
         from orchestrator.house.house import HouseError, sweep_up
@@ -220,7 +224,10 @@ def down(
 
 
 def _settled(command: Command) -> Client:
-    """Whoever is just starting is ended as soon as it can be asked; its `up` may have been killed."""
+    """Return a client of the house, after waiting for a house that is just starting or ending.
+
+    The `up` of a starting house may have been killed, so `down` must wait until it can be asked.
+    """
     deadline = time.monotonic() + UP_S_MAX
     with command.busy("waiting for a manager that is just starting or ending"):
         while True:
@@ -243,7 +250,11 @@ class Found(msgspec.Struct, kw_only=True):
     began_s: float = msgspec.field(default_factory=time.time)
 
     def cancelled(self) -> list[JobView]:
-        """Jobs that have ended by this. A house may be gone before its last words are read."""
+        """Return the jobs that `down` has cancelled.
+
+        A house may be gone before its last view is read, so jobs that had not ended in the view
+        count too if the house ended in order.
+        """
         orderly = self.was_up and not (self.killed or self.forced)
         return [
             job
@@ -254,7 +265,7 @@ class Found(msgspec.Struct, kw_only=True):
 
 
 def _give_back(command: Command, places: Places, client: Client, *, force: bool) -> View | None:
-    """Ask the manager to give everything back, or the house to end at once; wait until it is gone."""
+    """Ask the manager to give everything back, or end the house at once; wait for its end."""
     before = None
     try:
         before = client.view()
@@ -270,14 +281,14 @@ def _give_back(command: Command, places: Places, client: Client, *, force: bool)
 
 
 def _sweep_up(places: Places) -> list[int]:
-    """Processes that an ended house has left; none, if it has ended as it should."""
+    """End the processes that an ended house has left, and return their pids."""
     from orchestrator.house.house import HouseError, sweep_up
 
     deadline = time.monotonic() + STOP_S_MAX
     while places.state_dir.exists():
         try:
             return sweep_up(places)
-        except HouseError:  # or it is somebody else's `down` that sweeps up just now
+        except HouseError:  # the lock is held, by a house or by another `down` that sweeps up
             if places.house.exists() or time.monotonic() > deadline:
                 raise CommandError(
                     f"another manager has started in {places.state_dir} meanwhile; look with: orchestrator status"
@@ -287,8 +298,9 @@ def _sweep_up(places: Places) -> list[int]:
 
 
 def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
-    """What a killed manager held is known to its journal and to the clouds only: another one looks,
-    gives back what is there, and ends.
+    """Start a manager that gives back what a killed one held; return machines and view.
+
+    Only the journal and the clouds know what the killed manager held.
     """
     began_s, deadline, view = time.time(), time.monotonic() + UP_S_MAX + DOWN_S_MAX, None
     with _one_ctrl_c():
@@ -304,7 +316,8 @@ def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
     if process.returncode != 0 or not places.given_back.exists():
         said = last_line(places.log("house"), begins_at) or "it ended without a word"
         raise CommandError(f"not everything was given back: {said}; try again: orchestrator down")
-    # It may be gone before its last words are read: what it held in those that were, it has given back by now.
+    # The manager may be gone before its last view is read. What it held in the last view that was
+    # read, it has given back by now.
     held = [
         one
         for one in (view.machines if view is not None else ())
@@ -316,7 +329,7 @@ def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
 def _wait_until_gone(
     client: Client, places: Places, view: View | None, shown: Callable[[str], None]
 ) -> View | None:
-    """Until the house has ended; says on the way what is still held."""
+    """Wait until the house has ended, and show meanwhile what it still holds."""
     pid, deadline = client.house().pid, time.monotonic() + DOWN_S_MAX
     while alive(pid):
         if time.monotonic() > deadline:
@@ -341,7 +354,7 @@ def _wait_until_gone(
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs; one that only waits to be collected does not."""
+    """Return whether the process still runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

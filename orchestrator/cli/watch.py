@@ -1,7 +1,7 @@
-"""A job as it runs, in the terminal: a panel that is redrawn, or plain lines where there is no terminal.
+"""Watching a job: a panel that is redrawn, or plain lines if there is no terminal.
 
-Watching reads the view only, so it costs the manager nothing and may be stopped at any time. Where the view is old,
-or something is waited for, the notes say so.
+Watching only reads the view, so it costs the manager nothing and may be stopped at any time. If the
+view is old or the job waits for something, the notes say so.
 """
 
 import time
@@ -52,7 +52,7 @@ def ended(job: JobView) -> bool:
 
 
 class Look(NamedTuple):
-    """The notes say what is waited for, and how old all of it is where it is not of now."""
+    """A view, the job in it, and notes on what the job waits for and how old the view is."""
 
     view: View
     job: JobView
@@ -60,7 +60,7 @@ class Look(NamedTuple):
 
 
 def looks(client: Source, job_id: str) -> Iterator[Look]:
-    """The view and the job in it, again and again; waits out a Redis that is coming back."""
+    """Yield the view with the job in it again and again; wait for a Redis that is restarting."""
     last: Look | None = None
     answered_s = known_s = time.monotonic()
     silence, step, stepped_s = "", -1, 0.0
@@ -95,13 +95,16 @@ def looks(client: Source, job_id: str) -> Iterator[Look]:
 
 
 def _reading(client: Source) -> "SimpleQueue[View | Exception | None]":
-    """The view, or why there is none, when there is an answer; that may take longer than a person is left alone."""
+    """Start reading the view, and return the queue that will get it or the exception.
+
+    A thread reads it, because an answer may take longer than a person should wait for a line.
+    """
     answer: SimpleQueue[View | Exception | None] = SimpleQueue()
 
     def read() -> None:
         try:
             answer.put(client.view())
-        except Exception as error:  # it is raised where it is waited for
+        except Exception as error:  # `_answer` raises it
             answer.put(error)
 
     Thread(target=read, name="look", daemon=True).start()
@@ -116,7 +119,10 @@ def _answer(asked: "SimpleQueue[View | Exception | None]") -> View | None:
 
 
 def _give_up(client: Source, job_id: str, error: Exception, away_s: float) -> None:
-    """A house that lives may be waited for, as long as it has nothing but room to wait for itself."""
+    """Raise `NotRunning` if the house is dead, or silent for longer than `AWAY_S_MAX`.
+
+    A living house that only waits for room on the disk is waited for without a limit.
+    """
     lives = Path(f"/proc/{client.house().pid}").exists()
     if not lives or (away_s > AWAY_S_MAX and not isinstance(error, NoRoom)):
         raise NotRunning(
@@ -127,7 +133,7 @@ def _give_up(client: Source, job_id: str, error: Exception, away_s: float) -> No
 
 
 def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
-    """What a person would else take for hanging."""
+    """Yield why the job seems to stand still, so that a person does not take it for hanging."""
     if ended(job):
         return
     if old := age(view):
@@ -143,18 +149,21 @@ def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
 
 
 def why_silent(view: View | None, places: Places) -> str:
-    """Why the newest manager has said nothing yet, if it has ended by itself: Ray starts one after the other."""
+    """Return why managers end by themselves while Ray restarts them, or "" if they do not."""
     try:
         why = places.broke_off.read_text()
     except OSError:
         return ""
     if view is not None and not age(view):
-        return ""  # the one after it did better
+        return ""  # the next manager works
     return f"it ended by itself, again and again: {why}. More is in {places.log('loop')}"
 
 
 def age(view: View) -> str:
-    """How old the view is, if a person should know that: the manager renews it all the time."""
+    """Return the age of the view in words if it is over `OLD_S`, else "".
+
+    The manager renews the view all the time, so an old view means that it is away.
+    """
     old_s = ticks() - view.tick_s
     return (
         f"as of {duration(old_s)} ago: the manager has said nothing since" if old_s > OLD_S else ""
@@ -164,7 +173,7 @@ def age(view: View) -> str:
 def follow(
     client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
 ) -> JobView:
-    """Show the job until `until` says so; return it as it was then."""
+    """Show the job until `until` is true of it; return the job in that state."""
     if not console.is_terminal:
         return _lines(client, job_id, until, console)
     with Live(Text(f"waiting for {job_id}"), console=console, auto_refresh=False) as live:
@@ -178,7 +187,7 @@ def follow(
 def _lines(
     client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
 ) -> JobView:
-    """Every change of status at once, progress now and then."""
+    """Print a line at every change of status, and every `LINE_EVERY_S` in between."""
     said, said_at_s = "", -LINE_EVERY_S
     for view, job, notes in looks(client, job_id):
         over, now_s = until(job), time.monotonic()
@@ -191,7 +200,7 @@ def _lines(
 
 
 def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableType:
-    """All there is to say about a running job in a dozen lines."""
+    """Return all that there is to say about a running job, in a dozen lines."""
     head = Text.assemble(
         (job.id, "bold"), "  ", (job.status, f"bold {TONES.get(job.status, 'yellow')}"), "  ",
         (job.because, "dim"), no_wrap=True, overflow="ellipsis",
@@ -212,14 +221,14 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
 
 
 def sentences_of(view: View, job_id: str) -> list[Sentence]:
-    """What is not about another job or its machines."""
+    """Return the sentences that are not about another job or its machines."""
     others = {one.id for one in view.jobs if one.id != job_id}
     others |= {name for one in view.machines if one.job != job_id for name in (one.id, one.token)}
     return [one for one in view.events if one.who not in others]
 
 
 def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
-    """The same in one plain line."""
+    """Return the state of the job in one plain line."""
     parts = [
         f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
         f"loss {loss(job.loss)}", f"layout {job.layout or '-'}",
@@ -262,7 +271,7 @@ def _money(job: JobView) -> str:
 
 
 def _beside(job: JobView) -> str:
-    """What is reserved for giving its machines back, and what they cost on demand."""
+    """Return what is reserved for giving machines back, and their cost on demand."""
     return f"reserved {usd(job.reserved_usd)} · on demand {usd(job.on_demand_usd)}"
 
 

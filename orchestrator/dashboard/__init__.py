@@ -1,1 +1,1 @@
-"""The page that shows it all: read-only, on this machine only, for whoever holds the token."""
+"""The dashboard: a read-only page, on this machine only, for the holder of the token."""

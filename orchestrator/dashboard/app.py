@@ -21,7 +21,10 @@ MEDIA = {
 
 
 def create_app(client_factory: Callable[[], Source], token: str, period_s: float = 0.5) -> FastAPI:
-    """`client_factory` connects to the house; it is called again when the connection is lost."""
+    """Return the application.
+
+    `client_factory` connects to the house; it is called again when the connection is lost.
+    """
     feed = Feed(client_factory, period_s)
 
     @asynccontextmanager
@@ -40,7 +43,7 @@ def create_app(client_factory: Callable[[], Source], token: str, period_s: float
 
 
 def _add_files(app: FastAPI) -> None:
-    """Every file has a route of its own: there is no path to escape from."""
+    """Add a separate route for every file, so that no path in a request can reach other files."""
     for file in sorted(files("orchestrator.dashboard").joinpath("static").iterdir(), key=str):
         suffix = f".{file.name.rpartition('.')[2]}"
         path = "/" if file.name == "index.html" else f"/static/{file.name}"

@@ -1,7 +1,7 @@
-"""What the page shows, kept up to date by one reader however many pages are open.
+"""The data of the page, kept up to date by one reader for any number of open pages.
 
-The view is the present. The page also wants the recent past (loss curves, pool prices), so the
-feed remembers a bounded number of points of each and thins the older ones out.
+The view is the present. The page also shows the recent past (loss curves, pool prices), so the feed
+remembers a bounded number of points of each and thins them out when there are too many.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series:
-    """A bounded number of points by name; when one is full, every other point of it goes."""
+    """Points by name, bounded: when a series is full, every other point of it is dropped."""
 
     def __init__(self) -> None:
         self.points: dict[str, list[Point]] = {}
@@ -48,7 +48,8 @@ class Series:
     def add(self, name: str, x: float, y: float) -> None:
         points = self.points.setdefault(name, [])
         if points and x <= points[-1][0]:
-            points[:] = [point for point in points if point[0] < x]  # the job went back, or no news
+            # The job was rewound, or the point is known already.
+            points[:] = [point for point in points if point[0] < x]
         points.append((x, y))
         if len(points) > POINTS_MAX:
             del points[1:-1:2]
@@ -57,7 +58,7 @@ class Series:
 
 
 class Feed:
-    """Reads the view again and again; hands every change to every open page."""
+    """Reads the view again and again, and sends every change to every open page."""
 
     def __init__(self, client_factory: Callable[[], Source], period_s: float = 0.5) -> None:
         self._connect = client_factory
@@ -70,7 +71,7 @@ class Feed:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Until cancelled. A reader that hangs is waited for, never doubled."""
+        """Read until cancelled; if a read hangs, wait for it instead of starting a second one."""
         while True:
             try:
                 source = await asyncio.to_thread(self._connect)
@@ -92,7 +93,7 @@ class Feed:
         await self._show("")
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Server-sent events: what is now, then every change, and a sign of life in between."""
+        """Yield server-sent events: the present data, every change, and pings in between."""
         shown = b""
         while True:
             if self._message != shown:

@@ -1,7 +1,7 @@
-"""Who may look: this machine's owner, in their own browser, and nobody else.
+"""Access to the dashboard, which only this machine's owner may see, in their own browser.
 
-The dashboard listens on loopback, but that alone keeps nobody out: other users of the machine can
-connect, and any web site can ask the browser to. So every request, whatever its route, needs the
+The dashboard listens on loopback, but that alone is no protection: other users of the machine can
+connect, and any web site can make the browser connect. So every request on every route needs the
 token (as a bearer, or as a cookie made from it), a Host header that names this machine by a
 loopback address (a site that rebinds its name to 127.0.0.1 cannot send one), and a method that
 only reads.
@@ -52,7 +52,7 @@ class Guard:
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What to answer instead of the page, or None when the request may pass."""
+        """Return the answer instead of the page, or None if the request may pass."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not _names_this_machine(hosts[0]):
@@ -93,7 +93,7 @@ def _same(given: str, expected: bytes) -> bool:
 
 
 def _names_this_machine(host: str) -> bool:
-    """True for localhost and loopback addresses, with or without a port."""
+    """Return whether the host is localhost or a loopback address, with or without a port."""
     name, _, port = host.rpartition(":") if _has_port(host) else (host, "", "")
     if port and not (port.isascii() and port.isdigit()):
         return False

@@ -1,4 +1,4 @@
-"""Serving the page from the house: one thread, one socket, bound before anyone is told about it."""
+"""Serving the page from the house: one thread, and a socket bound before it is announced."""
 
 import socket
 import threading
@@ -8,7 +8,10 @@ from fastapi import FastAPI
 
 
 class Server:
-    """`start` returns when the port is taken, or raises OSError; `stop` leaves nothing behind."""
+    """The server of the page.
+
+    `start` returns when the port is bound, or raises OSError; `stop` ends thread and socket.
+    """
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -26,7 +29,7 @@ class Server:
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def start(self) -> str:
-        """The address of the page, without the token."""
+        """Bind the port, start serving, and return the address of the page without the token."""
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(self._address)

@@ -1,1 +1,1 @@
-"""The one process on the manager's machine that owns all the others, and how it starts and watches them."""
+"""The house: the process that owns all others on the manager's machine, and their upkeep."""

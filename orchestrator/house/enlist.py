@@ -1,9 +1,9 @@
-"""The short-lived driver that creates the two detached actors of a house: keeper and manager.
+"""The short-lived driver that creates a house's two detached actors: keeper and manager.
 
     python -m orchestrator.house.enlist --house DIR --ray HOST:PORT --life ID   (run by the house)
 
-They outlive it, and Ray starts them again when they die. A module of its own, because Ray sends the
-classes of a program's main module by value, and ours are to be found by their names.
+The actors outlive the driver, and Ray starts them again when they die. This is a separate module
+because Ray sends classes of a program's main module by value, and ours must be found by name.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--life", required=True, help="which life of the house this is")
     parser.add_argument("--config")
     options = parser.parse_args()
-    # Not an argument: the address of a Redis may hold a password, and anyone can list arguments.
+    # The address of Redis may hold a password, so it is no argument: all users can list those.
     config = load(Path(options.config) if options.config else None, os.environ)
     embedded = f"unix://{Places(Path(options.house)).redis_socket}"
     order = Order(
@@ -84,7 +84,8 @@ def main() -> int:
         config_path=str(Path(options.config).absolute()) if options.config else None,
         house=options.life,
     )
-    # Ray has every actor look for modules where its driver stands first: no place for a person's own.
+    # Ray's actors look for modules in their driver's directory first, so it must not be a folder
+    # with a person's own modules.
     os.chdir(options.house)
     url = config.storage.checkpoint_url
     enlist(order, Storage(url=url, every_s=config.storage.copy_every_s) if url else None)

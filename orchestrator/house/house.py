@@ -1,7 +1,7 @@
 """The house: the one process on the manager's machine that owns all the others.
 
-It starts Redis, the Ray head, the local cloud, the manager with its keeper, and the dashboard;
-starts again what dies; and takes everything with it when it ends. It holds no state of the
+It starts Redis, the Ray head, the local cloud, the manager with its keeper, and the dashboard.
+It restarts a part that dies, and ends all of them when it ends. It holds no state of the
 product, so it may be killed at any moment: the next house sweeps up what the last one left.
 
     python -m orchestrator.house --config orchestrator.toml [--give-back]
@@ -49,22 +49,22 @@ RAY_STARTS_MAX = 3
 RAY_END_S_MAX = 5.0
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
-SESSIONS_KEPT = 3  # of Ray's own logs
-# Ray serves its metrics on all interfaces and does not ask for the token, so they are off. Ray's dashboard has
-# no switch for its own, but a port that is none keeps their server from starting.
+SESSIONS_KEPT = 3  # directories with Ray's own logs
+# Ray serves its metrics on all interfaces and does not ask for the token, so they are off. The
+# metrics of Ray's dashboard have no switch, but an invalid port keeps their server from starting.
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
 
 
 class HouseError(OrchestratorError):
-    """The house cannot be set up or kept; the message says what to do about it."""
+    """The house cannot be started or kept running; the message says what to do about it."""
 
 
 class ToldToEnd(HouseError):  # noqa: N818 - it names what happened
-    """It was told to end before it was ready; what it has started by then ends with it."""
+    """The house received a signal to end before it was ready; it ends what it has started."""
 
 
 class House:
-    """Start everything, watch over it, end everything."""
+    """Starts all parts, restarts those that die, and ends them."""
 
     def __init__(
         self, config: Config, config_path: Path | None, *, give_back: bool = False
@@ -91,13 +91,13 @@ class House:
         return self.config.manager.redis_url or f"unix://{self.places.redis_socket}"
 
     def start(self) -> None:
-        """Everything up and ready, in the order in which one part needs the other."""
-        if not self.config.local.enabled:  # the only provider that there is
+        """Start all parts, each after the parts it needs, and return when they are ready."""
+        if not self.config.local.enabled:  # there is no other provider yet
             raise HouseError("no provider is enabled; set local.enabled = true")
         for line in self.places.secure():
             _say(line)
         for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
-            told.unlink(missing_ok=True)  # by the manager of an earlier life
+            told.unlink(missing_ok=True)  # written by the manager of an earlier house
         processes.sweep(self.places.identity)
         self._clear_up()
         self._env = self._environment()
@@ -110,18 +110,21 @@ class House:
         self._announce()
 
     def watch(self) -> None:
-        """Until told to end: whatever has died is started again."""
+        """Restart parts that die, until the house is asked to end."""
         with contextlib.suppress(ToldToEnd):
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
-                with contextlib.suppress(StateDirError):  # it is tried again
+                with contextlib.suppress(StateDirError):  # the next round tries again
                     self.places.make_way()
                 self._end_if_superseded()
                 self._revive()
                 self._replace_stuck()
 
     def _revive(self) -> None:
-        """A full disk ends Redis with its next write, and whatever is started again then: that waits for room."""
+        """Restart the parts that have ended, as soon as the disk has room.
+
+        On a full disk Redis dies at its next write, and so would a part that is restarted then.
+        """
         redis_ended = self._redis is not None and not self._redis.alive()
         ended = [name for name, process in self._children.items() if process.poll() is not None]
         if not (redis_ended or ended) or self._waits_for_room():
@@ -134,7 +137,7 @@ class House:
             self._restart(name)
 
     def _replace_stuck(self) -> None:
-        """Of an actor that hangs Ray says that it is alive."""
+        """Kill an actor that hangs, because Ray takes it for alive and would not replace it."""
         if self._pulse is not None and time.monotonic() >= self._felt_s + LOOK_S:
             self._felt_s = time.monotonic()
             for name in self._pulse.look():
@@ -151,9 +154,11 @@ class House:
         self._stopping = True
 
     def stop(self) -> None:
-        """Everything down: first those who use others, then those who are used. Ray holds nothing that is
-        not in Redis or on the disk, and takes its time to end: it is killed, by its init. Ray writes titles over
-        our mark, and who has lost it so is not swept up.
+        """End all parts, each before the parts it uses.
+
+        Ray is slow to end and holds nothing that is not in Redis or on the disk, so its init
+        kills it. The sweep alone would not do: Ray writes process titles over our mark, and a
+        process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
         if self._dashboard is not None:
@@ -174,7 +179,7 @@ class House:
         self.places.remove_link()
 
     def _clear_up(self) -> None:
-        """What killed houses and old lives of this one have left, so that it does not grow for ever."""
+        """Remove what earlier houses left, so that it does not accumulate."""
         for link in dangling_links():
             link.unlink(missing_ok=True)
         for session in sorted(self.places.ray_dir.glob("session_2*"))[:-SESSIONS_KEPT]:
@@ -183,7 +188,10 @@ class House:
     # --- the parts --------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:
-        """What every child gets: our mark, our interpreter first on the path, the Ray token."""
+        """Return the environment of every child.
+
+        It has our mark, our interpreter first on the path, and the Ray token.
+        """
         token = self.places.secret("ray")
         for secret in (token, self.places.secret("mesh")):
             if not secret.exists():
@@ -198,7 +206,7 @@ class House:
             "RAY_USAGE_STATS_ENABLED": "0",
             **NO_METRICS,
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_worker_niceness": "0",  # of manager and keeper; Ray's default is 15
+            "RAY_worker_niceness": "0",  # manager and keeper get this; Ray's default is 15
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -217,11 +225,11 @@ class House:
                 f"{URL_PASSWORD.sub('://***@', self.redis_url)} does not answer ({error}); "
                 "check manager.redis_url"
             ) from error
-        if self._give_back:  # the first thing that the manager hears
+        if self._give_back:  # before the manager starts, so that it is the first event it reads
             post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 
     def _choose_addresses(self) -> None:
-        """Where the Ray head listens, and what machines that boot from now on are told of it."""
+        """Choose where the Ray head listens, and write it to the boot file of later machines."""
         host = self.config.ray.head_address
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
         if self.config.ray.dashboard:
@@ -246,7 +254,7 @@ class House:
         if local.prices:
             words += ["--prices", local.prices]
         ready = self.places.cloud_dir / "cloud.json"
-        ready.unlink(missing_ok=True)  # of a cloud that was killed
+        ready.unlink(missing_ok=True)  # a killed cloud leaves this file
         self._children["cloud"] = self._python(
             "cloud",
             ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
@@ -254,8 +262,10 @@ class House:
         self._wait("the local cloud", "cloud", ready.exists)
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
-        """The port that the settings name, or one that is free now. Not one of those that the system gives to
-        whoever connects somewhere: it might before Ray has started.
+        """Return the port in the settings, or a port that is free now.
+
+        The search leaves out the range from which the system takes ports for outgoing
+        connections, because the system could take the port before Ray has started.
         """
         for left in reversed(range(PORTS_TRIED)):
             number = port or PORTS.start + secrets.randbelow(len(PORTS))
@@ -276,7 +286,8 @@ class House:
     def _start_ray(self) -> None:
         ray = self.config.ray
         port = self._ray_address.rpartition(":")[2]
-        # Under an init of its own, as on every machine: some of what Ray starts would outlive it by a minute.
+        # Ray runs under an init, as on every machine, because some of its processes would outlive
+        # it by a minute.
         words = [
             "-m", "cloud.local.machine", str(os.getpid()),
             sys.executable, "-P", "-m", "orchestrator.house.ray_head", "--block",
@@ -301,9 +312,10 @@ class House:
         self._wait("the Ray head", "ray", answers)
 
     def _start_manager(self) -> None:
-        """The Ray head with the manager on it. Ray gives its own start half a minute and then gives up,
-        which a machine that is busy with something else may need more than once; and somebody else may have
-        taken its port by then.
+        """Start the Ray head and the manager on it, with a new attempt if Ray gives up.
+
+        Ray allows its own start half a minute, which may be too short on a busy machine. Every
+        new attempt chooses new ports, because another process may have taken the old ones.
         """
         for left in reversed(range(RAY_STARTS_MAX)):
             try:
@@ -322,14 +334,17 @@ class House:
                 self._choose_addresses()
 
     def _ray_ends(self) -> bool:
-        """Whether the head is just ending: who wanted to join it fails a moment before that."""
+        """Return whether the head ends within `RAY_END_S_MAX`.
+
+        If the head fails, the driver that wants to join it fails a moment earlier.
+        """
         deadline = time.monotonic() + RAY_END_S_MAX
         while self._children["ray"].poll() is None and time.monotonic() < deadline:
             self._pause()
         return self._children["ray"].poll() is not None
 
     def _enlist(self) -> None:
-        """A short-lived driver creates the detached actors; they outlive it."""
+        """Run a short-lived driver that creates the detached actors; they outlive it."""
         arguments = ["-m", "orchestrator.house.enlist", "--house", str(self.places.state_dir)]
         arguments += ["--ray", self._ray_address, "--life", self._life]
         if self._config_path is not None:
@@ -360,7 +375,7 @@ class House:
             ) from error
 
     def _announce(self) -> None:
-        """Write the file by which clients find us."""
+        """Write the file in which clients look up this house."""
         text = HouseFile(
             pid=os.getpid(),
             redis_url=self.redis_url,
@@ -388,7 +403,7 @@ class House:
         )
 
     def _restart(self, name: str) -> None:
-        """What depends on a dead part is started after it."""
+        """Restart a dead part, and after it the parts that depend on it."""
         if name == "cloud":
             self._start_cloud()
             return
@@ -399,7 +414,8 @@ class House:
         except HouseError:
             if self._redis is None or self._redis.alive():
                 raise
-            processes.end(self._children["ray"], word=signal.SIGHUP)  # with Redis it is tried again
+            # The manager failed because Redis died. The next round restarts both.
+            processes.end(self._children["ray"], word=signal.SIGHUP)
         else:
             self._announce()
 
@@ -413,7 +429,7 @@ class House:
             )
 
     def _end_if_superseded(self) -> None:
-        """Two managers on one journal would undo each other's work: the older one leaves."""
+        """Raise if a newer manager uses this journal: two would undo each other's work."""
         told = self.places.superseded
         if told.exists() and (why := told.read_text()):
             raise HouseError(why)
@@ -426,7 +442,7 @@ class House:
             self._pause()
 
     def _pause(self) -> None:
-        """A moment of waiting for a part; whoever tells us to end is heard in it."""
+        """Wait a moment for a part; raise `ToldToEnd` if the house is asked to end."""
         if self._stopping:
             raise ToldToEnd("told to end while it was starting; nothing is left of it")
         time.sleep(0.02)
@@ -434,7 +450,7 @@ class House:
 
 @contextlib.contextmanager
 def only_one(places: Places) -> Iterator[None]:
-    """Hold the state directory's lock, or say who does."""
+    """Hold the state directory's lock; raise `HouseError` if another house holds it."""
     places.make()
     with places.lock.open("a+") as lock:
         try:
@@ -447,8 +463,10 @@ def only_one(places: Places) -> Iterator[None]:
 
 
 def sweep_up(places: Places) -> list[int]:
-    """End what a house that was killed has left, and say which processes that were; `HouseError` while
-    one lives there."""
+    """End the processes that a killed house has left, and return their pids.
+
+    Raises `HouseError` if a house lives there.
+    """
     with only_one(places):
         left = processes.marked(places.identity)
         processes.sweep(places.identity)
@@ -460,7 +478,7 @@ def sweep_up(places: Places) -> list[int]:
 def _say(text: str) -> None:
     if not text:
         return
-    with contextlib.suppress(OSError):  # on a full disk it is not said
+    with contextlib.suppress(OSError):  # on a full disk the line is lost
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 

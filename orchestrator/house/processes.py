@@ -1,8 +1,8 @@
 """Starting, marking and ending our own processes on this machine.
 
-Every process that the house starts, and everything those start in turn, carries the environment
-variable SPOT_HOUSE with the house's identity. That is how leftovers of a house that was killed
-are recognised and ended without ever touching a process that is not ours.
+Every process that the house starts, and all their descendants, carry the environment variable
+SPOT_HOUSE with the house's identity. By this mark the leftovers of a killed house are recognised
+and ended without ever touching a process that is not ours.
 """
 
 import ctypes
@@ -21,8 +21,10 @@ FILE_BYTES_MIN = 1 << 30  # Ray's shared memory, checkpoints, and a journal that
 
 
 def narrow() -> str:
-    """Why what this process starts could not do its work, in a sentence; empty if it can. Ray waits in vain, and
-    says nothing."""
+    """Return why a file size limit is too low for our processes, or "" if it is not.
+
+    Without this check Ray would wait for ever and report nothing.
+    """
     bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if bytes_max == resource.RLIM_INFINITY or bytes_max >= FILE_BYTES_MIN:
         return ""
@@ -35,7 +37,7 @@ def narrow() -> str:
 def start(
     arguments: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a child in a session of its own that is told to end when this thread's process dies."""
+    """Start a child in a new session; it gets SIGTERM when this thread's process dies."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         return subprocess.Popen(
@@ -57,7 +59,7 @@ def _end_with_parent() -> None:
 def end(
     process: "subprocess.Popen[bytes]", grace_s: float = 5.0, word: int = signal.SIGTERM
 ) -> None:
-    """Ask a child to end, then insist."""
+    """Send a child the signal `word`, and kill it if it still runs after `grace_s`."""
     if process.poll() is None:
         process.send_signal(word)
         try:
@@ -68,7 +70,7 @@ def end(
 
 
 def marked(identity: str) -> list[int]:
-    """The pids of all live processes that carry this house's mark, but for this one."""
+    """Return the pids of all other live processes that carry this house's mark."""
     needle = f"{MARK}={identity}".encode()
     found = []
     for entry in os.scandir("/proc"):
@@ -85,7 +87,7 @@ def marked(identity: str) -> list[int]:
 
 
 def sweep(identity: str, grace_s: float = 3.0) -> int:
-    """End every process that carries the mark; returns how many there were at first."""
+    """End every process that carries the mark; return how many there were at first."""
     count = len(marked(identity))
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S_MAX)):
         for pid in marked(identity) if patience_s > 0 else ():

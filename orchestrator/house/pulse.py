@@ -1,7 +1,7 @@
-"""Whether manager and keeper still do anything. Ray sees that a process has ended, and not that it hangs.
+"""Kill a manager or keeper that hangs; Ray notices only processes that have ended.
 
-Both leave a sign of life in Redis again and again. What has left none for so long, while Redis answered, is ended,
-and Ray starts the next one: both may be killed at any moment.
+Both renew a sign of life in Redis. If the sign stays the same for `LOOKS_MAX` looks while Redis
+answers, the process is killed and Ray starts the next one. Both may be killed at any moment.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from cloud.local.processes import MARKER
 from orchestrator.house import processes
 
 LOOK_S = 5.0
-LOOKS_MAX = 36  # not seconds: whoever looks may have been asleep together with those it looks at
+LOOKS_MAX = 36  # not seconds: this process may have been suspended together with the actors
 ANSWER_S_MAX = 1.0
-SIGNS = {"Manager": VIEW, "KeeperActor": PULSE}  # Ray's names for them begin so
+SIGNS = {"Manager": VIEW, "KeeperActor": PULSE}  # Ray's process titles begin with these names
 UNNAMED = "ray::IDLE"
 
 
 class Pulse:
     def __init__(self, redis_url: str, identity: str, period_s: float = 0.0) -> None:
-        """`period_s` is how seldom a manager that has nothing to do looks around, and shows what it sees."""
+        """Watch the actors of a house; an idle manager may publish nothing for `period_s`."""
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX)
         self._identity = identity
         self._looks_max = dict.fromkeys(SIGNS, LOOKS_MAX)
@@ -34,11 +34,14 @@ class Pulse:
         self._seen: dict[str, tuple[object, int]] = {}  # the sign, and how often it was the same
 
     def look(self) -> list[str]:
-        """Once every `LOOK_S`. Whoever has been silent for too long is ended; who that was."""
+        """Kill actors that have been silent for too long and return their names.
+
+        To be called every `LOOK_S`.
+        """
         try:
             signs = {name: self._redis.get(key) for name, key in SIGNS.items()}
         except redis.RedisError:
-            self._seen.clear()  # nobody can leave a sign
+            self._seen.clear()  # without Redis no actor can leave a sign
             return []
         return [
             name for name, sign in signs.items() if self._is_silent(name, sign) and self._end(name)
@@ -58,8 +61,11 @@ class Pulse:
         return bool(pids)
 
     def _nobody(self) -> Iterator[int]:
-        """Where a manager or a keeper is killed while the disk is full, Ray starts a process that it takes for the next
-        one for ever, and that has never become it: it has no name."""
+        """Yield the pids of Ray processes that never became an actor.
+
+        If a manager or keeper is killed while the disk is full, Ray starts a process that never
+        gets the actor's title, and waits for it for ever.
+        """
         mark = f"{MARKER}=head-{self._identity}".encode()
         for pid in self._pids(UNNAMED):
             with contextlib.suppress(OSError):

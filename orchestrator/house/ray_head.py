@@ -1,7 +1,10 @@
-"""Ray's head with what a house uses and nothing beside it: `python -m orchestrator.house.ray_head ARGUMENTS`, as of `ray start`.
+"""Start Ray's head with only what a house uses.
 
-No option of Ray keeps it from starting a server for its clients, which nobody here is, nor the process of a dashboard
-that is not wanted. Both import most of Ray, and the head waits for the second before it lets anybody in.
+    python -m orchestrator.house.ray_head ARGUMENTS   (those of `ray start`)
+
+No option of Ray switches off the server for Ray clients, which we do not use, or the dashboard's
+process if no dashboard is wanted. Both import most of Ray, and the head accepts no connection
+before the second is up.
 """
 
 import sys

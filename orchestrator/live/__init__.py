@@ -1,1 +1,1 @@
-"""The manager at work in the real world: clouds, Ray, the wall clock."""
+"""The manager in production: clouds, Ray, the wall clock."""

@@ -1,4 +1,4 @@
-"""The manager as Ray knows it: what it decides with is imported in its own process only."""
+"""The manager as a Ray actor; its imports happen only in the actor's process."""
 
 
 class ManagerActor:
@@ -10,5 +10,5 @@ class ManagerActor:
         self._manager = Manager(order)
 
     def ping(self) -> int:
-        """The process that answers."""
+        """Return the pid of the actor's process."""
         return self._manager.ping()

@@ -1,8 +1,8 @@
-"""Ray as the engine: finds the machines' nodes, gives each its agent, and carries orders to them.
+"""Ray as the engine: finds the machines' nodes, starts an agent on each, and sends orders.
 
-Lives in the manager's process, which is a Ray actor and so already connected. Orders are submitted at
-once and in order; whether they arrived is waited for beside the loop, because a machine that is just
-dying may take seconds to say nothing.
+It runs in the manager's process, which is a Ray actor and so already connected. Orders are
+submitted at once and in order. Their arrival is awaited beside the loop, because the call to a
+dying machine may take seconds to fail.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class RayEngine:
         return cls(store, keeper, address, places.secret("mesh").read_text().strip())
 
     async def machines(self) -> set[str]:
-        """The machines whose node is up and whose agent has not died."""
+        """Return the machines whose node is up and whose agent has not died."""
         up = await asyncio.to_thread(_machines_up)
         for machine in up - self._agents.keys() - self._dead:
             self._agents[machine] = self._agent(machine)
@@ -68,7 +68,7 @@ class RayEngine:
         return set(self._agents)
 
     def _agent(self, machine: str) -> Any:
-        """The machine's agent; the one of an earlier manager's life, if there is one."""
+        """Return the machine's agent; one from an earlier life of the manager is used again."""
         import ray
 
         return (
@@ -86,7 +86,7 @@ class RayEngine:
         )
 
     def _feel(self, machine: str) -> None:
-        """One question at a time is on its way to every agent; one that cannot answer is dead."""
+        """Ping an agent, one ping at a time, and count it as dead if a ping fails."""
         ping = self._pings.get(machine)
         if ping is None:
             self._pings[machine] = asyncio.ensure_future(_ping(self._agents[machine]))
@@ -107,7 +107,10 @@ class RayEngine:
         return _taken(self._to_keeper(action), "the keeper")
 
     async def _stored(self, order: JobOrder) -> bool:
-        """The keeper takes it from there: what goes along with a script may be large."""
+        """Return whether the script is in the store.
+
+        The keeper loads it from there, because the files sent with a script may be large.
+        """
         return bool(await self._store.exists(submitted_key(order.script_sha)))
 
     def _to_keeper(self, action: OpenJob | CloseJob | Regroup | WriteCheckpoint) -> Any:
@@ -151,7 +154,7 @@ def _machines_up() -> set[str]:
 
 
 async def _ping(agent: Any) -> None:
-    """Ends when the agent has answered, after a pause; raises when it never will."""
+    """Ping an agent, and pause after its answer; raise if it is dead."""
     await agent.ping.remote()
     await asyncio.sleep(PING_S)
 

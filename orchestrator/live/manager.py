@@ -1,8 +1,8 @@
 """The manager as a process: a detached Ray actor that restarts by itself.
 
-The actor holds nothing that matters. It takes a new epoch, reads the journal, and runs the loop; if
-the loop breaks, the process ends and Ray starts the next one. A manager that finds itself superseded
-ends for good.
+The actor holds nothing that must not be lost. It takes a new epoch, reads the journal, and runs the
+loop; if the loop breaks, the process ends and Ray starts the next one. A manager that finds itself
+superseded ends for good.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ SUPERSEDED = (
 
 
 class Manager:
-    """What the Ray actor does: a thread with the loop in it."""
+    """The work of the Ray actor: a thread that runs the loop."""
 
     def __init__(self, order: bytes) -> None:
         self._order = msgspec.json.decode(order, type=Order)
@@ -64,11 +64,11 @@ class Manager:
         self._thread.start()
 
     def ping(self) -> int:
-        """The process that answers."""
+        """Return the pid of the actor's process."""
         return os.getpid()
 
     def _live(self) -> None:
-        """One life. However it ends, but for a clean stop, the process ends with it."""
+        """Live one life of a manager; end the process after a failure, so that Ray restarts it."""
         places = Places(Path(self._order.state_dir))
         log = places.log("loop")
         try:
@@ -84,8 +84,10 @@ class Manager:
             os._exit(1)
 
     def _wait_for_redis(self) -> None:
-        """Without it the next one could do nothing either; and on a full disk, which is what ends Redis, Ray starts a
-        process that it takes for a manager and that is none.
+        """Wait until Redis answers, because the next manager could do nothing without it.
+
+        If Redis died of a full disk, Ray could not start a working manager now either: its new
+        process would never become one.
         """
         store = connect(self._order.redis_url)
         while True:
@@ -98,7 +100,7 @@ class Manager:
 
 
 async def live(order: Order) -> None:
-    """From taking over to the clean end: the state from the journal, then the loop."""
+    """Live from taking over to the clean end: load the state from the journal, run the loop."""
     import redis.asyncio
 
     from orchestrator.live.engine import RayEngine
@@ -134,7 +136,7 @@ async def live(order: Order) -> None:
         await put_away(store, state.jobs.keys())
         places.given_back.touch()
     except Superseded:
-        if await journal.holder() != order.house:  # else Ray has only started the next one of ours
+        if await journal.holder() != order.house:  # else Ray has only started our next manager
             places.superseded.write_text(SUPERSEDED)
         raise
     finally:
@@ -143,7 +145,10 @@ async def live(order: Order) -> None:
 
 
 async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None:
-    """Until the keeper has the states of these jobs on the disk, within bounds: it ends with the house."""
+    """Wait up to `PUT_AWAY_S_MAX` until the keeper has the states of these jobs on the disk.
+
+    The keeper ends with the house, so states that are only in its memory would be lost.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PUT_AWAY_S_MAX):
             while not jobs.isdisjoint(await _names(store, OPEN_JOBS)):
@@ -156,7 +161,7 @@ async def _names(store: "redis.asyncio.Redis", key: str) -> list[str]:
 
 
 def rehearse() -> None:
-    """Decisions about nothing real: their arithmetic is compiled, or loaded, before anyone waits for it."""
+    """Make mock decisions, so that their arithmetic is compiled or loaded before it is needed."""
     kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
     pool = Pool("none", "none", "none", "none")
     offer = Offer(pool=pool, type=kind, market="spot", price_usd_per_h=0.1)
@@ -179,7 +184,7 @@ def rehearse() -> None:
 
 
 def providers(config: Config, places: Places) -> dict[str, Provider]:
-    """Every cloud that the settings enable."""
+    """Return every cloud that the settings enable, by name."""
     found: dict[str, Provider] = {}
     if config.local.enabled:
         from cloud.local.provider import LocalProvider
@@ -208,6 +213,6 @@ def settings_from(config: Config) -> Settings:
 
 
 def _write(log: Path, text: str) -> None:
-    """On a full disk it is not said, and all that comes after it happens all the same."""
+    """Write a line to the log; on a full disk it is dropped, and the caller goes on."""
     with contextlib.suppress(OSError), log.open("a") as sink:
         sink.write(f"{time.strftime('%F %T')} {text}\n")

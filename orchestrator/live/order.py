@@ -6,10 +6,10 @@ NAMESPACE = "orchestrator"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the manager finds everything."""
+    """The addresses and paths that a manager needs."""
 
     state_dir: str
     redis_url: str
     ray_address: str
     config_path: str | None
-    house: str  # which life of the house asks
+    house: str  # the life of the house that starts the manager

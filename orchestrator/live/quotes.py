@@ -1,7 +1,7 @@
-"""The prices that were seen, kept beside the state: bounded, and read by the backtest too.
+"""The history of prices, kept outside the state: bounded, and read by the backtest too.
 
-The manager decides when something is kept (`buying.keep_quotes`); the worlds carry it out with the store below.
-What bids would have meant is worked out here as well, where markets ask for bids: it takes the whole past.
+The manager decides when prices are kept (`buying.keep_quotes`); the worlds do so with the store
+below. The odds of bids are computed here as well, because that needs the whole history.
 """
 
 import csv
@@ -25,9 +25,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 POINTS_KEPT = 20_000  # per pool, the newest
 POOLS_KEPT = 10_000
-LOOK_BACK_S = 7 * 86_400.0  # what bids would have meant lately
+LOOK_BACK_S = 7 * 86_400.0  # the part of the history that odds are computed from
 LOOK_BACK_POINTS = 2_000
-LEAST_S = 2 * 3600.0  # of history, before it says anything about bids
+LEAST_S = 2 * 3600.0  # the shortest history from which odds are computed
 
 
 class QuoteStore:
@@ -39,7 +39,10 @@ class QuoteStore:
         self._types: dict[str, InstanceType] = {}
 
     def keep(self, action: KeepQuotes, at_s: float) -> QuotesKept:
-        """Add what was seen and write it, whole or not at all. What went wrong is in the answer."""
+        """Add prices, write the history whole or not at all, and return the event of it.
+
+        An error is in the event.
+        """
         error = ""
         if self._history is None:
             self._history, error = self._recalled()
@@ -56,7 +59,10 @@ class QuoteStore:
         )
 
     def _recalled(self) -> tuple[dict[Pool, Series], str]:
-        """What an earlier manager kept. A file that cannot be read is moved out of the way, and only that one."""
+        """Return the history of an earlier manager, and what was wrong with its files.
+
+        Only a file that cannot be read is moved away.
+        """
         if self._folder is None:
             return {}, ""
         types, bad_types = _read(self._folder / TYPES_FILE, lambda path: listed_types(path.parent))
@@ -95,7 +101,10 @@ def _read(path: Path, read: Callable[[Path], Mapping[K, V]]) -> tuple[Mapping[K,
 
 
 def added(history: Mapping[Pool, Series], quotes: Sequence[Quote]) -> dict[Pool, Series]:
-    """The history with these quotes; absurd ones are left out, the oldest points and newest pools first."""
+    """Return the history with these quotes, without absurd ones.
+
+    Above the limits the oldest points and the newest pools are left out.
+    """
     fresh, _ = build(Point(q.pool, q.at_s, q.price_usd_per_h) for q in quotes)
     touched = merge([{p: history[p] for p in fresh if p in history}, fresh])
     grown = {**history, **{pool: _newest(series) for pool, series in touched.items()}}
@@ -107,7 +116,10 @@ def _newest(series: Series) -> Series:
 
 
 def odds_of(series: Series, at_s: float) -> tuple[Odds, ...]:
-    """What each bid above the price has meant in the mood of now; nothing while too little is known."""
+    """Return the eviction odds of each bid above the price, in the market's present mood.
+
+    It is empty if the history is shorter than `LEAST_S`.
+    """
     from_s = max(float(series.at_s[-LOOK_BACK_POINTS:][0]), at_s - LOOK_BACK_S)
     if at_s - from_s < LEAST_S:
         return ()

@@ -1,7 +1,7 @@
 """The live world: clouds, Ray, the wall clock, and the inbox.
 
-Everything that takes time runs beside the loop as a task, and its outcome comes back as an event.
-Nothing is raised into the loop for what the outside world does; only a newer manager ends it.
+Everything that takes time runs as a task beside the loop, and its outcome comes back as an event.
+Failures of the outside world are never raised into the loop; only a newer manager ends it.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from orchestrator.showing import view_of
 from orchestrator.state import State
 
 QUOTES_S = 1.0
-QUOTES_TOLD_S = 60.0  # so often at least, be there news or not
+QUOTES_TOLD_S = 60.0  # the longest time between two events with prices, even without news
 CATALOGUE_S = 3600.0
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
@@ -77,19 +77,20 @@ class Engine(Protocol):
     """What runs the agents and the keeper: Ray in production."""
 
     async def machines(self) -> set[str]:
-        """The machines whose node is up; a new one is given its agent."""
+        """Return the machines whose node is up, and start the agent of a new one."""
         ...
 
     async def do(self, action: "EngineAction") -> Awaitable[None]:
         """Send the action to the keeper or the agent, in the order of the calls.
 
-        What is returned ends when it was taken in, or raises `EngineError`. Twice is fine.
+        The awaitable ends when the order was accepted, or raises `EngineError`. Repeating an
+        order has no effect.
         """
         ...
 
 
 class LiveWorld:
-    """Events from everywhere through one queue; actions out as tasks."""
+    """The world in production: all events through one queue, actions as tasks."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class LiveWorld:
         self._broken: BaseException | None = None
 
     async def open(self, first: AnyEvent) -> None:
-        """Begin to listen. `first` is the event that every life of a manager starts with."""
+        """Begin to collect events. `first` is the event that a manager's life starts with."""
         self._queue.put_nowait(("", first))
         for name in self._providers:
             self._spawn(self._follow_prices(name))
@@ -123,7 +124,10 @@ class LiveWorld:
         self._spawn(self._follow_inbox())
 
     async def close(self) -> None:
-        """Until all have heard it: of a task that is just sending to Redis, a cancellation may get lost."""
+        """Cancel all tasks, again and again until all have ended.
+
+        A task that is just sending to Redis may lose a cancellation.
+        """
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -141,11 +145,11 @@ class LiveWorld:
         except TimeoutError:
             self._journal.inbox_id = ""
             return Tick(at_s=self._clock.now_s())
-        # Others have clocks of their own: nothing has happened later than now.
+        # Senders have different clocks, so an event may claim to be later than now.
         return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
 
     async def _follow_inbox(self) -> None:
-        """The durable door: an entry leaves it only with the journal entry that handles it."""
+        """Read the durable inbox; only the journal entry for an event deletes it there."""
         read: Any = await self._store.get(INBOX_READ)
         after = read.decode() if read else "0"
         while True:
@@ -195,7 +199,7 @@ class LiveWorld:
                 )
                 known = quotes
                 now_s = self._clock.now_s()
-                # Silence would be taken for a fault.
+                # Without a regular event the prices would be taken for old.
                 if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
                     told_at_s = now_s
                     await self._tell(
@@ -204,7 +208,7 @@ class LiveWorld:
             await asyncio.sleep(pause_s)
 
     async def _follow_nodes(self) -> None:
-        """A node that leaves the cluster takes its machine's agent with it."""
+        """Report a machine's agent as lost when its node leaves the cluster."""
         seen: set[str] = set()
         while True:
             now = await self._engine.machines()
@@ -257,7 +261,7 @@ class LiveWorld:
             await self._tell(Launched(at_s=self._clock.now_s(), token=token, machine=machine))
 
     async def _terminate(self, action: Terminate) -> None:
-        """A call that got no answer is repeated by the brain, which keeps looking at the list."""
+        """End a machine. After a failed call the brain sees it in the list and asks again."""
         with contextlib.suppress(CloudError):
             await self._providers[action.provider].terminate([action.machine_id])
             await self._tell(Terminated(at_s=self._clock.now_s(), machine_id=action.machine_id))
@@ -280,12 +284,12 @@ class LiveWorld:
             )
 
     async def _keep(self, action: KeepQuotes) -> None:
-        """Beside the loop, because the whole history is written."""
+        """Keep prices in a thread beside the loop, because the whole history is written."""
         now_s = self._clock.now_s()
         await self._tell(await asyncio.to_thread(self._quotes.keep, action, now_s))
 
     async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
-        """Only a worker that could not be started is news; the rest is asked for again."""
+        """Report a worker that could not be started; the brain repeats all other actions."""
         try:
             await taken
         except EngineError as error:
@@ -317,7 +321,7 @@ class LiveWorld:
             self._spawn(self._foresee(asked))
 
     async def _foresee(self, asked: tuple[Question, ...]) -> None:
-        """Beside the loop, so that a loss finds its layout ready."""
+        """Plan layouts beside the loop, so that the layout after a loss is ready."""
         try:
             for question in asked:
                 await asyncio.to_thread(layouts.foresee, question)
@@ -335,7 +339,7 @@ class LiveWorld:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        """A task that fails in a way nobody foresaw ends this manager; Ray starts the next one."""
+        """End this manager if a task failed in an unforeseen way; Ray starts the next one."""
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()

@@ -1,1 +1,1 @@
-"""Tries a script on this machine, with all that happens to a job, before any money is spent."""
+"""Rehearsals: trying a script on this machine with all that can happen to a job, for free."""

@@ -1,4 +1,4 @@
-"""Whether two jobs have come to the same state: by its bits or, where rounding may differ, nearly."""
+"""Comparing the states of two jobs: bit by bit or, if rounding may differ, nearly."""
 
 import base64
 import binascii
@@ -19,11 +19,11 @@ from agent.store.archive import Archive
 from agent.store.format import Tensor
 from agent.store.sinks import DiskSink
 
-# How large a difference may be that is called rounding: of all weights together, of all that an optimizer keeps, of a
-# number. A step of Adam's makes much of little.
+# The largest relative difference that counts as rounding: of all weights together, of all state of
+# an optimizer, or of a plain number. It is large, because a step of Adam amplifies small ones.
 NEAR = 1e-2
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
-# Of the layer of what belongs to no module; no module has such a name.
+# The name of the layer for state outside of all modules; no module can have this name.
 REST = "~rest"
 SESSION_STATE, VALUES = "state", "~values"
 WEIGHTS = "model/"
@@ -32,7 +32,7 @@ Held = tuple[Tensor, memoryview]
 
 
 def ended(checkpoints: Path, job: str) -> Backup:
-    """What a job that is done has come to."""
+    """Return the final state of a completed job."""
     archive = Archive(DiskSink(checkpoints / job), job, ours=False)
     manifest = archive.newest()
     if manifest is None:
@@ -41,13 +41,13 @@ def ended(checkpoints: Path, job: str) -> Backup:
 
 
 def difference(one: Backup, other: Backup) -> str:
-    """What has other bits, in words, the weights before all else; nothing if nothing has."""
+    """Return in words what differs in its bits, weights first; "" if nothing differs."""
     found = sorted(_differences(one, other))
     return found[0][1] if found else ""
 
 
 def nearly(one: Backup, other: Backup) -> bool:
-    """Whether two states differ by no more than rounding."""
+    """Return whether two states differ by no more than rounding."""
     apart, whole = defaultdict[str, float](float), defaultdict[str, float](float)
     for layer, name, (had, has) in _tensors(one, other):
         if had is None or has is None:
@@ -71,7 +71,7 @@ def nearly(one: Backup, other: Backup) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two values are made alike, and their numbers are nearly the same."""
+    """Return whether two values have the same structure and nearly the same numbers."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -85,7 +85,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _opened(packed: Any) -> Any:
-    """What a script keeps, as it was before it was packed."""
+    """Unpack a value that a script keeps; return it unchanged if it is not packed."""
     try:
         return msgspec.msgpack.decode(base64.b64decode(packed))
     except (TypeError, binascii.Error, msgspec.DecodeError):
@@ -93,7 +93,7 @@ def _opened(packed: Any) -> Any:
 
 
 def _differences(one: Backup, other: Backup) -> Iterator[tuple[int, str]]:
-    """How grave each is, and what it is."""
+    """Yield each difference as its rank and its name; rank 0 is the gravest."""
     for layer, name, (mine, theirs) in _tensors(one, other):
         if mine is None or theirs is None or not _same(mine, theirs):
             yield _called(name, layer)
@@ -110,7 +110,7 @@ def _same(one: Held, other: Held) -> bool:
 def _tensors(
     one: Backup, other: Backup
 ) -> Iterator[tuple[str, str, tuple[Held | None, Held | None]]]:
-    """Every tensor that is in one of them: its layer, its name, and what each has of it."""
+    """Yield every tensor of either state: its layer, its name, and both copies or None."""
     mine, theirs = _held(one), _held(other)
     for layer, name in sorted({*mine, *theirs}):
         yield layer, name, (mine.get((layer, name)), theirs.get((layer, name)))
@@ -126,7 +126,7 @@ def _held(state: Backup) -> dict[tuple[str, str], Held]:
 
 
 def _keys(one: Backup, other: Backup) -> Iterator[tuple[str, str, tuple[Any, Any]]]:
-    """Every plain value that is in one of them, as `_tensors` has the tensors."""
+    """Yield every plain value of either state, in the form of `_tensors`."""
     mine, theirs = _told(one), _told(other)
     for layer, key in sorted({*mine, *theirs}):
         yield layer, key, (mine.get((layer, key)), theirs.get((layer, key)))
@@ -146,7 +146,7 @@ def _told(state: Backup) -> dict[tuple[str, str], Any]:
 
 
 def _called(key: str, layer: str) -> tuple[int, str]:
-    """How grave a difference in it is, and what a person calls it."""
+    """Return the rank of a difference in this key, and the words for it."""
     owner = key.partition("/")[0].partition("@")[0]
     if layer == REST:
         return (1, "session.state") if owner == SESSION_STATE else (2, owner)
@@ -156,7 +156,7 @@ def _called(key: str, layer: str) -> tuple[int, str]:
 
 
 def _sorted(value: Any) -> Any:
-    """Mappings without the order of their keys."""
+    """Return the value with the entries of "$map" sorted, so that their order does not count."""
     if isinstance(value, list):
         return [_sorted(item) for item in value]
     if not isinstance(value, Mapping):
@@ -167,7 +167,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _numbers(tensor: Tensor, body: memoryview) -> npt.NDArray[Any] | None:
-    """In float64; None of what is not made of numbers that round."""
+    """Return the tensor's numbers as float64, or None if its type does not round."""
     if tensor.dtype == "BF16":
         wide = np.frombuffer(body, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).astype(np.float64)

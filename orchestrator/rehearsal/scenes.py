@@ -1,13 +1,16 @@
-"""The scenes of a rehearsal: a script alone, and with all that happens to a job; what comes out has to be the same.
+"""The scenes of a rehearsal: a script alone, then with all that can happen to a job.
 
-    alone       one worker does all of the steps: what it comes to is right
-    join        one worker begins, a second one joins
-    kill        the first one is killed, the second goes on
-    all lost    so is the second, and fresh ones go on
-    resume      the job is closed, and others go on with it
-    end         the state behind the last step has the bits of the one that came to it alone
+The state at the end must be the same in both cases.
 
-All but the first are played with whole models on each worker, and again with the model in two stages, if it can be cut.
+    alone       one worker does all of the steps: its state is the reference
+    join        one worker begins, a second worker joins
+    kill        the first worker is killed, the second goes on
+    all lost    all workers are killed, and new ones go on
+    resume      the job is closed, and other workers go on with it
+    end         the state after the last step has the same bits as the reference
+
+The scenes after the first are played with the whole model on each worker, and again with the model
+in two stages, if it can be cut.
 """
 
 import time
@@ -25,7 +28,7 @@ from orchestrator.rehearsal.stage import Stage, Unready
 from orchestrator.rehearsal.troupe import Fault, Troupe
 
 STEPS_MIN = 8
-# The second one joins behind so many steps, and so many are left for what happens then.
+# The second worker joins after JOINS_AT steps; the last LEFT steps are kept for the later scenes.
 JOINS_AT, LEFT = 1, 4
 BACKUP_STEPS = 2
 LINES = 10_000
@@ -40,7 +43,7 @@ ALONE, JOIN, KILL, ALL_LOST, RESUME, END = (
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What was tried at a depth. Not tried, and no fault of the script's, is what was `left_out`."""
+    """One scene at a depth. A scene was `left_out` if it cannot be played, which is no fault."""
 
     name: str
     depth: int
@@ -59,7 +62,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rehearsal:
-    """`order` is of a job of that script, `says` is told of every scene behind it, and `shows` where it is just now."""
+    """A rehearsal of one script.
+
+    `order` is the order of a job with this script. `says` is called after every scene, and `shows`
+    gets a line about the present one.
+    """
 
     def __init__(
         self,
@@ -163,7 +170,7 @@ class Rehearsal:
         self._near = True
 
     def _rounds(self, *troupes: Troupe) -> bool:
-        """Whether runs of this script may differ by rounding."""
+        """Return whether runs of this script may differ by rounding."""
         from agent.proof.evidence import UNSTEADY
 
         beginning = UNSTEADY.partition("{")[0].encode()
@@ -175,7 +182,7 @@ class Rehearsal:
                 return True
         return False
 
-    # --- one scene ----------------------------------------------------------------------------------
+    # --- one scene --------------------------------------------------------------------------------
 
     def _troupe(self, name: str, depth: int) -> Troupe:
         order = msgspec.structs.replace(

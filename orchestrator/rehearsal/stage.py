@@ -1,4 +1,4 @@
-"""What a rehearsal plays on: a Redis, a keeper, and workers as processes, in a folder that goes with it."""
+"""The stage of a rehearsal: a Redis, a keeper and worker processes, in a temporary folder."""
 
 import contextlib
 import os
@@ -35,11 +35,11 @@ class Unready(OrchestratorError):  # noqa: N818 - it names what is the case
 
 
 class Stage:
-    """Several jobs are played on it, one after the other."""
+    """The processes and the folder of a rehearsal; its jobs use them one after the other."""
 
     def __enter__(self) -> Self:
         self._room = ExitStack()
-        # What a rehearsal that was killed has left is thrown away by the next one.
+        # `scratch` also deletes what a killed rehearsal has left.
         disk = Path(tempfile.gettempdir()).absolute()
         self._folder = self._room.enter_context(scratch("spot-rehearsal-", disk))
         self._places = Places(self._folder)
@@ -55,7 +55,7 @@ class Stage:
 
     def _set_up(self) -> None:
         self._places.make()
-        # It imports everything while the others are set up.
+        # It comes first, because it imports everything while the other parts are set up.
         self._nursery = self._start_nursery()
         self._redis = RedisServer(self._places, dict(os.environ))
         try:
@@ -73,7 +73,8 @@ class Stage:
         log = self._places.log("workers")
         with log.open("ab") as sink:
             return subprocess.Popen(
-                # From where the software lies: in the person's folder a file may have the name of a module.
+                # It runs in our own folder, because a file in the person's folder may have the name
+                # of a module.
                 [sys.executable, "-m", "agent.instance.nursery", str(os.getpid())],
                 cwd=PROGRAM,
                 env={**os.environ, DISK: str(disk), "OMP_NUM_THREADS": "1"},
@@ -88,7 +89,7 @@ class Stage:
         return self._places.checkpoints
 
     def start(self, job: str, worker: str, slot: int) -> int:
-        """Start a worker; the id of its process."""
+        """Start a worker, and return the id of its process."""
         assert self._nursery is not None and self.keeper is not None
         assert self._nursery.stdin is not None and self._nursery.stdout is not None
         order = WorkerOrder(
@@ -112,7 +113,7 @@ class Stage:
             os.kill(pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """What workers' processes have said last, beside what their scripts print."""
+        """Return the last lines of the worker processes, without what their scripts print."""
         with contextlib.suppress(OSError):
             lines = self._places.log("workers").read_text(errors="replace").splitlines()
             return "; ".join(line.strip() for line in lines[-LOG_LINES:])

@@ -1,4 +1,4 @@
-"""One job of a rehearsal, and who plays the manager's part in it."""
+"""One job of a rehearsal, with a class that takes the manager's part for it."""
 
 import re
 import time
@@ -24,19 +24,19 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.rehearsal.stage import Stage
 
 LOOK_MS = 30
-# Without anything that happens: a script may load its data for long.
+# Without any report. It is long because a script may take long to load its data.
 PATIENCE_S = 900.0
 REPLACED_MAX = 4
 # The keeper looks ten times a second whether a worker waits for a step.
 LACKING_S = 0.5
 COUNT = 200
 # A refusal is a sentence; Python puts the name of its class before it.
-SENTENCES = ("refused", "unsupported")  # kinds whose detail is one
+SENTENCES = ("refused", "unsupported")  # kinds of failure whose detail is a sentence
 REFUSAL = re.compile(r"^agent\.errors\.\w+: ")
 
 
 class Fault(OrchestratorError):  # noqa: N818 - it names what was found
-    """The script did not come through; the message is for the person, and `detail` is a traceback, if there is one."""
+    """The script failed; the message is for the person, and `detail` is a traceback or empty."""
 
     def __init__(self, line: str, detail: str = "") -> None:
         super().__init__(line)
@@ -44,7 +44,11 @@ class Fault(OrchestratorError):  # noqa: N818 - it names what was found
 
 
 class Troupe:
-    """Reports are heard while something is waited for; who is lost or ready makes a new layout, as in a house."""
+    """The workers of one job, with the decisions that a manager would make.
+
+    It reads reports while it waits for something. Every worker that is ready or lost leads to a
+    new layout, as in a house.
+    """
 
     def __init__(self, stage: Stage, order: JobOrder, script: bytes, depth: int) -> None:
         assert stage.keeper is not None
@@ -52,27 +56,27 @@ class Troupe:
         self.job, self._depth = order.job, depth
         self._after, self._serial, self._generation = _end(stage), 0, 0
         self._pids: dict[str, int] = {}
-        # So many make the first layout of those who begin where nobody is, and whether there is one.
+        # How many workers must be ready before there is a first layout, and whether there is one.
         self._wanted, self._layouts = 0, False
         self._leaving: set[str] = set()
         self._replaced = 0
         self._heard_s = time.monotonic()
         self.ready: list[str] = []
         self.step = 0
-        self.facts: WorkerReady | None = None  # what a worker told last of the script
-        self.uncut = ""  # why it could not stay in stages
+        self.facts: WorkerReady | None = None  # the last report of a worker about the script
+        self.uncut = ""  # why the model could not stay in stages
         self.completed: JobCompleted | None = None
         self.said: Callable[[], None] = lambda: None
 
-    # --- what is done to it -------------------------------------------------------------------------
+    # --- what is done to it -----------------------------------------------------------------------
 
     def open(self, hold: int | None) -> None:
-        """Begin the job, or go on with it. Of step `hold` nothing is committed."""
+        """Begin the job, or go on with it; the keeper does not commit step `hold`."""
         self._keeper.open_job(self._order, self._script)
         self._keeper.hold(self.job, hold)
 
     def start(self, count: int) -> None:
-        """Have as many workers more; where nobody is, nobody begins before they are ready."""
+        """Start `count` more workers. If there are none yet, the job waits until all are ready."""
         self._wanted = len(self.ready) + count
         for _ in range(count):
             self._start()
@@ -83,20 +87,23 @@ class Troupe:
         self._pids[worker] = self._stage.start(self.job, worker, self._serial - 1)
 
     def kill(self, *workers: str) -> None:
-        """As a cloud does, without a word, and at once."""
+        """Kill workers at once and without notice, as a cloud does."""
         self._leaving |= {*workers}
         for worker in workers:
             self._stage.kill(self._pids[worker])
         self._until(lambda: not {*workers} & {*self.ready})
 
     def goes_to(self, step: int) -> None:
-        """Commit what is before this step; all stand in it then."""
+        """Commit all steps before this one, and wait until all workers stand in it."""
         self._keeper.hold(self.job, step)
         self._until(lambda: self._keeper.standing(self.job).held)
 
     def lets_in(self, step: int, last: int) -> int:
-        """Go on from `step` step by step until those who were started have proven themselves; how a step ends is known when
-        the next one is prepared. Says in which step all stand now."""
+        """Go on from `step` step by step until all started workers have passed their proof.
+
+        The result of a step is known only when the next step is prepared, so a joining worker may
+        need several steps. Return the step in which all workers stand now.
+        """
         lacking_s = 0.0
         while len(self.ready) < self._wanted:
             self._listen()
@@ -116,24 +123,24 @@ class Troupe:
         return step
 
     def close(self) -> None:
-        """Until it is opened again."""
+        """Close the job until it is opened again."""
         self._leaving |= {*self._pids}
         self.ready.clear()
         self._layouts = False
         self._keeper.close_job(self.job)
 
     def waits(self) -> None:
-        """Those who were started have come to the loop, and have proven themselves if they had to."""
+        """Wait until all started workers have reached the loop and passed their proof, if any."""
         self._until(lambda: len(self.ready) >= self._wanted)
 
     def ends(self) -> JobCompleted:
-        """Go on to the end."""
+        """Let the job go on to its end, and return the report of that."""
         self._keeper.hold(self.job, None)
         self._until(lambda: self.completed is not None)
         assert self.completed is not None
         return self.completed
 
-    # --- what is heard ------------------------------------------------------------------------------
+    # --- what is heard ----------------------------------------------------------------------------
 
     def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -145,7 +152,7 @@ class Troupe:
             self._listen()
 
     def _listen(self) -> None:
-        """Hear what has been reported, and decide."""
+        """Read the new reports and act on them; raise `Fault` after `PATIENCE_S` without any."""
         rows: Any = self._stage.client.xread({INBOX: self._after}, count=COUNT, block=LOOK_MS)
         for key, fields in (row for _, found in rows or [] for row in found):
             self._after = key
@@ -185,7 +192,10 @@ class Troupe:
             self._regroup("now")
 
     def _on_lost(self, report: WorkerLost) -> None:
-        """Who ends by itself may do so, because it could not bear what became of its step: another takes its place."""
+        """Regroup the workers that are left, and replace a worker that ended by itself.
+
+        That is no fault: a worker ends if it cannot go on after an interrupted step.
+        """
         if report.worker in self.ready:
             self.ready.remove(report.worker)
             self._layouts = bool(self.ready)
@@ -204,7 +214,7 @@ class Troupe:
         self._keeper.regroup(self.job, self._layout(), when)
 
     def _layout(self) -> Layout:
-        """Chains of `depth` workers, or of all if there are fewer."""
+        """Return a layout of chains of `depth` workers, or of one chain if there are fewer."""
         assert self.facts is not None
         depth = min(self._depth, len(self.ready))
         width = min(len(self.ready) // depth, self.facts.microbatches)
@@ -218,13 +228,13 @@ class Troupe:
 
 
 def _end(stage: Stage) -> Any:
-    """Where the reports end that there are by now."""
+    """Return the id of the newest report in the inbox."""
     newest: Any = stage.client.xrevrange(INBOX, count=1)
     return newest[0][0] if newest else "0"
 
 
 def _fault(failed: WorkerFailed) -> Fault:
-    """A refusal is a sentence; what Python said is a traceback."""
+    """Return the fault for a failed worker; its detail is a sentence or a Python traceback."""
     detail = failed.detail.strip()
     line = detail.rpartition("\n")[2]
     if failed.kind in SENTENCES:

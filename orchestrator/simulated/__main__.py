@@ -1,4 +1,4 @@
-"""`python -m orchestrator.simulated SEED [SEED ...]`: replay seeds of the campaign and say how they went."""
+"""`python -m orchestrator.simulated SEED [SEED ...]`: replay seeds and print the results."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the outside world does to a deployment now and then, seeded."""
+"""Seeded disturbances from outside a deployment."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ class BadDays:
                 self._repeat(every_s, what)
 
     def calm_down(self) -> None:
-        """Capacity returns, and nothing goes wrong any more."""
+        """Let capacity return, and let nothing go wrong any more."""
         self._luck.calm_down()
         self.dry_until_s = -1.0
 
@@ -61,11 +61,11 @@ class BadDays:
         self.dry_until_s = self._timeline.now_s + self._luck.faults.drought_s
 
     def _clock_jump(self) -> None:
-        """Time passed that nobody saw: the machine of the manager was suspended."""
+        """Advance time unseen, as if the manager's machine had been suspended."""
         self._timeline.now_s += self._luck.random.uniform(10.0, 100.0)
 
     def _false_notice(self) -> None:
-        """A notice that nobody comes for; sometimes its deadline has passed already."""
+        """Report a notice that no eviction follows; its deadline may have passed already."""
         alive = sorted(self._fleet.machines)
         if alive:
             deadline_s = self._timeline.now_s + self._luck.random.choice((-5.0, 30.0, 120.0))

@@ -1,4 +1,4 @@
-"""What a simulated cloud would ask for under a billing rule: from its own books, not from the manager's."""
+"""The bill of a simulated cloud under a billing rule, from the cloud's own books."""
 
 from itertools import takewhile
 
@@ -9,7 +9,7 @@ from orchestrator.settings import Settings
 
 
 def bill_usd(cloud: SimulatedCloud, settings: Settings, at_s: float) -> float:
-    """Every machine of the deployment under the settings' rule, with the price of its disk."""
+    """Return the bill for every machine of the deployment, with the price of its disk."""
     total = 0.0
     on_demand = {kind.name: kind.on_demand_usd_per_h for kind in cloud.market.catalogue.types}
     spot: dict[Pool, list[tuple[float, float]]] = {}

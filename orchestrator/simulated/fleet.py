@@ -1,4 +1,4 @@
-"""What runs on the machines: agents that join and fall silent, workers that come and die."""
+"""The simulated machines: agents that join and fall silent, workers that start and die."""
 
 from collections.abc import Callable
 
@@ -28,11 +28,11 @@ class SimulatedMachine:
         self.id = machine.id
         self.slots = slots
         self.workers: dict[str, str] = {}  # worker -> job
-        self.started: dict[str, float] = {}  # when each worker that was ever asked for began
+        self.started: dict[str, float] = {}  # when each worker was started, dead ones too
 
 
 class Fleet:
-    """All machines and all jobs, as the agents and the keeper have them."""
+    """All machines and all jobs, in place of the agents and the keeper."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, luck: Luck, inbox: Inbox) -> None:
         self.machines: dict[str, SimulatedMachine] = {}
@@ -62,7 +62,7 @@ class Fleet:
             self._inbox.report(joined, 0.0)
 
     def _agent_dies(self, machine: SimulatedMachine) -> None:
-        """The node falls out of the cluster and comes back, without its workers."""
+        """Let the node leave the cluster and come back without its workers."""
         if self._is_there(machine) and self._luck.faults.agent_dies_per_h:
             self._lose_workers(machine)
             lost = AgentLost(at_s=0.0, machine_id=machine.id, why="its node does not answer")
@@ -86,7 +86,7 @@ class Fleet:
     # --- workers ------------------------------------------------------------------------------
 
     def start_worker(self, order: StartWorker) -> None:
-        """Asked twice, it is started once."""
+        """Start a worker; a second order for the same worker has no effect."""
         machine = self.machines.get(order.machine_id)
         if machine is None or order.worker in machine.started:
             return
@@ -125,7 +125,7 @@ class Fleet:
             self._timeline.after(wait_s, what)
 
     def _spell(self, machine: SimulatedMachine, worker: str) -> None:
-        """A neighbour on the same host takes what it can get, for a while."""
+        """Slow a worker down for a while, as another tenant of the same host would."""
         if worker in machine.workers and self._luck.faults.slow_per_h:
             job = self.jobs[machine.workers[worker]]
             job.run_at(worker, self._luck.random.choice(SPELLS))
@@ -152,7 +152,7 @@ class Fleet:
             self._inbox.report(lost, self._pace.detect_s)
 
     def _crash(self, worker: str) -> None:
-        """Its connection breaks, and then the agent finds out why."""
+        """Let a worker crash: its connection breaks, and then its agent reports why."""
         machine = next((m for m in self.machines.values() if worker in m.workers), None)
         if machine is None:
             return

@@ -1,4 +1,4 @@
-"""A job as the keeper has it: commits go on at a pace as long as the whole layout is there."""
+"""A simulated job, which commits steps as long as all workers of its layout are there."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ from orchestrator.simulated.timeline import Inbox, Timeline
 
 
 class SimulatedJob:
-    """Whatever is planned belongs to a `version`: when that has changed, it never happens."""
+    """One job with its steps; planned events of an outdated `_version` do not happen."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class SimulatedJob:
         around: tuple[Timeline, Inbox],
         crash: Callable[[str], None],
     ) -> None:
-        """`crash` takes the process of a worker down."""
+        """Make a job that has no worker yet; `crash` ends the process of a worker."""
         self.id = order.job
         self.steps_total = scenario.steps
         self._crash, self._crashes_at = crash, scenario.crashes_at_step
         self.microbatches = scenario.microbatches
         self.present: dict[str, str] = {}  # worker -> machine
-        self.slow: dict[str, float] = {}  # worker -> how many times as long it takes
+        self.slow: dict[str, float] = {}  # worker -> factor on its time per microbatch
         self.done = False
         self.step = 0  # committed
         self.checkpoint_step = 0
@@ -56,7 +56,7 @@ class SimulatedJob:
         self.done = False
 
     def regroup(self, layout: Layout, when: When) -> None:
-        """At the next boundary, or at once; an older generation is refused."""
+        """Apply a layout at the next boundary, or at once; refuse an older generation."""
         if layout.generation <= self._generation or self.done:
             return
         self._generation = layout.generation
@@ -79,7 +79,10 @@ class SimulatedJob:
         self._timeline.at(self._began_s + self._step_s, at_boundary)
 
     def leave(self, worker: str) -> bool:
-        """Whoever is in the layout and leaves stops the running step; what is committed stays."""
+        """Remove a worker, and return whether it was there.
+
+        If it was in the layout, the running step stops; committed steps stay.
+        """
         self.slow.pop(worker, None)
         if self.present.pop(worker, None) is None:
             return False
@@ -88,7 +91,7 @@ class SimulatedJob:
         return True
 
     def run_at(self, worker: str, slow: float) -> None:
-        """From now on this worker takes so many times as long."""
+        """Let this worker take `slow` times as long from now on."""
         if worker not in self.present:
             return
         self.slow[worker] = slow
@@ -97,7 +100,7 @@ class SimulatedJob:
             self._apply(self._layout, 0.0)
 
     def lose_memory(self) -> None:
-        """The keeper dies and comes back with the last checkpoint."""
+        """Let the keeper die and come back with the last checkpoint."""
         if self.done or self._layout is None:
             return
         self._stand_still()
@@ -128,7 +131,7 @@ class SimulatedJob:
         self._version += 1
 
     def _advance(self) -> None:
-        """Commit the steps that were finished until now."""
+        """Commit the steps that have been finished by now."""
         now_s = self._timeline.now_s
         if self._began_s is None or now_s <= self._began_s:
             return
@@ -160,7 +163,7 @@ class SimulatedJob:
         self._timeline.at(self._began_s + left_s + 1e-3, lambda: self._last_commit(version))
 
     def _crash_in(self, version: int, delay_s: float) -> None:
-        """Whoever computes the step crashes, and the running step with it."""
+        """Let a worker of the layout crash after `delay_s`, which stops the running step."""
 
         def crash() -> None:
             if self._version == version and self._layout is not None:
@@ -169,7 +172,10 @@ class SimulatedJob:
         self._timeline.after(delay_s, crash)
 
     def _step_of(self, layout: Layout) -> float:
-        """A chain fills once, then its slowest stage sets the pace; the slowest chain ends the step."""
+        """Return the seconds of a step.
+
+        A chain fills once, then its slowest stage sets the pace; the slowest chain ends the step.
+        """
         each_s = self._pace.slot_step_s / self.microbatches / layout.depth
         longest_s = max(
             (replica.count + layout.depth - 1) * max(self.slow.get(w, 1.0) for w in replica.workers)
@@ -240,7 +246,10 @@ class SimulatedJob:
         self._timeline.after(self._pace.result_s, lambda: self._result(version))
 
     def _result(self, version: int) -> None:
-        """Whoever leaves before it is there leaves it to those who come."""
+        """Complete the job, if no worker has left since the last commit.
+
+        Otherwise the next layout completes it.
+        """
         if self._version != version:
             return
         self.halt()

@@ -1,4 +1,4 @@
-"""Many lives of one manager: it is killed wherever it waits, and what it knows is in its journal."""
+"""Many lives of one manager, which may be killed at any await point and has its journal."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -29,7 +29,7 @@ BILL_SLACK_USD = 0.003
 
 
 class MortalJournal:
-    """Keeps every entry; the manager may be killed before an append and right after it."""
+    """A journal that keeps every entry; a manager may be killed just before or after a write."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MortalJournal:
 
 
 class Biography(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went. `breach` is empty when every invariant held from the first event to the last."""
+    """The result of a simulation. `breach` is empty if every invariant held to the last event."""
 
     seed: int
     events: int
@@ -78,7 +78,7 @@ def live(
     kill: Callable[[str], bool] | None = None,
     keep: MemoryJournal | None = None,
 ) -> Biography:
-    """Life after life until everything is given back, or the days are over, or something is wrong."""
+    """Run life after life until everything is given back, the days are over, or a check fails."""
     world = SimulatedWorld(cloud_of(scenario), scenario, kill)
     watcher = Watcher(world, scenario)
     people = _People(world, scenario, watcher)
@@ -110,7 +110,7 @@ def _stop_after(most: int, lives: int) -> None:
 
 
 class _People:
-    """Those who submit, cancel, resume, and in the end shut everything down."""
+    """The people: they submit, cancel and resume jobs, and in the end shut everything down."""
 
     def __init__(self, world: SimulatedWorld, scenario: Scenario, watcher: Watcher) -> None:
         self._world = world
@@ -121,7 +121,7 @@ class _People:
         self._strangers: list[str] = []
 
     def begin(self) -> None:
-        """Submissions, and now and then a change of mind; machines of others beside ours."""
+        """Plan the submissions, with some cancels and resumes, and launch machines of others."""
         timeline, start_s = self._world.timeline, self._world.timeline.now_s
         calm_s = self._scenario.calm_after_s or 0.0
         for nth, spec in enumerate(jobs_of(self._scenario)):
@@ -149,7 +149,7 @@ class _People:
         self._world.timeline.at(at_s, lambda: self._world.say(event))
 
     def look(self, state: State) -> None:
-        """After every event. When all jobs have ended in calm times it is time to go."""
+        """Check the state after an event, and ask for the shutdown when all jobs have ended."""
         self._watcher.check(state)
         submitted = len(state.jobs) == self._scenario.jobs
         if self._said_goodbye or state.live_jobs or not submitted or not self._world.bad_days.calm:
@@ -158,7 +158,7 @@ class _People:
         self._world.say(ShutdownAsked(at_s=self._world.timeline.now_s, by="the last to leave"))
 
     def end(self, state: State) -> None:
-        """What must be true when the simulation is over."""
+        """Check what must be true when the simulation is over."""
         world = self._world
         if not state.stopped:
             jobs = {
@@ -182,7 +182,7 @@ class _People:
                 raise Breach(f"{job.id} succeeded at step {job.progress.step} of {scenario.steps}")
 
     def _the_bill_is_as_expected(self, state: State) -> None:
-        """The cloud asks for what we think it does, as long as our clock was right, and never too much."""
+        """Check the cloud's bill: within the cap, and as we counted it if our clock was right."""
         bill_usd = _bill_usd(self._world, state)
         account, faults = state.account, self._scenario.faults
         spent_usd = account.spent_usd - account.manager_usd
@@ -194,7 +194,7 @@ class _People:
 
 
 def _bill_usd(world: SimulatedWorld, state: State) -> float:
-    """What the machines cost by the cloud's books, and what bringing states to them did."""
+    """Return what the machines cost by the cloud's books, and what moving states to them cost."""
     held = (*state.ended_leases, *state.leases.values())
     egress = sum(lease.egress_usd for lease in held if lease.prices)
     return bill_usd(world.cloud, state.settings, world.timeline.now_s) + egress

@@ -1,4 +1,4 @@
-"""Whole simulations: from a scenario to a report, with a journal that is written as it goes."""
+"""Whole simulations: from a scenario to a report, with the journal written along the way."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,7 +17,10 @@ from orchestrator.world import Entry
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. `journal_sha256` is over the journal as JSON lines: the same for the same seed."""
+    """The result of a simulation.
+
+    `journal_sha256` is over the journal as JSON lines; the same seed gives the same digest.
+    """
 
     seed: int
     days: float
@@ -36,10 +39,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DigestJournal:
-    """Remembers a journal of any length by its digest; with a path, the lines are written too."""
+    """A journal of any length, kept as a digest; with a path, the lines are written there too."""
 
     def __init__(self, path: Path | None = None, day: Callable[[int], None] | None = None) -> None:
-        """`day` is told the number of each that begins."""
+        """Begin a journal; `day` is called with the number of each simulated day that begins."""
         self._day, self._days, self._began_s = day, 0, 0.0
         self.digest = hashlib.sha256()
         self.events = self.actions = self.bytes = 0
@@ -64,7 +67,7 @@ class DigestJournal:
             day(self._days)
 
     async def snapshot(self, state: State) -> None:
-        """The digest covers every entry; nothing is ever loaded from here."""
+        """Do nothing: the digest covers every entry, and nothing is ever loaded from here."""
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
         return None, ()
@@ -82,9 +85,9 @@ def simulate(
     faults: str = "none",
     day: Callable[[int], None] | None = None,
 ) -> Report:
-    """A deployment of so many instances for so many days; the journal is written as JSON lines.
+    """Simulate so many instances for so many days; write the journal as JSON lines.
 
-    Raises ValueError, one line, for a scenario that makes no sense, and OSError for the path.
+    Raises ValueError with one line for a scenario that makes no sense, and OSError for the path.
     """
     return play(month(days, instances, seed, faults), journal_path, day)
 
@@ -92,7 +95,7 @@ def simulate(
 def play(
     scenario: Scenario, journal_path: Path | None = None, day: Callable[[int], None] | None = None
 ) -> Report:
-    """Run it to the end of its days in one life of the manager."""
+    """Run a scenario to the end of its days in one life of the manager."""
     scenario = msgspec.structs.replace(
         scenario, faults=msgspec.structs.replace(scenario.faults, killed=0.0)
     )

@@ -1,4 +1,4 @@
-"""What is simulated, as values: how large, how long, how fast the parts are, and what goes wrong."""
+"""Scenarios as values: their size and length, the pace of the parts, and what goes wrong."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ STEPS_FOREVER = 10**9
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes wrong: probabilities of a single case, rates, and how long the bad times are."""
+    """What goes wrong: probabilities per case, rates, and the durations of bad times."""
 
     report_lost: float = 0.0
     report_twice: float = 0.0
@@ -26,7 +26,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: float = 0.0
     never_joins: float = 0.0
     killed: float = 0.0
-    clock_set_back: float = 0.0  # of a restart of the manager: its wall clock is behind from now on
+    clock_set_back: float = 0.0  # per restart of the manager: its wall clock is late from then on
     worker_dies_per_h: float = 0.0
     script_fails_per_h: float = 0.0
     agent_dies_per_h: float = 0.0
@@ -37,7 +37,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     drought_s: float = 0.0
     clock_jump_every_s: float = 0.0
     listing_lag_s: float = 0.0
-    slow_per_h: float = 0.0  # of a worker: spells in which it takes several times as long
+    slow_per_h: float = 0.0  # per worker: spells in which it takes several times as long
 
 
 FAULTS = {
@@ -65,12 +65,12 @@ FAULTS = {
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the modelled parts are."""
+    """How fast the simulated parts are."""
 
     join_s: float = 4.0
     worker_start_s: float = 6.0
     detect_s: float = 0.1
-    result_s: float = 2.0  # from the last commit until the trained model is there
+    result_s: float = 2.0  # from the last commit until the trained model is stored
     agent_detect_s: float = 3.0
     notice_poll_s: float = 1.0
     answer_s: float = 1.0
@@ -78,14 +78,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 5.0
     progress_every_s: float = 60.0
     slot_step_s: float = 4.0  # one slot computes a step this long; n slots share it
-    overhead_s: float = 0.02  # of a step, whatever the layout
+    overhead_s: float = 0.02  # of a step, in any layout
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated deployment, whole: the same scenario gives the same journal, byte for byte.
+    """One simulated deployment: the same scenario gives the same journal, byte for byte.
 
-    With `calm_after_s` nothing goes wrong from then on, and the simulation ends by a shutdown when all
-    jobs have ended.
+    With `calm_after_s` nothing goes wrong from then on, and the simulation ends with a shutdown
+    when all jobs have ended.
     """
 
     seed: int = 0
@@ -95,10 +95,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 1
     steps: int = 1000
     microbatches: int = 64
-    sections: int = 0  # of the model, which is measured at the first step; 0: nobody measures it
-    crashes_at_step: int | None = None  # the script takes its process down in it, every time
-    misjudged: float = 1.0  # what steps take over what the measurement says
-    room: float = 4.0  # memory of an accelerator over what the whole model takes
+    sections: int = 0  # of the model, which is measured at the first step; 0: it is not measured
+    crashes_at_step: int | None = None  # the script crashes its process in this step, every time
+    misjudged: float = 1.0  # real time of a step divided by its measured time
+    room: float = 4.0  # memory of an accelerator divided by that of the whole model
     budget_usd: float | None = None
     calm_after_s: float | None = None
     faults: Faults = Faults()
@@ -108,7 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def month(days: float, instances: int, seed: int, faults: str = "none") -> Scenario:
-    """Jobs of up to 50 slots on a fleet of so many instances, each long enough for the whole time."""
+    """Return a scenario with jobs of up to 50 slots that fill the fleet all the time."""
     if days <= 0 or instances < 1:
         raise ValueError(f"simulate: days={days} and instances={instances} must be positive")
     if faults not in FAULTS:
@@ -135,7 +135,7 @@ def month(days: float, instances: int, seed: int, faults: str = "none") -> Scena
 
 
 def wild(seed: int) -> Scenario:
-    """A small deployment of which everything is drawn from the seed: size, limits, and bad luck."""
+    """Return a small deployment with its size, limits and faults drawn from the seed."""
     dice = Random(seed)  # noqa: S311 - replayable by design
     bad = FAULTS["mixed"]
     kept = {
@@ -181,7 +181,7 @@ def wild(seed: int) -> Scenario:
 
 
 def profile_of(scenario: Scenario) -> Profile:
-    """What is measured of the simulated model: equal sections, as fast as the pace says, or misjudged."""
+    """Return the profile of the simulated model: equal sections, at the pace over `misjudged`."""
     each_s = scenario.pace.slot_step_s / scenario.microbatches / scenario.misjudged
     share = 1 / max(scenario.sections, 1)
     section = Section(
@@ -206,7 +206,7 @@ def profile_of(scenario: Scenario) -> Profile:
 
 
 def cloud_of(scenario: Scenario) -> SimulatedCloud:
-    """Two types in six zones, with room for twice the instances that are wanted."""
+    """Return a cloud of two types in six zones, with room for twice the wanted instances."""
     catalogue = Catalogue(
         cloud="simulated",
         types=(_kind("s1", 1, 0.5), _kind("s2", 2, 0.95)),

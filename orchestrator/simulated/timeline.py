@@ -1,4 +1,4 @@
-"""Virtual time, luck, and the durable inbox: what every simulated part shares."""
+"""Virtual time, luck and the durable inbox, which all simulated parts share."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -14,7 +14,7 @@ LATE_S_MAX = 60.0
 
 
 class Timeline:
-    """What is due when. Things due at the same moment happen in the order in which they were planned."""
+    """Planned events by time; events of the same moment happen in the order of planning."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
@@ -40,7 +40,7 @@ class Timeline:
 
 
 class Luck:
-    """One seeded stream of chance. `faults` is what may go wrong now; nothing once it is calm."""
+    """One seeded random stream. `faults` is what may go wrong now; it is empty in calm times."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.random = Random(seed)  # noqa: S311 - replayable by design
@@ -50,7 +50,7 @@ class Luck:
         return probability > 0 and self.random.random() < probability
 
     def wait_s(self, rate_per_h: float) -> float | None:
-        """How long until something that happens so often happens next; None for never."""
+        """Draw the seconds until the next event of this rate; None if it never happens."""
         return self.random.expovariate(rate_per_h) * 3600.0 if rate_per_h > 0 else None
 
     def calm_down(self) -> None:
@@ -58,7 +58,10 @@ class Luck:
 
 
 class Inbox:
-    """The door through which instances speak: durable, but on a bad day late, twice or not at all."""
+    """The durable inbox for reports of instances.
+
+    On a bad day a report comes late, twice or not at all.
+    """
 
     def __init__(self, timeline: Timeline, luck: Luck) -> None:
         self.ready: list[AnyEvent] = []
@@ -66,7 +69,7 @@ class Inbox:
         self._luck = luck
 
     def report(self, event: AnyReport, delay_s: float, *, may_be_lost: bool = True) -> None:
-        """Seen after `delay_s`, and stamped with that time however late it arrives."""
+        """Deliver a report after `delay_s`, stamped with that time even if it arrives later."""
         faults = self._luck.faults
         if may_be_lost and self._luck.chance(faults.report_lost):
             return

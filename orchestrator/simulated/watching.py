@@ -1,4 +1,7 @@
-"""What must hold after every event, whatever goes wrong. A breach stops the simulation and says which."""
+"""The invariants that must hold after every event, whatever goes wrong.
+
+A breach stops the simulation, and its message says which invariant broke.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +17,9 @@ from orchestrator.state import Account, Job, Lease, LeaseState, State, leases_of
 
 EPSILON_USD = 1e-6
 CALLED_BACK_S_MAX = 180.0
-AWAY_S_MAX = 120.0  # how long a manager may be suspended in one piece
+AWAY_S_MAX = 120.0  # the longest time that a manager may be suspended without a break
 ROUNDING_S = 1e-3
-TRIES_MAX = 6  # of a call in a row that a bad day swallows
+TRIES_MAX = 6  # the most tries of one call that fail in a row on a bad day
 
 
 class Breach(AssertionError):  # noqa: N818 - it names what happened
@@ -24,7 +27,7 @@ class Breach(AssertionError):  # noqa: N818 - it names what happened
 
 
 class Watcher:
-    """Compares every state with the one before and with what is true outside."""
+    """Compares every state with the state before it and with the simulated world."""
 
     def __init__(self, world: SimulatedWorld, scenario: Scenario) -> None:
         self._world = world
@@ -53,7 +56,7 @@ class Watcher:
         self._turns.append((event, actions))
 
     def check(self, state: State) -> None:
-        """After every event that a manager lived to the end of."""
+        """Check all invariants; to be called after every event that a manager has finished."""
         actions = [action for _, more in self._turns for action in more]
         self._machines_are_owned(state)
         self._steps_do_not_go_back(state)
@@ -93,9 +96,8 @@ class Watcher:
                 continue
             spent = ledger.spent_usd(account, state.now_s)
             committed = ledger.committed_usd(account, state.now_s)
-            if (
-                self._time_leaps
-            ):  # the reserve is there for that; what giving back costs must be left
+            # The reserve may be used up when time leaps, but giving back must remain affordable.
+            if self._time_leaps:
                 committed *= self._settings.drain_s / self._settings.reserve_s
             if spent + committed > account.cap_usd + EPSILON_USD:
                 raise Breach(
@@ -104,7 +106,10 @@ class Watcher:
                 )
 
     def _changes_are_told(self, state: State, actions: Sequence[AnyAction]) -> None:
-        """Every change of a job or a machine has its sentence; between working and ready the layout is it."""
+        """Check that a sentence explains every change of a job or a machine.
+
+        A change between working and ready needs none, because the new layout explains it.
+        """
         told: dict[str, str] = {}
         for action in actions:
             if not action.because:
@@ -154,7 +159,7 @@ class Watcher:
             raise Breach(f"{len(state.leases)} leases, machines_max={self._settings.machines_max}")
 
     def _books_agree(self, state: State) -> None:
-        """The indices say the same as what they index, and time goes on."""
+        """Check that the indices agree with what they index, and that a wake-up is due in time."""
         period_s = self._settings.control_period_s
         if state.wake_at_s + state.skew_s > state.now_s + period_s + ROUNDING_S:
             raise Breach(f"at {state.now_s} s nothing wakes the manager before {state.wake_at_s} s")
@@ -169,10 +174,10 @@ class Watcher:
         _no_negative("everything", state.account)
 
     def _holds_no_more_than_it_may(self, state: State, job: Job) -> None:
-        """Nothing is bought twice: what stays with the job is what it asked for, one machine more at most.
+        """Check that nothing is bought twice: a job keeps at most the slots that it asked for.
 
-        Who made way for another and was called back, since a worker was lost before that one was there, may stay
-        until the bidder has looked again.
+        A machine that was released for a replacement, and kept because a worker was lost before
+        the replacement was there, may stay until the bidder is asked again.
         """
         staying = leases_of(state, job)
         self._made_way_s |= {e.token: state.now_s for e in staying if e.released}
@@ -190,7 +195,7 @@ class Watcher:
 
 
 def _layout_is_sound(state: State, action: Regroup) -> None:
-    """Chains of one depth, nobody twice, every microbatch once, and what is known to fit."""
+    """Check a layout: equal depths, no worker twice, every microbatch once, stages that fit."""
     layout, job = action.layout, state.jobs[action.job]
     name = f"job {action.job}, generation {layout.generation}"
     workers = layout.workers
@@ -217,14 +222,17 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
 
 
 def _undisturbed(lease: Lease) -> bool:
-    """It was never about to go or silent: one that was may be back beside what replaced it."""
+    """Return whether the lease never had a notice and never lost its agent.
+
+    A machine that did may have come back beside its replacement.
+    """
     states = [moved.to for moved in lease.history]
     working = states[states.index("ready") :] if "ready" in states else []
     return "noticed" not in states and "booting" not in working
 
 
 def _names(action: AnyAction) -> tuple[str, ...]:
-    """Whom a sentence is about."""
+    """Return the ids of what an action's sentence is about."""
     match action:
         case Note():
             return (action.who,)

@@ -1,4 +1,4 @@
-"""The simulated side of the loop's seam: events out, actions in, time that only we move."""
+"""The simulated world for the loop: events out, actions in, and time that only we advance."""
 
 from collections.abc import Callable
 from typing import assert_never
@@ -50,7 +50,7 @@ class Killed(Exception):  # noqa: N818 - it names what happened
 
 
 class SimulatedWorld:
-    """Virtual time, one seeded cloud, and everything that the manager talks to."""
+    """Virtual time, one seeded cloud, and everything else that the manager communicates with."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SimulatedWorld:
     # --- the seam -------------------------------------------------------------------------------
 
     async def next_event(self, by_s: float) -> AnyEvent | None:
-        """Move virtual time to whatever comes first."""
+        """Move virtual time to the next event and return it; None after the last day."""
         self._taken = None
         by_s += self.behind_s
         timeline = self.timeline
@@ -136,18 +136,18 @@ class SimulatedWorld:
                 assert_never(action)
 
     async def show(self, state: State) -> None:
-        """Whoever watches a simulation looks at every state."""
+        """Hand every state to the watcher of the simulation."""
         self.watch(state)
 
     # --- lives of the manager -------------------------------------------------------------------
 
     def await_point(self, where: str) -> None:
-        """The manager may be killed wherever it waits."""
+        """Raise `Killed` if the manager is to be killed at this await point."""
         if self._kill(where):
             raise Killed(where)
 
     def restart(self) -> None:
-        """A new manager starts: answers to the old one are lost, the durable inbox is not."""
+        """Start a new manager; answers to the old one are lost, but the durable inbox is kept."""
         self._answers.clear()
         self._life += 1
         self.restarts += 1
@@ -159,7 +159,7 @@ class SimulatedWorld:
             self.behind_s += self.luck.random.uniform(0.0, 3600.0)
 
     def start(self, epoch: int, settings: Settings) -> None:
-        """What a manager hears first: that it has started, and what is sold at which prices."""
+        """Queue a manager's first events: its start, the catalogue, and the prices."""
         types, pools = self.cloud.catalogue()
         quotes = tuple(self.cloud.quotes(self.timeline.now_s))
         self.born_s, wall_s = self.timeline.now_s, self._wall_s
@@ -170,18 +170,18 @@ class SimulatedWorld:
         ]
 
     def say(self, event: AnyEvent) -> None:
-        """Something that a person said; it goes through the durable inbox."""
+        """Put a person's event into the durable inbox."""
         self.inbox.ready.append(event)
 
     @property
     def _wall_s(self) -> float:
-        """What the manager's clock shows."""
+        """Return the time on the manager's clock."""
         return self.timeline.now_s - self.behind_s
 
     # --- calls to the cloud ---------------------------------------------------------------------
 
     def _answer(self, event: AnyEvent) -> None:
-        """An answer reaches only the manager that asked."""
+        """Send an answer later; it reaches only the manager that asked."""
         life = self._life
 
         def arrive() -> None:

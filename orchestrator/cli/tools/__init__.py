@@ -1,3 +1,3 @@
-"""Commands that are seldom needed: `orchestrator tools COMMAND`, each in the module of its name."""
+"""Rarely needed commands, `orchestrator tools COMMAND`, each in the module of its name."""
 
 NAMES = ("drill", "gc", "dashboard", "trace", "profile", "simulate", "backtest", "replay")

@@ -1,4 +1,4 @@
-"""The manager's decision over recorded markets, beside other strategies."""
+"""The tool `backtest`: runs the manager's decision and others over recorded markets."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""The address of the dashboard."""
+"""The tool `dashboard`: prints the address of the dashboard."""
 
 from rich.text import Text
 

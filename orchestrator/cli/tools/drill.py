@@ -1,4 +1,4 @@
-"""Evictions on purpose, to see what happens."""
+"""The tool `drill`: takes machines away on purpose, to see what happens."""
 
 import asyncio
 from typing import Annotated, Literal

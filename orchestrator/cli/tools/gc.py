@@ -1,4 +1,4 @@
-"""What a dead manager has left, and machines that no lease claims."""
+"""The tool `gc`: removes what a dead manager has left, and machines that no lease claims."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ RUN_DIRS = ("run", "cloud/machines")
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that nobody needs any more."""
+    """Something that is not needed any more."""
 
     kind: Literal["machine", "process", "link", "folder"]
     id: str
@@ -37,7 +37,7 @@ def gc(
     command: Command,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
-    """End what is left over: machines of ours that no lease claims, and what dead managers left."""
+    """End leftovers: machines of ours that no lease claims, and what dead managers left."""
     places = Places(command.config.state_dir)
     found = asyncio.run(_machines(command, end=not dry_run))
     found += _of_a_dead_house(places, end=not dry_run)
@@ -55,8 +55,9 @@ def gc(
 
 
 async def _machines(command: Command, *, end: bool) -> list[Leftover]:
-    """Machines with our tag that no lease of a running manager claims. Without one, none is touched:
-    the next manager may still adopt them.
+    """Return, and end if asked, machines with our tag that no lease of the manager claims.
+
+    Without a running manager no machine is touched, because the next manager may adopt them.
     """
     try:
         client = command.client()
@@ -68,7 +69,7 @@ async def _machines(command: Command, *, end: bool) -> list[Leftover]:
     async with local_cloud(client.house()) as cloud:
         grace_s = command.config.limits.launch_grace_s
         listed = [one for one in await cloud.machines() if one.ended_at_s is None]
-        # After the list: newer intents count.
+        # Read after the list, so that an intent written meanwhile counts.
         claimed = await claimed_tokens(client.house().redis_url)
         strange = [
             one for one in listed
@@ -81,7 +82,7 @@ async def _machines(command: Command, *, end: bool) -> list[Leftover]:
 
 
 async def claimed_tokens(redis_url: str) -> set[str]:
-    """The tokens of every lease that the journal knows of; read only."""
+    """Return the tokens of every lease in the journal, which is only read."""
     store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
     try:
         state = await resume(RedisJournal(store))
@@ -91,7 +92,10 @@ async def claimed_tokens(redis_url: str) -> set[str]:
 
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
-    """Processes and folders of a house that was killed, if none lives in its place now."""
+    """Return processes and folders of a killed house, and end them if asked.
+
+    There are none if a house lives in the state directory.
+    """
     if not places.state_dir.exists():
         return []
     had_link = places.run.is_symlink()
@@ -109,14 +113,14 @@ def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
                 why = "the short way to a folder that no manager runs in"
                 found.append(Leftover(kind="link", id=str(places.run), why=why))
             if end or not had_link:
-                places.remove_link()  # looking at the place has made it
+                places.remove_link()  # `only_one` has made it
             return found
     except HouseError:
         return []
 
 
 def _run_dirs(places: Places, *, end: bool) -> list[Leftover]:
-    """What only a running house needs: sockets, and the disks of its local machines."""
+    """Return what only a running house needs: sockets, and the disks of its local machines."""
     found = []
     for name in RUN_DIRS:
         for path in sorted((places.state_dir / name).glob("*")):
@@ -135,7 +139,7 @@ def _command(pid: int) -> str:
 
 
 def _dangling_links(*, end: bool) -> list[Leftover]:
-    """Our short ways to state directories that are gone."""
+    """Return, and remove if asked, our short links to deleted state directories."""
     found = []
     for link in dangling_links():
         why = f"leads to {link.readlink()}, which is gone"

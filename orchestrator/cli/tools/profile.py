@@ -1,4 +1,4 @@
-"""What was measured of a model, to look at, to keep, and to plan with for other machines."""
+"""The tool `profile`: shows and saves what was measured of a model, for plans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +67,7 @@ def _head(profile: Profile) -> str:
 
 
 def _sections(profile: Profile) -> Table:
-    """Times of the largest microbatch, bytes a sample."""
+    """Return the table of sections: times of the largest microbatch, sizes per sample."""
     made = tables.table(
         "#", "section", "forward#", "backward#", "sends#", "keeps#", "parameters#", "optimizer#"
     )

@@ -1,4 +1,4 @@
-"""A journal, decided again."""
+"""The tool `replay`: makes the decisions of a journal again, and compares them."""
 
 import asyncio
 from pathlib import Path
@@ -54,7 +54,7 @@ def replay(
 
 
 async def _from_redis(redis_url: str, save: Path | None) -> tuple[State | None, list[Entry]]:
-    """What the journal holds from its last snapshot on; reading it changes nothing."""
+    """Return the journal's last snapshot and the entries after it; reading changes nothing."""
     store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
     try:
         journal = RedisJournal(store)

@@ -1,4 +1,4 @@
-"""The manager's own loop through virtual days, on a simulated cloud."""
+"""The tool `simulate`: runs the manager's loop through virtual days on a simulated cloud."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One step of a running job as a picture: what was predicted above, what happened below."""
+"""The tool `trace`: draws one step of a running job, predicted above and measured below."""
 
 import time
 from pathlib import Path
@@ -47,7 +47,7 @@ def trace(
 
 
 def unmeasured(job: JobView) -> str:
-    """Why nothing is known of its model, as far as that is known."""
+    """Return why the job's model has no profile, as far as that is known."""
     if job.step == 0:
         return "the model has not been measured yet; its first worker does so in its first step"
     if job.uncuttable not in ("", UNRECORDED):
