@@ -111,7 +111,8 @@ class Evidence:
         if before is not None and not _same(before, found):
             self._differs(before, found)
             found = msgspec.structs.replace(found, machine=self._samples.machine)
-        self._computed[at] = found
+        if before is None or len(found.gradients) >= len(before.gradients):
+            self._computed[at] = found
         return found
 
     def _differs(self, one: Computed, other: Computed) -> None:
@@ -125,9 +126,8 @@ class Evidence:
                 f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "
                 "the same each time and loss_of may not write into it, because another worker may have to compute it again"
             )
-        gradients = zip(one.gradients, other.gradients, strict=True)
         losses = [(each.loss or 0.0,) for each in (one, other)]
-        near = _near(*losses) and all(_alike(a, b) for a, b in gradients)
+        near = _near(*losses) and all(_alike(a, b) for a, b in _shared(one, other))
         # One thread of a processor adds in one order only.
         if not near or (self._samples.machine and torch.get_num_threads() == 1):
             raise Misuse(
@@ -152,8 +152,14 @@ def _shown(one: Computed) -> str:
 def _same(one: Computed, other: Computed) -> bool:
     """Return whether two calls have computed the same bits."""
     losses = one.loss == other.loss or math.isnan((one.loss or 0.0) + (other.loss or 0.0))
-    bits = [[each.bits for each in (found.batch, *found.gradients)] for found in (one, other)]
-    return losses and bits[0] == bits[1]
+    same = all(a.bits == b.bits for a, b in _shared(one, other))
+    return losses and one.batch.bits == other.batch.bits and same
+
+
+def _shared(one: Computed, other: Computed) -> list[tuple[Digest, Digest]]:
+    """Pair the gradients of layers that both show; one of the two may show more layers."""
+    others = {each.name: each for each in other.gradients}
+    return [(each, others[each.name]) for each in one.gradients if each.name in others]
 
 
 def _alike(one: Digest, other: Digest) -> bool:

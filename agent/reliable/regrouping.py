@@ -120,14 +120,14 @@ class Regrouping:
         """
         roster, layout = self._roster, self._roster.layout
         if all(roster.is_gone(worker) for worker in roster.absent()):
-            return 0.0
+            return roster.patient(RECONNECT_S) if roster.lacks_owners() else 0.0
         back = layout and any(m.generation == layout.generation for m in roster.inside())
         known = back and roster.pending is None
         return SILENT_EARLY_S if known else roster.patient(RECONNECT_S)
 
     def joined(self) -> None:
         """Carry on if this worker was the last that a restarted keeper waited for."""
-        if self.waits and self._roster.complete:
+        if self.waits and self._roster.complete and not self._roster.lacks_owners():
             self._carry_on()
 
     def _held_up(self) -> bool:

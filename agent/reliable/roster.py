@@ -171,6 +171,23 @@ class Roster:
             return ()
         return tuple(found)
 
+    def lacks_owners(self) -> bool:
+        """Return whether workers are here that hold some layers of the newest version, and not all.
+
+        The newest layout may leave out a worker that holds the others, so that nothing else says
+        that it is still on its way.
+        """
+        newest, generation = self._history.version, self._history.generation
+        parts = []
+        for member in self.members.values():
+            unheard = member.version == newest - 1 and member.generation == generation
+            if member.version == newest or unheard:
+                if member.held is None:
+                    return False
+                parts.append(member.held)
+        together = {layer for held in parts for layer in held.layers}
+        return bool(parts) and len(together) < parts[0].of
+
     def copies(self, holders: Collection[str]) -> int:
         """Return how many machines that stay could go on alone with what these workers hold.
 

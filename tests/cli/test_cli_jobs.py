@@ -281,7 +281,7 @@ def test_scripts_are_kept_within_bounds(housed, submitted, monkeypatch):
     assert client.has_script(shas[submitted])
     assert not client.has_script(shas[gone])
     assert store.zscore("orch:scripts", shas[gone]) is None
-    assert "is not kept any more, or is damaged; submit it anew" in housed("resume", gone).line
+    assert "is not kept any more, or is damaged; submit it again" in housed("resume", gone).line
 
 
 def test_a_script_that_is_damaged_where_it_is_kept_is_not_resumed(housed):

@@ -1,10 +1,12 @@
 """What one worker finds when it computes the same microbatch twice, and which it computes twice."""
 
+import msgspec
 import pytest
 import torch
 
-from agent.proof.evidence import copied
+from agent.proof.evidence import _same, copied
 from agent.proof.turns import is_shown, sampled, turn_of
+from agent.protocol import Computed, Digest
 
 
 def test_each_microbatch_is_compared_in_its_turn() -> None:
@@ -57,3 +59,14 @@ def test_a_copy_lies_as_what_was_given(given: torch.Tensor) -> None:
 def test_the_first_steps_and_one_of_every_few_are_shown() -> None:
     shown = [step for step in range(28) if is_shown(step)]
     assert shown == [*range(16), 19, 23, 27]
+
+
+@pytest.mark.parametrize(("bits", "same"), [(7, True), (8, False)])
+def test_two_samples_of_a_microbatch_are_compared_in_the_layers_of_both(
+    bits: int, same: bool
+) -> None:
+    """One is shown with some layers and the other with all, where a snapshot was asked for meanwhile."""
+    batch, first, other = Digest("batch", 1), Digest("a", 7), Digest("b", 9)
+    some = Computed(version=0, microbatch=0, batch=batch, loss=1.0, gradients=(first,))
+    both = msgspec.structs.replace(some, gradients=(other, Digest("a", bits)))
+    assert _same(some, both) == _same(both, some) == same
