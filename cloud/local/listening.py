@@ -1,4 +1,4 @@
-"""An HTTP server for an ASGI application on one loopback address, without uvicorn's server.
+"""An HTTP server for an ASGI application on one loopback address.
 
 The local cloud listens on many addresses at once, closes single ones while it runs, and handles
 signals itself; so it uses uvicorn's protocol only.
