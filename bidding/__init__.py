@@ -1,1 +1,1 @@
-"""What to hold, buy, and give back, so that a unit of work costs least. Pure: values in, values out."""
+"""The bidder: what to hold, buy, and give back, so that a unit of work costs least. Pure."""

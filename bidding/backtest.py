@@ -1,4 +1,4 @@
-"""Many starts of one job through one market, under every strategy, beside the clairvoyant bound."""
+"""Backtest: many starts of a job in a market, per strategy, with the clairvoyant bound."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,20 +33,20 @@ from bidding.risk import CapacityRisk, climate_at, phases
 from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
 COLUMNS = Outcome._fields
-DOLLARS, DONE, HELD = range(3)  # of a trace; from `HELD` on the slots of each pool
+DOLLARS, DONE, HELD = range(3)  # columns of a trace; from `HELD` on the slots of each pool
 RESAMPLES = 400
 SLOTS_MAX = 100_000
-RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
+RATIO_MAX = 99.0  # the most that a cost over a bound near zero counts
 MTTF_PRIOR_H = 8.0  # before any loss was seen
 ORDERS_MAX = 4  # within a tick
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of a backtest, and what changes cost it.
+    """The job of a backtest, and the cost of changes.
 
-    `hours` is how long it takes at full size and speed one. `recovery_s` is what an eviction costs
-    all, steps lost included, `recovery_all_s` what it costs where no machine is left (the same, if
-    `None`); `checkpoint_s` what writing a checkpoint takes where one is written.
+    `hours` is its duration at full size and speed one. `recovery_s` is the time that an eviction
+    costs all machines, lost steps included; `recovery_all_s` the same if no machine is left
+    (`None`: equal). `checkpoint_s` is the time to write a checkpoint, for strategies that do.
     """
 
     hours: float = 20.0
@@ -73,8 +73,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy over all starts, a value per start.
 
-    `bound_usd` is the clairvoyant's, who also knows which machines will be refunded;
-    `plain_usd` is the least bill of one who knows prices and capacity, were nothing refunded.
+    `bound_usd` is the least bill of a buyer who also knows which machines will be refunded;
+    `plain_usd` is the least bill of one who knows prices and capacity, if nothing were refunded.
     """
 
     strategy: str
@@ -88,13 +88,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> Floats:
-        """Cost over the bound, per start."""
+        """Return the cost over the bound, per start."""
         cost = self.outcome["cost_usd"]
         return cost / np.maximum(self.bound_usd, cost / RATIO_MAX)
 
     @property
     def plain_ratio(self) -> Floats:
-        """Cost over the least bill without refunds; below one where refunds were won."""
+        """Return the cost over the least bill without refunds; refunds can make it below one."""
         return self.outcome["cost_usd"] / self.plain_usd
 
 
@@ -102,7 +102,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def run_one(
     world: World, job: Job, plan: Plan, leases: Leases, span: tuple[int, int], rows: Floats
 ) -> Outcome:
-    """One job from a tick until it is done; after its patience the rest is done on demand."""
+    """Run one job from a tick until it is done; after its patience the rest is on demand."""
     begin, limit = span
     leases.machines[:] = 0
     leases.shut_until[:], leases.refusals[:] = 0.0, 0
@@ -120,7 +120,7 @@ def run_one(
             left, lost_h, unsaved_h = left + redo, lost_h + redo, 0.0
         if unfinished or due(world, job, plan, leases, (t, begin, gone)):
             changed, tries, refused = 0, 0, True
-            while refused and tries < ORDERS_MAX:  # what is refused is ordered elsewhere, at once
+            while refused and tries < ORDERS_MAX:  # refused machines are ordered elsewhere at once
                 orders = orders_of(world, job, plan, leases, t, left)
                 unfinished = orders.unfinished
                 tries += 1
@@ -161,7 +161,7 @@ def run_one(
 
 @compiled
 def rest_on_demand(world: World, job: Job, left: float) -> tuple[float, float, float]:
-    """(hours, dollars, slot-hours) of finishing on demand at full size."""
+    """Return (hours, dollars, slot-hours) of finishing on demand at full size."""
     last = len(world.slots) - 1
     machines = max(1, job.slots // world.slots[last])
     slots = machines * world.slots[last]
@@ -171,14 +171,18 @@ def rest_on_demand(world: World, job: Job, left: float) -> tuple[float, float, f
 
 @compiled
 def interval_h(plan: Plan, losses: int, hours: float) -> float:
-    """Flint's: sqrt(2 delta MTTF), with the mean time to failure seen so far."""
+    """Return Flint's checkpoint interval: sqrt(2 delta MTTF), with the MTTF seen so far."""
     mttf_h = (MTTF_PRIOR_H + hours) / (1.0 + losses)
     return float(np.sqrt(2.0 * plan.checkpoint_h * mttf_h))
 
 
 @compiled
 def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, int]) -> bool:
-    """Is there anything to decide: a start, a loss, a price or capacity that moved, an hour that ends?"""
+    """Return whether there is a reason to decide in this tick.
+
+    Reasons are a start, a loss, a changed price or capacity, missing machines, an hour that ends, a
+    time to re-choose, or a deadline.
+    """
     t, begin, gone = at
     if (
         job.finish_tick > 0
@@ -200,7 +204,7 @@ def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, 
 
 
 def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Floats:
-    """[column, start]"""
+    """Run the job from every start; return the outcomes by [column, start]."""
     leases, no_trace = no_leases(len(world.slots)), np.empty((0, HELD))
     spans = [(b, min(b + ticks, world.price.shape[1])) for b in starts.tolist()]
     runs = [run_one(world, job, plan, leases, span, no_trace) for span in spans]
@@ -208,7 +212,7 @@ def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Fl
 
 
 def world_of(market: Market) -> World:
-    """The market with one more pool: on demand, of the type whose work is cheapest there."""
+    """Return the market plus an on-demand pool of the type whose work is cheapest on demand."""
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     best = int(np.argmin(per_work))
     ticks = market.ticks
@@ -238,7 +242,7 @@ def world_of(market: Market) -> World:
 
 
 def losses_seen(has: Flags) -> Flags:
-    """[pool, tick]: whether the pool had taken all of its machines at some moment before."""
+    """Return by [pool, tick] whether the pool had taken all of its machines before."""
     lost = np.zeros_like(has)
     lost[:, 1:] = has[:, :-1] & ~has[:, 1:]
     return np.asarray(np.logical_or.accumulate(lost, axis=1))
@@ -254,7 +258,7 @@ def job_of(work: Work) -> Job:
 
 
 def draw_starts(market: Market, work: Work, count: int, seed: int) -> Ints:
-    """Random ticks with a day of history before them and room for the job after them."""
+    """Draw random ticks with a day of history before them and room for the job after them."""
     hour = HOUR_S / market.tick_s
     if work.hours * hour < 1:
         raise ConstraintError(
@@ -274,9 +278,10 @@ def run(
     market: Market, work: Work, strategies: Sequence[Strategy] = STRATEGIES, *,
     starts: Ints, bounded: Collection[str] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """Every strategy from the same starts. The bound may end when the strategy ended, not later.
+    """Run every strategy from the same starts; each bound ends when its strategy ended.
 
-    Bounds take longer than runs: `bounded` names the strategies that need one; the others get none.
+    Bounds take longer than runs, so `bounded` names the strategies that need one; the others get
+    none.
     """
     world, job = world_of(market), job_of(work)
     ticks = int(work.patience * work.hours * HOUR_S / market.tick_s)
@@ -301,7 +306,10 @@ def run(
 
 
 def _bounds(terms: clairvoyant.Terms, job: Job, starts: Ints, ends: Ints) -> Floats:
-    """The clairvoyant's least cost from each start to each end, the manager's machine included."""
+    """Return the clairvoyant's least cost from each start to its end.
+
+    It includes the manager's machine.
+    """
     manager_usd = job.manager_usd_per_h * job.work_h / job.slots
     return np.array(
         [
@@ -315,7 +323,10 @@ def _bounds(terms: clairvoyant.Terms, job: Job, starts: Ints, ends: Ints) -> Flo
 
 
 def trace(market: Market, work: Work, strategy: Strategy, start: int) -> Floats:
-    """One run in detail, a row per tick: dollars and work so far, then the slots held of each pool, on demand last."""
+    """Return one run in detail, a row per tick.
+
+    A row holds dollars and work so far, then the slots held of each pool, on demand last.
+    """
     ticks = min(int(work.patience * work.hours * HOUR_S / market.tick_s), market.ticks - start)
     rows = np.full((ticks, HELD + len(market.pools) + 1), np.nan)
     plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
@@ -333,7 +344,10 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interval(values: Floats, figure: Callable[[Floats], float], seed: int = 0) -> Interval:
-    """By resampling the starts; starts that overlap in time make it a little too narrow."""
+    """Return the interval of a figure by resampling the starts.
+
+    Starts that overlap in time make it a little too narrow.
+    """
     rng = np.random.default_rng(seed)
     drawn = [
         figure(values[..., rng.integers(0, values.shape[-1], values.shape[-1])])
@@ -344,7 +358,7 @@ def interval(values: Floats, figure: Callable[[Floats], float], seed: int = 0) -
 
 
 def mean_ratio(pair: Floats) -> float:
-    """Of two rows of costs: the sum of the first over the sum of the second."""
+    """Return the sum of the first row of costs over the sum of the second."""
     return float(pair[0].sum() / pair[1].sum())
 
 
@@ -360,7 +374,7 @@ class Rush(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share_of_saving(self) -> float:
-        """(on demand - ours) / (on demand - clairvoyant), over the sums of all starts."""
+        """Return (on demand - ours) / (on demand - clairvoyant), over the sums of all starts."""
         best = self.on_demand_usd * len(self.cost_usd) - float(self.bound_usd.sum())
         return (self.on_demand_usd * len(self.cost_usd) - float(self.cost_usd.sum())) / best
 
@@ -369,7 +383,7 @@ def run_with_deadline(
     market: Market, work: Work, deadline_h: float, strategies: Sequence[Strategy] = WITH_DEADLINE, *,
     starts: Ints,
 ) -> list[Rush]:  # fmt: skip
-    """Every strategy from the same starts, each with the same time; the bound has the same deadline."""
+    """Run every strategy from the same starts with the same deadline, as has the bound."""
     if deadline_h < work.hours:
         raise ConstraintError(
             f"the deadline of {deadline_h} h is before the {work.hours} h that the work takes on demand: "
@@ -407,7 +421,7 @@ def _rush_one(world: World, job: Job, plan: Plan, begin: int, ticks: int) -> Out
 
 
 def _on_demand_usd(world: World, job: Job) -> float:
-    """The whole job on demand, its start included."""
+    """Return the cost of the whole job on demand, its start included."""
     last = len(world.slots) - 1
     machines = job.slots // int(world.slots[last])
     rate = (machines * world.slots[last] * world.speed[last]) ** job.scaling
@@ -417,7 +431,7 @@ def _on_demand_usd(world: World, job: Job) -> float:
 def _deadline_plans(
     market: Market, work: Work, strategy: Strategy, deadline_h: float, starts: Ints
 ) -> list[Plan]:
-    """A plan per start: what was known of the market's climate when the job began."""
+    """Return a plan per start, with the market's climate as known when the job began."""
     at_s = np.arange(market.ticks, dtype=np.float64) * market.tick_s
     spells = CapacityRisk(
         Series(at_s=at_s, value=np.any(market.capacity > 0, axis=0).astype(np.float64))

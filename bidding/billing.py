@@ -1,4 +1,4 @@
-"""How a cloud turns the life of a machine into dollars: rules as data, one function that applies them.
+"""How a cloud bills the life of a machine: rules as data, and a function that applies them.
 
 Prices are step functions: a sequence of (from_s, usd_per_h), each holding until the next.
 """
@@ -17,10 +17,11 @@ Prices = Sequence[tuple[float, float]]
 
 
 class BillingRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What is charged. `quantum_s` is the unit that is begun and paid; the price is read when it begins.
+    """What is charged for a machine.
 
-    `refund` says what the cloud gives back when *it* ends the machine: nothing, the unit that was
-    running, or everything if that happened within the first unit of an hour.
+    Every begun unit of `quantum_s` is paid, at the price at its beginning. `refund` says what the
+    cloud gives back when *it* ends the machine: nothing, the unit that was running, or everything
+    if that happened within the first hour.
     """
 
     name: str
@@ -45,7 +46,7 @@ USUAL = {"aws": AWS_TODAY, "azure": AZURE, "local": LOCAL}
 
 
 def rule_of(name: str | None, cloud: str, market: Market) -> BillingRule:
-    """The rule by name, else the cloud's usual one. Refunds are for spot: on-demand has none."""
+    """Return the rule by name, else the cloud's usual one; on-demand rules refund nothing."""
     if market == "on_demand":
         return LOCAL if name != "aws_2016" else ON_DEMAND_2016
     if name is None:
@@ -56,7 +57,7 @@ def rule_of(name: str | None, cloud: str, market: Market) -> BillingRule:
 
 
 def price_at(prices: Prices, at_s: float) -> float:
-    """The price that holds at a moment; before the first point the first price holds."""
+    """Return the price that holds at a moment; before the first point the first price holds."""
     if not prices:
         raise ValueError("no price is known: a cost needs at least one (from_s, usd_per_h)")
     return prices[max(0, bisect_right(prices, at_s, key=lambda p: p[0]) - 1)][1]
@@ -65,7 +66,7 @@ def price_at(prices: Prices, at_s: float) -> float:
 def cost_usd(
     rule: BillingRule, start_s: float, end_s: float, prices: Prices, ended_by: EndedBy | None
 ) -> float:
-    """What one machine costs from `start_s` to `end_s`. `ended_by=None`: it is still running."""
+    """Return the cost of a machine up to `end_s`; `ended_by=None` means that it still runs."""
     if end_s < start_s:
         raise ValueError(f"a machine cannot end at {end_s} s before it starts at {start_s} s")
     evicted = ended_by == "provider"
@@ -79,7 +80,7 @@ def cost_usd(
 def _by_the_quantum(
     rule: BillingRule, start_s: float, end_s: float, prices: Prices, evicted: bool
 ) -> float:
-    """Every quantum that has begun is owed at the price of its beginning."""
+    """Return the cost if every begun quantum is owed at the price at its beginning."""
     total, begins_s = 0.0, start_s
     while begins_s < end_s:
         refunded = (
@@ -92,7 +93,7 @@ def _by_the_quantum(
 
 
 def _by_the_second(prices: Prices, start_s: float, end_s: float) -> float:
-    """The integral of the price over the life of the machine."""
+    """Return the integral of the price over the life of the machine."""
     total, at_s = 0.0, start_s
     usd_per_h = price_at(prices, start_s)
     first = bisect_right(prices, start_s, key=lambda p: p[0])

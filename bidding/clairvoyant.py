@@ -1,4 +1,4 @@
-"""What a buyer who knows the future must at least pay: a lower bound for every strategy.
+"""The least that a buyer who knows the future pays: a lower bound for every strategy.
 
 Relaxed for one slot of the job, in work-hours w of one slot of speed one:
     g(mu) = n V(mu) + mu W,   V(mu) = min over paths through time of  cost - mu work
@@ -7,13 +7,14 @@ meet only in ways that cost more: stalls, capacity, poor scaling). V is a shorte
     idle(t)  = min( idle(t+1), start in any pool that has capacity )
     start    = mu start_h + either a stretch that is refunded or hold(t)
     hold(t)  = (p - mu) dt + min( idle(t+1), hold(t+1) if the pool still has capacity )
-Where less is left of a pool than n slots could fill, some machines are taken and the others stay (the newest
-go, so that where enough for n slots is left, nobody loses what he needed). No more than those are refunded: of
-r refunds that can be had in pool k at tick t each costs a fee f >= 0, and a fee r f is given back,
-    g(mu, f) = n V(mu, f) + mu W - sum r f        a bound again, whatever the fees; they are searched as well
+If a pool keeps less capacity than n slots could fill, some machines are taken and the others stay
+(the newest go, so a buyer loses nothing if enough for n slots is left). No more than those are
+refunded: each of the r refunds that are possible in pool k at tick t costs a fee f >= 0, and a fee
+r f is given back,
+    g(mu, f) = n V(mu, f) + mu W - sum r f    also a bound, for all fees; they are searched too
 Under rules by the hour, hold goes hour by hour at the price of the hour's first tick, and an hour
-may end free wherever the price rises (some bid is outbid exactly there). g is concave: the best mu
-is searched, and whichever is found, the bound holds.
+may end free wherever the price rises (some bid is outbid exactly there). g is concave; the best mu
+is searched, and the bound holds for any mu that the search finds.
 """
 
 from typing import NamedTuple
@@ -25,13 +26,13 @@ from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.market import Market
 
 GOLDEN = 0.6180339887498949
-PRECISION = 1e-4  # of the on-demand price: where the search for mu ends
+PRECISION = 1e-4  # the search for mu ends at this share of the on-demand price
 NOTHING = -1
 STEPS_UP, PATIENCE, HOPE, HOPE_LEAST = 600, 10, 0.5, 1e-3
 
 
 class Terms(NamedTuple):
-    """A market as one slot of the job meets it. Times in hours, counts in ticks."""
+    """A market as one slot of the job sees it. Times are in hours, counts in ticks."""
 
     usd_per_slot_h: Floats  # [pool, tick]
     capacity: Ints  # [pool, tick]
@@ -48,26 +49,26 @@ class Terms(NamedTuple):
 
 @compiled
 def _taken(terms: Terms, k: int, t: int, slots: int) -> int:
-    """How many slots pool k takes at most from somebody with so many, as tick t begins."""
+    """Return how many of `slots` slots pool k takes at most as tick t begins."""
     machines = min(terms.capacity[k, t - 1], -(-slots // terms.machine_slots[k]))
     return int(max(0, machines - terms.capacity[k, t]) * terms.machine_slots[k])
 
 
 class _Path(NamedTuple):
-    """What a shortest path does: its work, and how often it is given back money at [pool, tick]."""
+    """The work of a shortest path, and how many refunds it gets at [pool, tick]."""
 
     work_h: float
     refunds: Floats
 
 
 class _Sheet(NamedTuple):
-    """What all paths through a span have in common, and room for one of them."""
+    """The inputs that all paths through a span share, and room for one path."""
 
-    fee: Floats  # [pool, tick]: what a refund costs
-    takes: Ints  # [pool, tick]: where that pool takes machines next
-    what: Ints  # [tick]: where to go from idle
-    until: Ints  # [tick]: and until when it is refunded
-    stays: Flags  # [pool, tick], on demand last: held goes on
+    fee: Floats  # [pool, tick]: the fee of a refund
+    takes: Ints  # [pool, tick]: the tick at which that pool takes machines next
+    what: Ints  # [tick]: the pool to start from idle
+    until: Ints  # [tick]: the end of that stretch if it is refunded
+    stays: Flags  # [pool, tick], on demand last: the machine is held on
 
 
 @compiled
@@ -87,7 +88,7 @@ def _sheet(terms: Terms, span: tuple[int, int], slots: int) -> _Sheet:
 
 @compiled
 def _seconds(terms: Terms, mu: float, span: tuple[int, int], sheet: _Sheet) -> float:
-    """V(mu) under a rule by the second; the path is written on the sheet."""
+    """Return V(mu) under a rule by the second, and write its path on the sheet."""
     begin, end = span
     pools, n, never = terms.speed.shape[0], end - begin, end - begin + 1 + terms.free_ticks
     dt, pace = terms.tick_h, terms.on_demand_speed
@@ -123,7 +124,7 @@ def _seconds(terms: Terms, mu: float, span: tuple[int, int], sheet: _Sheet) -> f
 
 @compiled
 def _along(terms: Terms, sheet: _Sheet) -> _Path:
-    """The path on the sheet, forwards."""
+    """Follow the path on the sheet forwards; return its work and refunds."""
     pools, n = terms.speed.shape[0], len(sheet.what)
     refunds, work_h, i = np.zeros(sheet.fee.shape), 0.0, 0
     while i < n:
@@ -147,7 +148,7 @@ def _along(terms: Terms, sheet: _Sheet) -> _Path:
 def _hour(
     terms: Terms, k: int, at: tuple[int, int, int, int], idle: Floats, hours: Floats, mu: float
 ) -> float:
-    """Least cost of an hour that begins now in pool k, and of all that follows it."""
+    """Return the least cost of an hour that begins now in pool k, and of all that follows."""
     t, i, n, slots = at
     p, gain = terms.usd_per_slot_h[k, t], mu * terms.speed[k]
     best = np.inf
@@ -170,7 +171,7 @@ def _hour(
 
 @compiled
 def _hourly(terms: Terms, mu: float, span: tuple[int, int], slots: int) -> float:
-    """V(mu) under a rule by the hour."""
+    """Return V(mu) under a rule by the hour."""
     begin, end = span
     pools = terms.speed.shape[0]
     n, pace = end - begin, terms.on_demand_speed
@@ -194,7 +195,7 @@ def _hourly(terms: Terms, mu: float, span: tuple[int, int], slots: int) -> float
 def _dual(
     terms: Terms, mu: float, span: tuple[int, int], work: tuple[float, int], sheet: _Sheet
 ) -> float:
-    """g(mu)"""
+    """Return g(mu)."""
     work_h, slots = work
     if terms.hour_ticks > 0:
         return slots * _hourly(terms, mu, span, slots) + mu * work_h
@@ -203,7 +204,7 @@ def _dual(
 
 @compiled
 def _bound(terms: Terms, span: tuple[int, int], work_h: float, slots: int) -> float:
-    """max over mu of g(mu), by golden section between free and well above on demand."""
+    """Return max over mu of g(mu), by golden section between 0 and well above on demand."""
     sheet, work = _sheet(terms, span, slots), (work_h, slots)
     lo, hi = 0.0, 3.0 * terms.on_demand_usd_per_work_h
     a, b = hi - GOLDEN * (hi - lo), lo + GOLDEN * (hi - lo)
@@ -228,7 +229,10 @@ def _bound(terms: Terms, span: tuple[int, int], work_h: float, slots: int) -> fl
 def _with_fees(
     terms: Terms, span: tuple[int, int], work: tuple[float, int], sheet: _Sheet, mu: float
 ) -> float:
-    """max over mu and the fees of g(mu, fees), as far as so many steps uphill lead: subgradients, by Polyak's rule."""
+    """Return the largest g(mu, fees) found by a bounded number of steps uphill.
+
+    The steps follow subgradients, with their length by Polyak's rule.
+    """
     (begin, end), (work_h, slots) = span, work
     room = np.full(sheet.fee.shape, float(slots))
     for k in range(len(terms.speed)):
@@ -261,7 +265,11 @@ def _with_fees(
 
 
 def terms_of(market: Market, start_s: float, refunds: bool = True) -> Terms:
-    """Without `refunds` nothing is ever given back: what knowing prices and capacity alone is worth."""
+    """Return the market as terms for the bound.
+
+    Without `refunds` nothing is refunded, so the bound shows the worth of knowing prices and
+    capacity alone.
+    """
     rule = market.rule
     hour_ticks = round(HOUR_S / market.tick_s)
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
@@ -281,5 +289,5 @@ def terms_of(market: Market, start_s: float, refunds: bool = True) -> Terms:
 
 
 def lower_bound_usd(terms: Terms, begin: int, end: int, *, work_slot_h: float, slots: int) -> float:
-    """No strategy that starts at tick `begin` and ends by tick `end` pays less for this work."""
+    """Return a cost below which no strategy does this work between ticks `begin` and `end`."""
     return _bound(terms, (begin, min(end, terms.capacity.shape[1])), work_slot_h, slots)

@@ -1,8 +1,8 @@
-"""The one door to numba: machine code from typed functions, kept on disk between runs.
+"""The one place that calls numba: machine code of typed functions, kept between runs.
 
-`orchestrator/morph` comes through here too. Numba looks at one file only to see whether its cache is stale, but
-callees and constants live in others. So the cache of a package lies under a name that depends on all of its
-sources that matter.
+`orchestrator/morph` uses it too. Numba checks only a function's own file to see whether its cache
+is stale, but callees and constants live in other files. So the cache of a package lies under a name
+that depends on all of its sources that matter.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -27,14 +27,14 @@ HERE = Path(__file__).parent
 
 
 def cache_of(package: Path, sources: Iterable[Path]) -> str:
-    """Where the machine code of these sources is kept."""
+    """Return the folder that keeps the machine code of these sources."""
     edition = sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
     return str(package / "__pycache__" / f"numba-{edition}")
 
 
 def forget_old(cache: str) -> None:
-    """Machine code of sources that have changed since: the newest few stay, for whoever still runs them."""
-    with suppress(OSError):  # somebody else clears up at the same time
+    """Remove machine code of older sources, except the newest few, which may still be running."""
+    with suppress(OSError):  # a different process may remove it at the same time
         older = [path for path in Path(cache).parent.glob("numba-*") if path != Path(cache)]
         older.sort(key=lambda path: path.stat().st_mtime)
         for path in older[:-EDITIONS_KEPT]:
@@ -58,5 +58,5 @@ def machine_code(
 
 
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """The arithmetic is exact."""
+    """Compile a function of this package, with exact arithmetic."""
     return machine_code(function, CACHE)

@@ -1,4 +1,4 @@
-"""Finish by a moment at least cost: when to run on spot, when to wait, when to pay on-demand.
+"""Finish by a deadline at least cost: when to run on spot, wait, or pay on-demand.
 
 Spot capacity comes and goes. Stretches with and without it are either short or long, so each has
 two phases: young ones end fast, and those that grow old (rate 1/MATURE_H) end slowly. That is
@@ -6,8 +6,8 @@ a Markov chain with four states a. In units of the on-demand price and of the fu
 with t left and w to do, in mode m:
     V(t, w, a, m) = min over m' of  price(m') dt + E_a' [ V(t - dt, w - progress(m, m'), a', m') ]
     progress      = dt when m' = m, dt - overhead when m' is newly started, 0 when idle
-Work left at t = 0 costs more than anything else can. Around the table stands a guard that needs no
-model: on-demand starts while there is still exactly time enough for it.
+Work left at t = 0 costs more than any other outcome. A guard around the table needs no model: it
+starts on-demand while there is still just enough time for it.
 """
 
 import math
@@ -25,12 +25,12 @@ MODES: tuple[Mode, ...] = ("idle", "on_demand", "spot")
 IDLE, ON_DEMAND, SPOT = 0, 1, 2
 ON_YOUNG, ON_OLD, OFF_YOUNG, OFF_OLD = 0, 1, 2, 3
 STEPS = 192
-UNFINISHED = 50.0  # per hour of work left over, in on-demand prices
+UNFINISHED = 50.0  # the penalty per hour of unfinished work, in on-demand prices
 RATE_STEP = 1.2  # rates are rounded to powers of this, so that tables are shared
 
 
 class Odds(NamedTuple):
-    """The chain for one step, and prices and overhead in on-demand prices and steps."""
+    """The chain for one step, the spot price in on-demand prices, and the overhead in steps."""
 
     lost_young: float
     lost_old: float
@@ -42,7 +42,7 @@ class Odds(NamedTuple):
 
 
 class Book(NamedTuple):
-    """Best mode by [steps left, work left in steps, phase, mode now], for steps of `step_h`."""
+    """The best mode by [steps left, work left in steps, phase, mode now]; steps of `step_h`."""
 
     table: NDArray[np.uint8]
     step_h: float
@@ -58,7 +58,7 @@ def phase_of(climate: Climate, spot_there: bool) -> int:
 
 @compiled
 def _value(table: Floats, w: float) -> float:
-    """Linear between whole steps of work."""
+    """Return the value for `w` steps of work, linear between whole steps."""
     if w <= 0:
         return 0.0
     i = min(int(w), len(table) - 2)
@@ -67,7 +67,7 @@ def _value(table: Floats, w: float) -> float:
 
 @compiled
 def _expected(after: Floats, odds: Odds, phase: int, n: int, left: float) -> float:
-    """E over the next phase; spot capacity that is lost takes the mode with it."""
+    """Return E over the next phase; if spot capacity is lost, spot mode becomes idle."""
     lost = IDLE if n == SPOT else n
     if phase <= ON_OLD:
         gone = odds.lost_young if phase == ON_YOUNG else odds.lost_old
@@ -123,7 +123,7 @@ def _solve(steps: int, odds: Odds) -> NDArray[np.uint8]:
 
 
 def step_for(time_left_h: float) -> float:
-    """Steps get half as long whenever half of the time is gone, so that tables are shared."""
+    """Return the step length for the time left, rounded up so that tables are shared."""
     return float(2.0 ** (math.ceil(2 * math.log2(max(time_left_h, 1e-3) / STEPS)) / 2))
 
 
@@ -137,7 +137,7 @@ def _rounded(per_h: float) -> float:
 
 
 def book(climate: Climate, time_left_h: float, spot_price: float, overhead_h: float) -> Book:
-    """The table for this climate; `spot_price` in on-demand prices."""
+    """Return the table for this climate; `spot_price` is in on-demand prices."""
     step_h = step_for(time_left_h)
 
     def chance(per_h: float) -> float:
@@ -157,7 +157,7 @@ def book(climate: Climate, time_left_h: float, spot_price: float, overhead_h: fl
 
 @compiled
 def look_up(book: Book, time_left_h: float, work_left_h: float, phase: int, now: int) -> int:
-    """What the table says: time is rounded down and work up, the safe way."""
+    """Return the table's mode; time is rounded down and work up, which is the safe way."""
     if work_left_h <= 0:
         return IDLE
     t = min(book.table.shape[0] - 1, int(time_left_h / book.step_h))
@@ -169,11 +169,12 @@ def look_up(book: Book, time_left_h: float, work_left_h: float, phase: int, now:
 def guarded(
     book: Book, left_h: tuple[float, float], costs_h: tuple[float, float], phase: int, now: int
 ) -> int:
-    """The table's mode, or on-demand when nothing but it is sure to finish.
+    """Return the table's mode, or on-demand if no other mode is sure to finish.
 
-    `left_h` are hours to go and hours of work on demand; `costs_h` what going on demand would still
-    take (its start, a loss just before it, the time between two decisions), and what starting on
-    spot takes. A machine that starts uses up spare time, so the spare time must hold both.
+    `left_h` are the hours to go and the hours of work on demand. `costs_h` are the hours that a
+    change to on demand would take (its start, a loss just before it, the time between two
+    decisions), and the hours that a start on spot takes. A starting machine uses spare time, so it
+    must cover both.
     """
     time_h, work_h = left_h
     margin_h, start_h = costs_h

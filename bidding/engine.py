@@ -1,10 +1,10 @@
-"""One job through a market, tick by tick, under any strategy; compiled, so that a thousand starts are quick.
+"""One job through a market, tick by tick, under any strategy; compiled for speed.
 
-In every tick: the cloud takes what it takes, the strategy decides (when something happened, or its
-period is over), what it ordered is carried out, hours are charged, and the rest of the tick works.
-What a change costs is charged to everybody: machines start for `start_h`, a change of footprint
-stalls all for `morph_h`, an eviction for `recovery_h`. A strategy that checkpoints pays for that
-instead, all the time, and loses what it did since the last one.
+In every tick the cloud evicts, the strategy decides (if something happened, or its period is over),
+its orders are carried out, hours are charged, and the job works for the rest of the tick. Every
+strategy pays for changes alike: machines start for `start_h`, a change of footprint stalls all
+machines for `morph_h`, an eviction for `recovery_h`. A strategy with checkpoints instead pays for
+writing them all the time, and loses its work since the last one.
 """
 
 from typing import NamedTuple
@@ -17,17 +17,17 @@ from bidding.deadline import Book
 
 LEASES_MAX = 192
 ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
-PENALTY_H, DOUBLINGS_MAX = 0.05, 4  # how long the manager leaves a pool alone that refuses
+PENALTY_H, DOUBLINGS_MAX = 0.05, 4  # how long the manager does not ask a pool that refused
 
 
 class World(NamedTuple):
-    """A market, by [pool, tick], [pool], [pool, delta] or [pool, mood, delta]. The last pool is on demand."""
+    """A market in arrays by pool, some also by tick, delta or mood; the last is on demand."""
 
     price: Floats
     capacity: Ints
     hazard_per_h: Floats
-    losses_seen: Flags  # [pool, tick]: the pool had taken its machines before
-    moved: Flags  # [tick]: some price or capacity is not what it was
+    losses_seen: Flags  # [pool, tick]: the pool had taken all of its machines before
+    moved: Flags  # [tick]: some price, or whether some pool has capacity, has changed
     slots: Ints
     speed: Floats
     region: Ints
@@ -46,15 +46,15 @@ class Job(NamedTuple):
     start_h: float
     morph_h: float
     recovery_h: float
-    recovery_all_h: float  # where no machine is left
+    recovery_all_h: float  # if no machine is left
     manager_usd_per_h: float
     scaling: float  # rate = power ** scaling
     begin_tick: int
-    finish_tick: int  # where the deadline is; 0 without one
+    finish_tick: int  # of the deadline; 0 without one
 
 
 class Plan(NamedTuple):
-    """A strategy as data: which policy decides, among which pools, and how state is kept."""
+    """A strategy as data: its policy, its pools, and its way of keeping state."""
 
     policy: int
     allowed: Flags  # [pool]
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 
 class Leases(NamedTuple):
-    """Machines that were bought together, one row each; a row with no machines is free."""
+    """The held machines, one row per purchase; a row with no machines is free."""
 
     pool: Ints
     machines: Ints
@@ -75,14 +75,14 @@ class Leases(NamedTuple):
     bid: Floats
     hour_usd: Floats  # per machine: owed for the hour under way
     spent_usd: Floats  # per machine: owed since it began
-    shut_until: Floats  # [pool] tick: it refused, and is left alone until then
-    refusals: Ints  # [pool] in a row
+    shut_until: Floats  # [pool]: the tick until which a pool that refused is not asked
+    refusals: Ints  # [pool]: refusals in a row
 
 
 class Orders(NamedTuple):
     """How many machines of each row stay, how many of each pool are bought, and at which bid.
 
-    `unfinished`: what is ordered is a part of an exchange; the next tick orders more.
+    `unfinished` says that the order is a part of an exchange, which the next tick continues.
     """
 
     keep: Ints
@@ -94,7 +94,7 @@ class Orders(NamedTuple):
 class Outcome(NamedTuple):
     cost_usd: float
     runtime_h: float
-    lost_h: float  # slot-hours that worked for nothing, or stood still
+    lost_h: float  # slot-hours whose work was lost, or that stood still
     evictions: float  # machines
     free_h: float  # slot-hours given back by the cloud
     spot_h: float
@@ -123,7 +123,10 @@ def is_reliable(world: World, pool: int) -> bool:
 
 @compiled
 def evict(world: World, leases: Leases, t: int) -> tuple[int, float, float]:
-    """Take what is outbid or has no place any more, the newest first: (machines, dollars back, slot-hours back)."""
+    """Take machines that are outbid or exceed their pool's capacity, the newest first.
+
+    Return (machines, dollars back, slot-hours back).
+    """
     gone, back_usd, back_h = 0, 0.0, 0.0
     place = world.capacity[:, t].copy()
     for row in range(LEASES_MAX):
@@ -147,7 +150,7 @@ def evict(world: World, leases: Leases, t: int) -> tuple[int, float, float]:
 
 @compiled
 def newest(leases: Leases, k: int) -> int:
-    """The row of pool k that was bought last."""
+    """Return the row of pool k that was bought last."""
     found = -1
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0 and leases.pool[row] == k:
@@ -157,7 +160,7 @@ def newest(leases: Leases, k: int) -> int:
 
 @compiled
 def take(world: World, leases: Leases, row: int, lost: int, t: int) -> tuple[float, float]:
-    """So many machines of a row are gone: (dollars back, slot-hours back)."""
+    """Remove `lost` machines from a row; return (dollars back, slot-hours back)."""
     usd, hours = refund(world, leases, row, t)
     leases.machines[row] -= lost
     return lost * usd, lost * hours * world.slots[leases.pool[row]]
@@ -165,7 +168,7 @@ def take(world: World, leases: Leases, row: int, lost: int, t: int) -> tuple[flo
 
 @compiled
 def refund(world: World, leases: Leases, row: int, t: int) -> tuple[float, float]:
-    """What the cloud gives back per machine that it ends now: (dollars, hours)."""
+    """Return what the cloud refunds per machine that it ends now: (dollars, hours)."""
     age_h = (t - leases.begun[row]) * world.tick_h
     if world.rule == FIRST_HOUR and age_h < 1.0 - 1e-9:
         return leases.spent_usd[row], age_h
@@ -177,7 +180,7 @@ def refund(world: World, leases: Leases, row: int, t: int) -> tuple[float, float
 
 @compiled
 def is_shut(leases: Leases, pool: int, t: int) -> bool:
-    """Whether the pool refused lately, and is left alone for now as the manager would."""
+    """Return whether the pool refused lately, so that the manager would not ask it now."""
     return bool(t < leases.shut_until[pool])
 
 
@@ -185,11 +188,11 @@ def is_shut(leases: Leases, pool: int, t: int) -> bool:
 def granted(
     world: World, leases: Leases, orders: Orders, t: int, holds_on: bool
 ) -> tuple[Ints, bool]:
-    """How many machines each pool sells of what is ordered, and whether some pool sells less.
+    """Return how many ordered machines each pool sells, and whether some pool sells less.
 
-    A pool that refuses is left alone, for longer each time in a row. A strategy that `holds_on`
-    gives nothing back for machines that were refused, as the manager does not: only machines of a
-    pool that sells some make room there.
+    A pool that refuses is not asked for a while, longer for each refusal in a row. If some pool
+    sells less and the strategy `holds_on`, then like the manager it keeps its machines, except in
+    pools that sell some.
     """
     pools = world.price.shape[0]
     held, sold, refused = np.zeros(pools, np.int64), np.zeros(pools, np.int64), False
@@ -217,7 +220,7 @@ def granted(
 
 @compiled
 def carry_out(leases: Leases, orders: Orders, sold: Ints, t: int) -> int:
-    """Give back and buy; says how many machines changed."""
+    """Give back and buy; return how many machines changed."""
     changed = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > orders.keep[row]:
@@ -240,9 +243,9 @@ def carry_out(leases: Leases, orders: Orders, sold: Ints, t: int) -> int:
 
 @compiled
 def charge(world: World, leases: Leases, t: int, share: float) -> float:
-    """What the machines cost from now to the end of the tick, or of the `share` of it that is used.
+    """Return the cost of the machines for the tick, or for the `share` of it that is used.
 
-    Hours that the job does not use up are left to the next job, for every strategy alike.
+    The rest of a begun hour is left to the next job, for every strategy alike.
     """
     total = 0.0
     for row in range(LEASES_MAX):
@@ -265,7 +268,10 @@ def charge(world: World, leases: Leases, t: int, share: float) -> float:
 
 @compiled
 def owed_when_given_back(world: World, leases: Leases, orders: Orders, t: int) -> float:
-    """Under rules by the hour the rest of a begun hour is owed for machines that are given back."""
+    """Return the cost of the rest of the begun hours of machines that are given back.
+
+    Only rules by the hour charge it.
+    """
     if world.rule < HOURLY:
         return 0.0
     total = 0.0
@@ -281,7 +287,10 @@ def owed_when_given_back(world: World, leases: Leases, orders: Orders, t: int) -
 
 @compiled
 def work_rate(world: World, job: Job, leases: Leases, t: int) -> tuple[float, float, float]:
-    """(work per hour, slots of spot, slots on demand) in this tick, machines that still start counted in part."""
+    """Return (work per hour, slots of spot, slots on demand) in this tick.
+
+    Machines that start during the tick work for the rest of it.
+    """
     power, full, spot, reliable = 0.0, 0.0, 0.0, 0.0
     for row in range(LEASES_MAX):
         n, k = leases.machines[row], leases.pool[row]

@@ -1,8 +1,8 @@
-"""What can be wrong with what the bidder is given: one tree, every message says what to do."""
+"""Errors in what the bidder is given, as one tree. Every message says what to do."""
 
 
 class BiddingError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of all errors that this package raises on purpose."""
 
 
 class HistoryError(BiddingError):
@@ -10,4 +10,4 @@ class HistoryError(BiddingError):
 
 
 class ConstraintError(BiddingError):
-    """The limits contradict each other or cannot be met by anything."""
+    """The limits contradict each other, or no decision can meet them."""

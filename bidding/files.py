@@ -1,4 +1,4 @@
-"""The edge of the bidder: reads histories from files and folders. Everything else here is pure."""
+"""The bidder's file access: histories from files and folders. All other modules are pure."""
 
 import csv
 import math
@@ -39,8 +39,9 @@ COLUMNS = frozenset(("at", "cloud", "region", "zone", "type", "usd_per_h"))
 
 
 def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
-    """Every `.json` (describe-spot-price-history, Azure retail prices), `.csv` and `.npz` below a folder
-    as one history.
+    """Read every price file below a folder as one history.
+
+    Price files are `.json` (describe-spot-price-history, Azure retail prices), `.csv` and `.npz`.
     """
     histories: list[History] = []
     repairs = Repairs()
@@ -69,7 +70,7 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def stored_prices(path: Path) -> History:
-    """Read what `write_prices` has stored there, and nothing else of the folder."""
+    """Read the one file that `write_prices` has stored."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -88,7 +89,7 @@ def stored_prices(path: Path) -> History:
 
 
 def _unpacked(columns: Mapping[str, "np.ndarray"]) -> History:
-    """Cut the columns into one series per pool; `points` says how long each is."""
+    """Split the columns into one series per pool; `points` holds the length of each."""
     try:
         names = columns["pools"].tobytes()
         pools = msgspec.json.decode(names, type=list[tuple[str, str, str, str]])
@@ -108,7 +109,7 @@ def _unpacked(columns: Mapping[str, "np.ndarray"]) -> History:
 
 
 def write_prices(path: Path, history: History) -> None:
-    """Store a history as .npz, whole or not at all; the newest points of the first pools."""
+    """Store a history as .npz, whole or not at all, bounded to first pools and newest points."""
     some = sorted(history.items())[:POOLS_MAX]
     names = [(p.cloud, p.region, p.zone, p.type) for p, _ in some]
     at_s = [series.at_s[-POINTS_MAX:] for _, series in some]
@@ -150,7 +151,7 @@ def _text(path: Path) -> str:
 
 
 def read_probes(folder: Path) -> dict[str, Series]:
-    """Every capacity probe below a folder, by its path without the suffix."""
+    """Read every capacity probe below a folder, keyed by its path without the suffix."""
     probes = {}
     for path in _files(folder):
         if path.suffix == ".json":
@@ -171,7 +172,7 @@ AWS_ACCELERATORS = {
 }
 
 
-# What AWS asked on demand in 2020, per hour; a K80 does 0.15 of the work of a V100 (ResNet-18).
+# On-demand prices of AWS in 2020, per hour; a K80 does 0.15 of the work of a V100 (ResNet-18).
 AWS_ON_DEMAND = {
     "p2.xlarge": 0.90,
     "p2.8xlarge": 7.20,
@@ -185,7 +186,10 @@ TYPES_FILE = "types.csv"
 
 
 def read_types(folder: Path) -> dict[str, InstanceType]:
-    """The machine types that are known, and those of `types.csv`: type,slots,speed,on_demand_usd_per_h."""
+    """Return the known machine types and those of `types.csv`.
+
+    Its columns are type,slots,speed,on_demand_usd_per_h.
+    """
     types = {
         name: InstanceType(name=name, cloud="aws", slots=AWS_ACCELERATORS[name][1], memory_bytes=0,
                            on_demand_usd_per_h=usd, speed=SPEEDS[AWS_ACCELERATORS[name][0]],
@@ -196,7 +200,7 @@ def read_types(folder: Path) -> dict[str, InstanceType]:
 
 
 def listed_types(folder: Path) -> dict[str, InstanceType]:
-    """Those of `types.csv` alone."""
+    """Return the types of `types.csv` alone."""
     path = folder / TYPES_FILE
     types: dict[str, InstanceType] = {}
     if not path.is_file():
@@ -217,7 +221,7 @@ def listed_types(folder: Path) -> dict[str, InstanceType]:
 
 
 def _listed(line: str) -> InstanceType:
-    """A type from its row; not a number and without end are no speeds and no prices."""
+    """Return the type of a row; a speed or price that is not a finite number is refused."""
     name, slots, speed, usd = line.split(",")
     if not (0 < float(speed) < math.inf and 0 < float(usd) < USD_PER_H_MAX):
         raise ValueError(
@@ -228,10 +232,10 @@ def _listed(line: str) -> InstanceType:
 
 
 def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:
-    """Every market that a folder holds, by name.
+    """Return every market that a folder holds, by name.
 
-    A folder with `prices/` and `availability/` below it is read as regions, each with prices alone
-    and with the capacity probes of its zones where there are some; any other folder is one market.
+    A folder with `prices/` and `availability/` is read as regions, each with prices alone and, if
+    its zones have capacity probes, with those as well; any other folder is one market.
     """
     types = read_types(data)
     root = data / "prices"
@@ -278,7 +282,10 @@ PROBED_TYPES = {"v100_1": "p3.2xlarge", "k80_1": "p2.xlarge", "k80_8": "p2.8xlar
 
 
 def _probed(folder: Path) -> dict[str, dict[str, Series]]:
-    """Capacity probes by size (`16-node`), each by `zone/type`; the longest series of a zone counts."""
+    """Return capacity probes by size (`16-node`), then by `zone/type`.
+
+    The longest series of a zone counts.
+    """
     found: dict[str, dict[str, Series]] = {}
     if not folder.is_dir():
         return found

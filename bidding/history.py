@@ -1,6 +1,6 @@
-"""What markets did: prices and capacity per pool as step functions, read from the usual formats.
+"""Histories of markets: prices and capacity per pool as step functions, in common formats.
 
-Every reader takes text and gives series and an account of what it had to repair: real dumps
+Every reader takes text and returns series and an account of its repairs, because real dumps
 overlap, repeat themselves, come unsorted and hold absurd rows.
 """
 
@@ -20,9 +20,9 @@ from cloud.model import LINUX, Pool
 
 Floats = NDArray[np.float64]
 
-POINTS_MAX = 200_000  # per series; the oldest points go first
-USD_PER_H_MAX = 1_000.0  # no machine costs more; a row that says so is absurd
-AT_S_MAX = 4_102_444_800.0  # the year 2100: so is a later row, which may count milliseconds
+POINTS_MAX = 200_000  # per series; the oldest points are dropped first
+USD_PER_H_MAX = 1_000.0  # no machine costs more, so a higher price is absurd
+AT_S_MAX = 4_102_444_800.0  # the year 2100; a later time is absurd and may be in milliseconds
 HOUR_S = 3600.0
 REGION = re.compile(r"[a-z]+(-[a-z]+)+-\d+")
 
@@ -43,11 +43,11 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
             raise HistoryError("the times of a series must increase: sort and merge its rows first")
 
     def at(self, at_s: float) -> float:
-        """The value that holds; before the first point the first value holds."""
+        """Return the value that holds; before the first point the first value holds."""
         return float(self.value[max(0, int(np.searchsorted(self.at_s, at_s, "right")) - 1)])
 
     def mean(self, from_s: float, to_s: float) -> float:
-        """The time-weighted mean between two moments."""
+        """Return the time-weighted mean between two moments."""
         inside = self.at_s[(self.at_s > from_s) & (self.at_s < to_s)]
         edges = np.concatenate(([from_s], inside, [to_s]))
         where = np.maximum(np.searchsorted(self.at_s, edges[:-1], "right") - 1, 0)
@@ -55,9 +55,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader met: rows seen, and how many of them it had to drop or put in order.
+    """The rows that a reader saw, and how many of them it had to drop or sort.
 
-    `other` are prices of something else: of systems that we do not start, or not in dollars per hour.
+    `other` counts prices of systems that we do not start, or in units other than dollars per hour.
     """
 
     rows: int = 0
@@ -86,7 +86,7 @@ History = Mapping[Pool, Series]
 def build(
     points: Iterable[Point], value_max: float = USD_PER_H_MAX, zero_is_fine: bool = False
 ) -> tuple[dict[Pool, Series], Repairs]:
-    """Series from rows in any order. Of two rows for the same moment the later one read counts."""
+    """Build series from rows in any order; of two rows for one moment the last read counts."""
     rows: dict[Pool, dict[float, float]] = {}
     last: dict[Pool, float] = {}
     seen = duplicate = unsorted = absurd = 0
@@ -117,7 +117,10 @@ def _series(rows: Mapping[float, float]) -> Series:
 
 
 def read_aws(text: str) -> tuple[dict[Pool, Series], Repairs]:
-    """What `aws ec2 describe-spot-price-history` prints, of Linux. An empty file is an empty history."""
+    """Read the Linux prices that `aws ec2 describe-spot-price-history` prints.
+
+    An empty file is an empty history.
+    """
     if not text.strip():
         return {}, Repairs()
     try:
@@ -128,7 +131,10 @@ def read_aws(text: str) -> tuple[dict[Pool, Series], Repairs]:
 
 
 def read_azure_retail(text: str) -> tuple[dict[Pool, Series], Repairs]:
-    """A page of the Azure retail prices API; only its Spot meters of Linux in US dollars per hour count."""
+    """Read a page of the Azure retail prices API.
+
+    Only its Spot meters of Linux in US dollars per hour count.
+    """
     try:
         rows = msgspec.json.decode(text, type=dict[str, object]).get("Items", [])
     except msgspec.MsgspecError as e:
@@ -142,12 +148,12 @@ def read_azure_retail(text: str) -> tuple[dict[Pool, Series], Repairs]:
 
 
 def read_csv(text: str) -> tuple[dict[Pool, Series], Repairs]:
-    """Columns `at,cloud,region,zone,type,usd_per_h`; `at` is ISO 8601 or seconds."""
+    """Read columns `at,cloud,region,zone,type,usd_per_h`; `at` is ISO 8601 or seconds."""
     return _from_rows(_table(text), _csv_point)
 
 
 def read_azure_daily(text: str, region: str) -> tuple[dict[Pool, Series], Repairs]:
-    """A table with a US date and one column of `$` prices per type; blank means not offered."""
+    """Read a table of US dates and `$` prices, one column per type; blank means not offered."""
     cells = (
         {"at": row.get("Date", ""), "type": type_, "price": price}
         for row in _table(text)
@@ -164,7 +170,7 @@ def read_azure_daily(text: str, region: str) -> tuple[dict[Pool, Series], Repair
 
 
 def _table(text: str) -> Iterable[dict[str, str]]:
-    """The rows of a CSV, whatever mark its first line begins with."""
+    """Yield the rows of a CSV, with or without a byte order mark at its beginning."""
     reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
     try:
         yield from reader
@@ -197,7 +203,11 @@ def _moment(text: str) -> float:
 
 
 def _aws_point(row: Mapping[str, str]) -> Point | None:
-    """Other systems cost more, at the same moments in the same zones. A local zone is of the region it is named after."""
+    """Return the point of a Linux row, else `None`.
+
+    Other systems have rows with higher prices at the same moments in the same zones. A local zone
+    belongs to the region that its name begins with.
+    """
     if not row.get("ProductDescription", LINUX).startswith(LINUX):
         return None
     zone = row["AvailabilityZone"]
@@ -231,7 +241,7 @@ class _Probe(msgspec.Struct):
 
 
 def read_probe(text: str) -> Series:
-    """Capacity per tick: `{"metadata": {"gap_seconds": g}, "data": [...]}`; the time starts at 0."""
+    """Read capacity per tick: `{"metadata": {"gap_seconds": g}, "data": [...]}`, from time 0."""
     try:
         probe = msgspec.json.decode(text, type=_Probe)
         gap_s = probe.metadata["gap_seconds"]
@@ -249,13 +259,13 @@ def read_probe(text: str) -> Series:
 
 
 def thin(at_s: Floats, value: Floats) -> Series:
-    """The same step function without the points at which nothing changes."""
+    """Return the same step function without the points at which nothing changes."""
     keep = np.concatenate(([True], np.diff(value) != 0))
     return Series(at_s=at_s[keep].astype(np.float64), value=value[keep].astype(np.float64))
 
 
 def merge(histories: Iterable[History]) -> dict[Pool, Series]:
-    """Overlapping dumps as one history; equal moments count once."""
+    """Merge overlapping dumps into one history; equal moments count once."""
     rows: dict[Pool, dict[float, float]] = {}
     for history in histories:
         for pool, series in history.items():

@@ -1,7 +1,7 @@
-"""A market on a grid of ticks: what every pool cost, had to sell, and was believed to be, at every tick.
+"""A market on a grid of ticks: price, capacity and estimated risk of every pool.
 
-The backtest and the clairvoyant bound both read this and nothing else. What is believed (hazards,
-returns, betas) is computed from the past of each tick alone, by the code of `bidding.risk`.
+The backtest and the clairvoyant bound both read this and nothing else. The estimates (hazards,
+returns, betas) are computed by `bidding.risk` from the past of each tick alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ TICKS_MAX = 2_000_000
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of a market: its price, and how many machines it could sell (`None`: always enough)."""
+    """One pool of a market: its price and its capacity in machines (`None`: always enough)."""
 
     pool: Pool
     type: InstanceType
@@ -42,7 +42,7 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     hazard_per_h: Floats
     return_per_h: Floats
     deltas_usd_per_h: Floats
-    evicted_in_1h: Floats  # [pool, delta], whatever the mood of the price
+    evicted_in_1h: Floats  # [pool, delta], over all moods of the price
     evicted_in_mood: Floats  # [pool, mood, delta]
     mood: Ints  # [pool, tick]
 
@@ -72,7 +72,7 @@ def build(
     end_s: float,
     trained_from_s: float | None = None,
 ) -> Market:
-    """Sample every series on the grid; `trained_from_s` is where the history for betas begins."""
+    """Sample every series on the grid; the history for betas begins at `trained_from_s`."""
     ticks = int((end_s - start_s) // tick_s)
     if not listings or not 1 <= ticks <= TICKS_MAX:
         remedy = "give a shorter history" if ticks > TICKS_MAX else "give a longer history"
@@ -109,7 +109,7 @@ def _sampled(series: Series, grid: Floats) -> Floats:
 
 
 def _capacity(entry: Listing, grid: Floats, tick_s: float) -> Ints:
-    """The lowest capacity within each tick: a machine that is lost within it is lost."""
+    """Return the lowest capacity within each tick, because a machine lost within it is lost."""
     if entry.capacity is None:
         return np.full(len(grid), PLENTY, dtype=np.int64)
     lowest = _sampled(entry.capacity, grid)
@@ -120,7 +120,7 @@ def _capacity(entry: Listing, grid: Floats, tick_s: float) -> Ints:
 
 
 def _rates(capacity: Ints, tick_s: float) -> tuple[Floats, Floats]:
-    """Hazard and return at every tick, knowing only the ticks before it."""
+    """Return hazard and return rate at every tick, estimated from the ticks before it only."""
     ticks = len(capacity)
     if capacity.min() >= PLENTY:
         return np.zeros(ticks), np.full(ticks, HOUR_S / tick_s)
@@ -132,7 +132,7 @@ def _rates(capacity: Ints, tick_s: float) -> tuple[Floats, Floats]:
 def _betas(
     listings: Sequence[Listing], rule: BillingRule, from_s: float, to_s: float
 ) -> tuple[Floats, Floats]:
-    """Share evicted within the hour by [pool, delta], and by [pool, mood, delta]."""
+    """Return the share evicted within the hour by [pool, delta], and by [pool, mood, delta]."""
     pools, deltas = len(listings), len(DELTAS_USD_PER_H)
     if rule.bid == "none" or to_s - from_s < 24 * HOUR_S:
         return np.zeros((pools, deltas)), np.zeros((pools, MOODS, deltas))
@@ -146,10 +146,10 @@ def paired(
     capacities: Mapping[str, Series],
     types: Mapping[str, InstanceType],
 ) -> list[Listing]:
-    """Pools that have both a price and a capacity series (by zone and type, `zone/type`).
+    """Return the pools with both a price and a capacity series, matched by `zone/type`.
 
-    The two were recorded in different years: the capacity is laid over the prices from the first
-    moment of both, and repeats when it is the shorter one.
+    The two were recorded in different years, so the capacity is shifted to begin with the prices,
+    and repeats if it is the shorter one.
     """
     listings = []
     for pool, price in sorted(prices.items()):
@@ -163,7 +163,7 @@ def paired(
 
 
 def _laid_over(capacity: Series, price: Series) -> Series:
-    if len(capacity.at_s) == 1:  # it never changed
+    if len(capacity.at_s) == 1:  # the capacity never changed
         return Series(at_s=price.at_s[:1], value=capacity.value)
     span_s = float(capacity.at_s[-1] - capacity.at_s[0])
     rounds = max(1, int(np.ceil((price.at_s[-1] - price.at_s[0]) / max(span_s, HOUR_S))))
@@ -173,5 +173,5 @@ def _laid_over(capacity: Series, price: Series) -> Series:
 
 
 def fitting(listings: Sequence[Listing], slots: int) -> list[Listing]:
-    """Only the pools whose machines a job of that size can fill."""
+    """Return the pools whose machines a job of this size can fill."""
     return [entry for entry in listings if entry.type.slots <= slots]

@@ -1,4 +1,4 @@
-"""The words of the bidder: what it sees, what it wants, what it decides."""
+"""The values of the bidder: what it sees, what the job needs, and what it decides."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ MATURE_H = 1.0
 
 
 class Climate(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the last spot capacity is lost and some comes back, per hour, by age of the stretch.
+    """Rates per hour at which all spot capacity is lost, and some comes back.
 
-    Young means younger than `MATURE_H`. What is assumed is a loss in eight hours, twice as likely early.
+    Each rate depends on the age of the running stretch; young means younger than `MATURE_H`. The
+    defaults assume one loss in eight hours, twice as likely early.
     """
 
     lost_young: float = 0.25
@@ -30,22 +31,22 @@ class Climate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bid means where price evicts: the chance of losing it within the hour."""
+    """A bid, and the chance that the price evicts its machine within the hour."""
 
     bid_usd_per_h: float
     evicted_in_1h: float
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be bought now. `blocked` pools are left alone for now, because of
-    what `blocked_because` says.
+    """Machines that can be bought now, from one pool in one market.
 
-    `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
-    sells again after it refused; `None` means that only the prior is known. `billing` names a rule
-    of `bidding.billing`; `None` means the usual one of the cloud. `losses_seen` says whether the hazard
-    rests on machines that the pool took, or on nothing but what is assumed. `egress_usd` is what it costs to
-    bring the job's data and state there, per machine; `disk_usd_per_h` what its disks cost, which no
-    rule refunds. `machines_max` is what quota or capacity leave.
+    A `blocked` pool is not bought from for now; `blocked_because` says why. `hazard_per_h` is the
+    rate at which the pool loses machines, `return_per_h` the rate at which it sells again after it
+    refused; `None` means that only the prior is known. `billing` names a rule of `bidding.billing`;
+    `None` means the usual one of the cloud. `losses_seen` says whether the hazard rests on machines
+    that the pool took, or only on assumptions. `egress_usd` is the cost per machine of bringing the
+    job's data and state there; `disk_usd_per_h` is the cost of its disks, which no rule refunds.
+    `machines_max` is the number that quota or capacity leave.
     """
 
     pool: Pool
@@ -65,9 +66,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the bidder sees it: what it costs and whether it is about to go.
+    """A lease as the bidder sees it: its cost, and whether it is about to go.
 
-    It `starts` until it has worked for the first time, and `idles` when it is left out again.
+    It `starts` until it has worked for the first time, and `idles` if it is left out after that.
     """
 
     lease: str
@@ -87,7 +88,10 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(Protocol):
-    """Work per second of a footprint: instance counts by type name. The planner has a better one."""
+    """The work per second of a footprint, given as instance counts by type name.
+
+    The planner has a more exact one.
+    """
 
     def work_per_s(self, counts: Mapping[str, int]) -> float: ...
 
@@ -95,8 +99,8 @@ class Throughput(Protocol):
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What may be spent and held. `None` means no limit.
 
-    `haste` is how much dearer per work than the cheapest a machine may be and still be bought for
-    the time it saves; 0 buys only the cheapest work.
+    A machine may cost up to `haste` more per work than the cheapest (0.5: half as much again) and
+    still be bought for the time it saves; 0 buys only the cheapest work.
     """
 
     slots_min: int = 1
@@ -123,12 +127,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job still needs, and what changes cost it (sigma and lambda of BidBrain).
+    """What the job still needs, and the cost of changes (sigma and lambda of BidBrain).
 
-    `recovery_s` covers the steps that an eviction would really lose, `recovery_all_s` those that are
-    lost when no machine is left. `climate` tells a deadline how spot capacity as a whole comes and
-    goes; without it, it is put together from the offers. `manager_usd_per_h` is what is paid as long
-    as the job lasts, whatever it holds.
+    `recovery_s` covers the steps that an eviction would really lose, `recovery_all_s` those that
+    are lost when no machine is left. `climate` describes how spot capacity as a whole comes and
+    goes, for deadlines; without it, it is derived from the offers. `manager_usd_per_h` is paid as
+    long as the job lasts, even if it holds no machine.
     """
 
     work_left: float | None
@@ -161,9 +165,10 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision of one period: every part with its sentence.
+    """The decision of one period; every part has a sentence that explains it.
 
-    `for_now`: nothing fits only because offers are left alone for now; what is held may outlast that.
+    `for_now` says that nothing fits only because offers are blocked for now, so held machines may
+    wait.
     """
 
     acquire: tuple[Acquire, ...]

@@ -1,8 +1,8 @@
-"""What the manager itself has seen of a pool: how long it held machines there, and how they ended.
+"""The manager's own observations of a pool: how long it held machines, and how they ended.
 
-A pool loses its machines together, so losses within `BULK_S` of each other are one. Time that is
-still running counts without an event: that is the censoring. Refusals tell the other side, how
-long the pool has nothing to sell. What was seen fades: markets do not stay as they were.
+A pool loses its machines together, so losses within `BULK_S` of each other count as one. A stretch
+that still runs counts its time without an event (censoring). Refusals show for how long the pool
+has nothing to sell. Observations lose weight with time, because markets change.
 """
 
 import math
@@ -15,16 +15,18 @@ from bidding.history import HOUR_S
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
 
 BULK_S = 120.0
-MEMORY_H = 48.0  # half is left then; docs/bidding.md says what 12 h and no end would do
-# Half of the time since the last refusal counts as away, but of no more than this.
+MEMORY_H = 48.0  # the half-life of an observation; docs/bidding.md compares 12 h and no end
+# Half of the time since the last refusal, cut off at this, counts as time without capacity.
 UNASKED_H_MAX = 1.0
 TIMES_MAX = 32
 Took = Literal["start_s", "morph_s", "recovery_s"]
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes took, the newest last: from the order of a machine to its first step, the stall of
-    a change of layout (sigma), and what a loss cost, lost steps included (lambda).
+    """The durations of changes, the newest last.
+
+    They are the time from the order of a machine to its first step, the stall of a change of layout
+    (sigma), and the cost of a loss in time, lost steps included (lambda).
     """
 
     start_s: tuple[float, ...] = ()
@@ -32,23 +34,23 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     recovery_s: tuple[float, ...] = ()
 
     def saw(self, what: Took, seconds: float) -> "Times":
-        """One more; a clock that jumped back says nothing."""
+        """Add an observation; a negative one is ignored, because the clock jumped back."""
         if seconds < 0:
             return self
         kept = (*getattr(self, what), seconds)[-TIMES_MAX:]
         return msgspec.structs.replace(self, **{what: kept})
 
     def typical_s(self, what: Took, assumed_s: float) -> float:
-        """The median of what was seen; what is assumed counts as one more sight."""
+        """Return the median of the observations, with the assumed value counted as one."""
         return float(median([assumed_s, *getattr(self, what)]))
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Events and hours as they weigh at `as_of_s`; `*_since_s` is the stretch that runs now.
+    """Events and hours with their weights at `as_of_s`; `*_since_s` begin running stretches.
 
-    What was seen loses half of its weight in `MEMORY_H`, so that a pool nobody has been in for long is as
-    little known as one that is new. Of a refusal only what was asked is known: after `refused_at_s`
-    nobody knows.
+    Observations lose half of their weight in `MEMORY_H`, so a pool without machines for a long time
+    is as little known as a new one. A stretch of refusals is known only until `refused_at_s`, the
+    last time that we asked.
     """
 
     losses: float = 0.0
@@ -62,7 +64,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
     refused_at_s: float = 0.0
 
     def sold(self, at_s: float) -> "PoolRecord":
-        """It sold us a machine: a stretch without capacity is over, one of holding begins or goes on."""
+        """Record a sale: it ends a stretch without capacity, and begins or continues a holding."""
         record = self
         if self.refused_since_s is not None:
             asked_h = _hours(self.refused_since_s, self.refused_at_s)
@@ -80,21 +82,21 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def lost(self, at_s: float, others_left: bool) -> "PoolRecord":
-        """The cloud took a machine; `others_left` says whether we still hold some there."""
+        """Record a machine taken by the cloud; `others_left` says whether we still hold some."""
         again = self.lost_at_s is not None and at_s - self.lost_at_s < BULK_S
         record = self._aged(at_s, losses=float(not again))
         record = msgspec.structs.replace(record, lost_at_s=at_s)
         return record if others_left else record.left(at_s)
 
     def left(self, at_s: float) -> "PoolRecord":
-        """We hold nothing there any more."""
+        """Record that we hold no machine there any more."""
         if self.held_since_s is None:
             return self
         record = self._aged(at_s, held_h=_weight_h(self.held_since_s, at_s, at_s))
         return msgspec.structs.replace(record, held_since_s=None)
 
     def losses_at(self, at_s: float) -> float:
-        """How much the losses that were seen weigh now."""
+        """Return the present weight of the observed losses."""
         return self.losses * _weight(self.as_of_s, at_s)
 
     def hazard_per_h(self, at_s: float, prior: Gamma = HAZARD_PRIOR) -> float:
@@ -110,7 +112,7 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
         return prior.seen(self.returns * weight, self.refused_h * weight + running_h).per_h
 
     def _aged(self, at_s: float, **more: float) -> "PoolRecord":
-        """The sums as they weigh at a moment, with what was seen then."""
+        """Return the sums with their weights at a moment, plus what was observed then."""
         weight = _weight(self.as_of_s, at_s)
         sums = {
             name: getattr(self, name) * weight + more.get(name, 0.0)
@@ -120,16 +122,16 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _weight(from_s: float, at_s: float) -> float:
-    """What is left at a moment of what was seen at another."""
+    """Return the weight at `at_s` of an observation made at `from_s`."""
     return float(0.5 ** (_hours(from_s, at_s) / MEMORY_H))
 
 
 def _weight_h(from_s: float, to_s: float, at_s: float) -> float:
-    """What the hours of a stretch weigh: the integral of the weight over it."""
+    """Return the weight of the hours of a stretch: the integral of the weight over it."""
     scale_h = MEMORY_H / math.log(2)
     return scale_h * max(0.0, _weight(to_s, at_s) - _weight(from_s, at_s))
 
 
 def _hours(from_s: float, to_s: float) -> float:
-    """A clock that jumped back makes no negative time."""
+    """Return the hours between two moments; 0 if the clock jumped back."""
     return max(0.0, to_s - from_s) / HOUR_S

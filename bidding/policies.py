@@ -1,8 +1,8 @@
-"""Who decides: every strategy answers the same question, which machines stay and which are bought.
+"""Strategies as functions: which machines stay and which are bought at a tick.
 
     orders(world, job, plan, leases, t, work_left) -> Orders
 
-`ours` is the manager's own decision (`bidding.decision`); `bidbrain` is Proteus as printed (equations
+`ours` is the manager's decision (`bidding.decision`); `bidbrain` is Proteus as printed (equations
 4.1 to 4.4, bids over the market price, an hour at a time); the others are what people run today.
 """
 
@@ -54,7 +54,7 @@ def slots_by_pool(world: World, leases: Leases) -> Floats:
 
 @compiled
 def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
-    """The allowed spot pool with capacity that costs least, per machine-slot or per work."""
+    """Return the cheapest allowed spot pool with capacity, per machine-slot or per work."""
     best, lowest = NOTHING, np.inf
     for k in range(world.price.shape[0] - 1):
         if plan.allowed[k] and world.capacity[k, t] > 0:
@@ -77,7 +77,10 @@ def only_on_demand(world: World, job: Job, leases: Leases) -> Orders:
 
 @compiled
 def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
-    """Spot Fleet's default: the lowest price now, bidding the on-demand price, held until it is lost."""
+    """Follow Spot Fleet's default: the lowest price now, held until it is lost.
+
+    It bids the on-demand price.
+    """
     orders = keep_all(world, leases)
     k = cheapest(world, plan, t, False)
     missing = job.slots - slots_held(world, leases)
@@ -89,7 +92,7 @@ def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orde
 
 @compiled
 def on_demand_bid(world: World, plan: Plan, k: int) -> float:
-    """The on-demand price of this pool's machines, where bids exist."""
+    """Return the on-demand price of this pool's machines, if bids exist, else `ANY_PRICE`."""
     last = world.price.shape[0] - 1
     per_work = world.price[last, 0] / (world.slots[last] * world.speed[last])
     return per_work * world.slots[k] * world.speed[k] if plan.bid_on_demand else ANY_PRICE
@@ -97,7 +100,7 @@ def on_demand_bid(world: World, plan: Plan, k: int) -> float:
 
 @compiled
 def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
-    """Always all machines where work is cheapest at this moment, whatever a move costs."""
+    """Keep all machines in the pool with the cheapest work now, at any cost of moving."""
     k = cheapest(world, plan, t, True)
     orders = keep_all(world, leases)
     if k == NOTHING:
@@ -114,7 +117,7 @@ def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders
 
 @compiled
 def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
-    """The pricing study's: the most work per dollar at the start, and again when it may re-choose."""
+    """Follow the pricing study: buy the cheapest work at the start, and when re-choosing."""
     due = plan.rechoose_ticks > 0 and t % plan.rechoose_ticks == 0
     if due:
         return greedy(world, job, plan, leases, t)
@@ -130,19 +133,22 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
 
 @compiled
 def outbids(world: World, delta: float) -> bool:
-    """Whether the price can take away a machine whose bid is so far above it."""
+    """Return whether the price can take away a machine whose bid is `delta` above it."""
     return bool(world.bids and delta < ANY_PRICE / 2)
 
 
 @compiled
 def known_delta(world: World, delta: float) -> int:
-    """Between the deltas that are known the nearest smaller one counts: the safe side. -1 below all."""
+    """Return the index of the nearest smaller known delta, the safe side; -1 if there is none."""
     return int(np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1)
 
 
 @compiled
 def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
-    """BidBrain's chance of losing a machine of pool k within these hours, from prices and from capacity."""
+    """Return BidBrain's chance of losing a machine of pool k within these hours.
+
+    It follows from prices and from capacity.
+    """
     stays = np.exp(-world.hazard_per_h[k, t] * hours)
     if outbids(world, delta):
         i = known_delta(world, delta)
@@ -152,7 +158,7 @@ def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
 
 @compiled
 def hazard_of(world: World, k: int, bid: float, t: int) -> float:
-    """As a rate per hour, where the mood of the price counts as well."""
+    """Return the risk of a bid as a rate per hour, with the mood of the price included."""
     if is_reliable(world, k):
         return 0.0
     hazard, delta = world.hazard_per_h[k, t], bid - world.price[k, t]
@@ -165,8 +171,10 @@ def hazard_of(world: World, k: int, bid: float, t: int) -> float:
 
 @compiled
 def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
-    """At every decision the best (pool, bid) is added if it lowers E; near its hour's end an
-    allocation is renewed only if E is lower with it."""
+    """Add the best (pool, bid) if it lowers E.
+
+    At the end of its hour an allocation is renewed unless E is lower without it.
+    """
     orders = keep_all(world, leases)
     hour = max(1, round(1.0 / world.tick_h))
     for row in range(LEASES_MAX):
@@ -204,7 +212,10 @@ def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
 
 @compiled
 def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid: float) -> float:
-    """E_A of what is held, with the missing machines bought in pool `extra` when one is named (4.4)."""
+    """Return E_A of the held machines (4.4), with the missing ones bought in pool `extra`.
+
+    If `extra` is `NOTHING`, no machine is added.
+    """
     hour = max(1, round(1.0 / world.tick_h))
     stays, cost, work, slots = 1.0, job.manager_usd_per_h, 0.0, 0
     rows = np.empty((LEASES_MAX + 1, 4))  # work per hour, omega, beta, dollars per hour
@@ -235,7 +246,7 @@ def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid:
 
 @compiled
 def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
-    """The manager's decision without a deadline."""
+    """Return the manager's decision without a deadline."""
     return decided(world, job, plan, leases, (t, work_left, int(ANY_MODE)), False)
 
 
@@ -279,7 +290,7 @@ def decided(
 
 @compiled
 def needed_h(world: World, job: Job, machines: Machines, t: int, work_left: float) -> float:
-    """How long machines are needed: to the deadline, or as long as the fastest take for the rest."""
+    """Return how long machines are needed: until the fastest are done, or until the deadline."""
     fastest = 0.0
     for i in range(len(machines.slots)):
         slots = job.slots // machines.slots[i] * machines.slots[i]
@@ -290,7 +301,7 @@ def needed_h(world: World, job: Job, machines: Machines, t: int, work_left: floa
 
 @compiled
 def rates_of(machines: Machines, steps: Ints, job: Job) -> Floats:
-    """Throughput per hour after each machine of the walk."""
+    """Return the throughput per hour after each machine of the walk."""
     rates, power = np.empty(len(steps)), 0.0
     for j in range(len(steps)):
         power += machines.slots[steps[j]] * machines.speed[steps[j]]
@@ -302,7 +313,7 @@ def rates_of(machines: Machines, steps: Ints, job: Job) -> Floats:
 def machines_of(
     world: World, job: Job, plan: Plan, leases: Leases, t: int
 ) -> tuple[Machines, Ints]:
-    """A market at one tick as the decision reads it, and which lease each row is."""
+    """Return a market at one tick in the decision's form, and the lease of each row."""
     pools = world.price.shape[0]
     held, offered = rows_held(world, job, leases, t), pools_offered(plan)
     n, begins = len(held) + len(offered), len(held)
@@ -341,7 +352,7 @@ def machines_of(
 
 @compiled
 def rows_held(world: World, job: Job, leases: Leases, t: int) -> Ints:
-    """Rows of leases in the order of the decision: those that work first, then by the pool."""
+    """Return the rows of leases in the decision's order: working ones first, then by pool."""
     pools = world.price.shape[0]
     rows, keys = np.empty(LEASES_MAX, np.int64), np.empty(LEASES_MAX, np.int64)
     n = 0
@@ -356,7 +367,7 @@ def rows_held(world: World, job: Job, leases: Leases, t: int) -> Ints:
 
 @compiled
 def pools_offered(plan: Plan) -> Ints:
-    """The pools that may be bought from, on demand first."""
+    """Return the pools that may be bought from, on demand first."""
     pools = len(plan.allowed)
     order = (np.arange(pools) + pools - 1) % pools
     return order[plan.allowed[order]]
@@ -375,7 +386,7 @@ def mode_now(world: World, leases: Leases) -> int:
 
 @compiled
 def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[float, float]:
-    """Hours to the deadline, and hours that the rest takes on demand at full size."""
+    """Return the hours to the deadline, and the hours of the rest on demand at full size."""
     last = world.price.shape[0] - 1
     machines = job.slots // world.slots[last]
     rate = (machines * world.slots[last] * world.speed[last]) ** job.scaling
@@ -386,7 +397,7 @@ def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[flo
 def with_deadline(
     world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
 ) -> Orders:
-    """The manager's decision with a deadline: the mode from the table, inside its guard."""
+    """Return the manager's decision with a deadline, in the mode of the guarded table."""
     left_h = time_and_work(world, job, t, work_left)
     margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     start_h = job.start_h + job.morph_h
@@ -400,7 +411,7 @@ def with_deadline(
 def spot_first(
     world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
 ) -> Orders:
-    """Spot whenever there is some, else nothing, until only on demand can still make it."""
+    """Use spot if there is some, else nothing, until only on demand can meet the deadline."""
     time_h, need_h = time_and_work(world, job, t, work_left)
     d = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     mode = SPOT if plan.phase[t] < 2 else IDLE
@@ -411,8 +422,12 @@ def spot_first(
 
 @compiled
 def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
-    """Our reading of Uniform Progress: spot is kept while it lasts; behind an even pace on demand
-    fills in, and is left again when the pace is ahead by two changeovers; a net at the end."""
+    """Follow Uniform Progress, as we read it.
+
+    Spot is kept while it lasts. If there is none and progress is below an even pace, on demand
+    fills in, until progress is ahead by two changeovers. Near the deadline on demand is used in any
+    case.
+    """
     time_h, need_h = time_and_work(world, job, t, work_left)
     _, whole_h = time_and_work(world, job, t, job.work_h)
     d = job.start_h + job.morph_h + job.recovery_h + world.tick_h
@@ -436,7 +451,7 @@ def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_lef
 def orders_of(
     world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
 ) -> Orders:
-    """The one interface: whichever strategy, the same question."""
+    """Return the orders of the plan's strategy; the one interface to all strategies."""
     if plan.policy == ONLY_ON_DEMAND:
         orders = only_on_demand(world, job, leases)
     elif plan.policy == STANDARD:

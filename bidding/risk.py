@@ -1,13 +1,12 @@
-"""How likely a machine is to be taken away: from prices where price evicts, from capacity where
-capacity does.
+"""The risk that a machine is taken away, from prices or from capacity, whichever evicts.
 
 (a) BidBrain's: for a bid delta d over the price p(t), a machine is lost at the first t' with
-    p(t') > p(t) + d; beta(d) is the share lost within the hour. Ours also asks for the mood of the
+    p(t') > p(t) + d; beta(d) is the share lost within the hour. Ours also uses the mood of the
     price, m: how long ago it last moved, and whether it rose. With N_m samples in that mood
         beta(d, m) = (lost_m + w) / (N_m + w / beta(d)),   w = two events, 12 samples each.
 (b) Today's: pools that have capacity lose it at rate h, pools without regain it at rate r, both
-    depending on how long the pool has been as it is. With a Gamma(a, b) prior and n events in
-    T hours (running machines count their hours: that is the censoring)
+    depending on how long the pool has been in that state. With a Gamma(a, b) prior and n events in
+    T hours (running machines count their hours, which is the censoring)
         h = (a + n) / (b + T).
 """
 
@@ -29,11 +28,11 @@ AGE_EDGES_S = np.array([0.0, 900.0, 3600.0, 4 * 3600.0, 16 * 3600.0])
 NEVER_S = math.inf
 MOOD_EDGES_S = HOUR_S * np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 24.0])
 MOODS = 2 * len(MOOD_EDGES_S)
-RECORD_EVENTS = 2.0  # what the whole record of a pool counts, beside the record of one age or mood
+RECORD_EVENTS = 2.0  # weight of a pool's whole record beside the record of one age or mood
 
 
 class Gamma(msgspec.Struct, frozen=True, kw_only=True):
-    """What is believed about a rate: as if `events` had been seen in `hours`."""
+    """The belief about a rate, equal to having seen `events` in `hours`."""
 
     events: float
     hours: float
@@ -43,7 +42,7 @@ class Gamma(msgspec.Struct, frozen=True, kw_only=True):
         return self.events / self.hours
 
     def seen(self, events: float, hours: float) -> "Gamma":
-        """Bayes' rule for a Poisson rate; hours without an event count too."""
+        """Update by Bayes' rule for a Poisson rate; hours without an event count too."""
         if events < 0 or hours < 0:
             raise ValueError(f"{events} events in {hours} h: neither can be negative")
         return Gamma(events=self.events + events, hours=self.hours + hours)
@@ -55,9 +54,9 @@ RETURN_PRIOR = Gamma(events=0.5, hours=1.0)
 
 @compiled
 def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) -> Floats:
-    """For each sample, seconds until the price exceeds the price then by more than delta.
+    """Return for each sample the seconds until the price rises by more than delta.
 
-    What lies between a point and the next higher one is no higher than it: it is jumped over.
+    The points between a point and the next higher one are no higher than it, so they are skipped.
     """
     higher = np.empty(len(values), np.int64)
     for i in range(len(values) - 1, -1, -1):
@@ -80,7 +79,7 @@ def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) 
 
 
 class BidTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Per bid delta: share evicted within the hour, and median life."""
+    """The share evicted within the hour and the median life, per bid delta."""
 
     delta_usd_per_h: tuple[float, ...]
     beta: tuple[float, ...]
@@ -93,12 +92,12 @@ def bid_table(
     to_s: float,
     deltas_usd_per_h: Sequence[float] = DELTAS_USD_PER_H,
 ) -> BidTable:
-    """Beta and the median time to eviction of every bid delta, from price history alone."""
+    """Return beta and median time to eviction of every bid delta, from price history alone."""
     samples = np.arange(from_s, to_s - HOUR_S, SAMPLE_S)
     beta, median = [], []
     for delta in deltas_usd_per_h:
         lives = np.concatenate([_first_above(s.value, s.at_s, samples, delta) for s in series])
-        # A price that never moved says little: half an event is always assumed.
+        # A price that never moved says little, so half an event is always assumed.
         beta.append(float((np.sum(lives <= HOUR_S) + 0.5) / (len(lives) + 1)))
         median.append(float(np.median(lives)))
     return BidTable(
@@ -109,7 +108,7 @@ def bid_table(
 
 
 def moods(series: Series, at_s: Floats) -> NDArray[np.int64]:
-    """How long ago the price last moved, and whether it rose, as one number per moment."""
+    """Return when the price last moved and whether it rose, as one number per moment."""
     moved = np.concatenate(([True], np.diff(series.value) != 0))
     since_s = series.at_s[moved]
     rose = np.concatenate(([False], np.diff(series.value[moved]) > 0))
@@ -119,7 +118,7 @@ def moods(series: Series, at_s: Floats) -> NDArray[np.int64]:
 
 
 def bid_odds(series: Series, from_s: float, to_s: float) -> Floats:
-    """Share evicted within the hour by [mood, delta]; samples know the series up to `to_s` alone."""
+    """Return the share evicted within the hour by [mood, delta], from the series up to `to_s`."""
     samples = np.arange(from_s, to_s - HOUR_S, SAMPLE_S)
     mood = moods(series, samples)
     seen = np.bincount(mood, minlength=MOODS)
@@ -133,7 +132,7 @@ def bid_odds(series: Series, from_s: float, to_s: float) -> Floats:
 
 
 class CapacityRisk:
-    """Rates of losing and regaining capacity in one pool, as known at any moment of its series."""
+    """Rates of losing and regaining capacity in a pool, as known at any moment of its series."""
 
     def __init__(self, series: Series, needed: int = 1) -> None:
         on = series.value >= needed
@@ -143,7 +142,7 @@ class CapacityRisk:
 
     @cached_property
     def _spells(self) -> tuple[Floats, Floats]:
-        """Cumulative (events, hours) by [spell, on or off, age bucket] before each change."""
+        """Return sums of (events, hours) by [spell, on or off, age bucket] before each change."""
         n, buckets = len(self.at_s), len(AGE_EDGES_S)
         events = np.zeros((n, 2, buckets))
         hours = np.zeros((n, 2, buckets))
@@ -160,12 +159,15 @@ class CapacityRisk:
         return events, hours
 
     def rates_per_h(self, at_s: float) -> tuple[float, float]:
-        """(hazard, return) over the next hour; the side that the pool is on ages in it, the other counts overall."""
+        """Return (hazard, return) over the next hour.
+
+        The rate of the pool's present state follows its age; the other rate is the overall one.
+        """
         hazard, back = self.rates_at(np.array([at_s]))
         return float(hazard[0]), float(back[0])
 
     def rates_at(self, at_s: Floats) -> tuple[Floats, Floats]:
-        """The same for many moments; each knows only what was before it."""
+        """Return the same rates for many moments, each from its past only."""
         i = np.maximum(np.searchsorted(self.at_s, at_s, "right") - 1, 0)
         events, hours = self._spells[0][i], self._spells[1][i]
         age_s = np.maximum(0.0, at_s - self.at_s[i])[:, None]
@@ -178,7 +180,7 @@ class CapacityRisk:
             running_h = np.where(here, age_s[:, 0] / HOUR_S, 0.0)
             seen_h = prior.hours + hours[:, side].sum(axis=1) + running_h
             overall = (prior.events + events[:, side].sum(axis=1)) / seen_h
-            # Each age's own record, with two events' worth of the pool's overall record as prior.
+            # The record of each age, with two events' worth of the pool's overall record as prior.
             events_h = RECORD_EVENTS / overall[:, None] + hours[:, side]
             by_age = (RECORD_EVENTS + events[:, side]) / events_h
             rates.append(np.where(here, (by_age * ahead_h).sum(axis=1), overall))
@@ -186,7 +188,7 @@ class CapacityRisk:
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted against observed share of evictions within the hour, by tenth of the predictions."""
+    """Predicted and observed share of evictions within the hour, by tenth of predictions."""
 
     predicted: tuple[float, ...]
     observed: tuple[float, ...]
@@ -194,16 +196,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_error(self) -> float:
-        """Weighted mean of |predicted - observed|."""
+        """Return the weighted mean of |predicted - observed|."""
         n = np.array(self.count, dtype=np.float64)
         gap = np.abs(np.array(self.predicted) - np.array(self.observed))
         return float(np.sum(gap * n) / np.sum(n))
 
 
 def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibration | None:
-    """Ask every pool with capacity every `step_s`, knowing only its past; compare with its next hour.
+    """Compare predictions for every pool with capacity, every `step_s`, with the next hour.
 
-    There is nothing to compare where no pool had capacity after its first day.
+    Each prediction knows only the past. Return `None` if no pool had capacity after its first day.
     """
     said: list[float] = []
     was: list[bool] = []
@@ -226,7 +228,7 @@ def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibrat
 
 
 def all_gone(hazards_per_h: Sequence[float], returns_per_h: Sequence[float]) -> tuple[float, float]:
-    """(hazard, return) of "some pool has capacity", for pools that come and go independently.
+    """Return (hazard, return) of "some pool has capacity", for independent pools.
 
     u_i = h_i / (h_i + r_i)     share of time that pool i has none
     U   = prod u_i              share of time that none has any
@@ -240,7 +242,7 @@ def all_gone(hazards_per_h: Sequence[float], returns_per_h: Sequence[float]) -> 
 
 
 def climate_at(spells: CapacityRisk, at_s: float) -> Climate:
-    """How capacity as a whole came and went before a moment, young and old stretches apart."""
+    """Return how all capacity came and went before a moment, by young and old stretches."""
     i = max(0, int(np.searchsorted(spells.at_s, at_s, "right")) - 1)
     lengths_h = np.diff(spells.at_s[: i + 1]) / HOUR_S
     on = spells.on[:i]
@@ -259,7 +261,7 @@ def climate_at(spells: CapacityRisk, at_s: float) -> Climate:
 
 
 def phases(spells: CapacityRisk, at_s: Floats) -> NDArray[np.int64]:
-    """0 and 1: capacity for less or more than `MATURE_H`; 2 and 3: none for that long."""
+    """Return 0 or 1 for capacity since less or more than `MATURE_H`, 2 or 3 for none."""
     i = np.maximum(np.searchsorted(spells.at_s, at_s, "right") - 1, 0)
     old = at_s - spells.at_s[i] >= MATURE_H * HOUR_S
     return np.asarray(np.where(spells.on[i], 0, 2) + old, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The strategies that are compared, as data: who decides, among what, and how state is kept."""
+"""The compared strategies as data: which policy decides, in which pools, with what state."""
 
 from typing import Literal
 
@@ -36,10 +36,11 @@ POLICIES: dict[Policy, int] = {
 
 
 class Strategy(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: written to disk every now and then, or kept by tiers of reliability.
+    """A policy, with its pools and its way of keeping state.
 
-    `among` narrows the pools: one zone's cheapest single-accelerator type, single-accelerator types,
-    one cloud, or all (the pricing study's freedoms, each with the ones before).
+    `state` is written to disk at intervals, or kept by tiers of reliability. `among` narrows the
+    pools to the fastest type (if its machines are the smallest), the smallest machines of one
+    cloud, one cloud, or not at all (the pricing study's freedoms, each including the ones before).
     """
 
     name: str
@@ -73,7 +74,7 @@ WITH_DEADLINE: tuple[Strategy, ...] = (
 
 
 def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: float) -> Plan:
-    """The strategy on this market. On demand is always allowed; only some policies ever use it."""
+    """Return the strategy on this market; on demand is allowed, but not every policy uses it."""
     dearest = market.types[int(np.argmax(market.speed))].name
     cloud = market.pools[0].cloud
     single = market.slots == market.slots.min()

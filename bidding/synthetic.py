@@ -1,11 +1,11 @@
-"""Markets drawn from a seed, with their statistics stated: what ships instead of recorded series.
+"""Markets drawn from a seed with stated statistics, which ship instead of recorded series.
 
 `auctions`: prices as in 2015 and 2016, when spot was an auction. Each pool's price wobbles around a
-fifth of the on-demand price and spikes above the on-demand price now and then:
+fifth of the on-demand price and sometimes spikes above the on-demand price:
     level       0.18 to 0.26 of on demand, by pool
     wobble      every 90 min (mean) to a new price, log-normal around the level, sigma 0.08
-    spikes      1 in 5 h (mean; `Form` sets these), log-normal height with a median of 1.2 times on demand (sigma 0.8),
-                log-normal length with a median of 25 min (sigma 0.8)
+    spikes      1 in 5 h (mean; `Form` sets these), log-normal height with a median of 1.2 times
+                on demand (sigma 0.8), log-normal length with a median of 25 min (sigma 0.8)
 `capacity_bound`: prices that hardly move, capacity that comes and goes, as today: stretches with
 capacity are log-normal with a median of 0.54 h (mean 3.2 h), without with 0.49 h (mean 1.8 h).
 """
@@ -39,7 +39,7 @@ ACCELERATED = (
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """What kind of auction it is: levels in on-demand prices, mean times between moves and spikes."""
+    """The form of an auction: levels in on-demand prices, mean times between moves and spikes."""
 
     levels: tuple[float, float] = (0.18, 0.26)
     wobble_every_s: float = 5400.0
@@ -53,7 +53,7 @@ def auctions(
     rng: np.random.Generator, *, days: float = 30.0, types: Sequence[InstanceType] = COMPUTE,
     zones: int = 4, form: Form = OLD_EAST,
 ) -> list[Listing]:  # fmt: skip
-    """A region of auction markets, every pool on its own."""
+    """Draw a region of auction markets; pools are independent of each other."""
     return [
         Listing(
             pool=Pool("aws", "old-east", f"old-east-{'abcdefgh'[z]}", kind.name),
@@ -86,7 +86,7 @@ def _auction(rng: np.random.Generator, on_demand: float, span_s: float, form: Fo
 def capacity_bound(
     rng: np.random.Generator, *, days: float = 30.0, zones: int = 4, machines: int = 1
 ) -> list[Listing]:
-    """A region as today's: prices near 0.31 of on demand, capacity in stretches."""
+    """Draw a region as today: prices near 0.31 of on demand, capacity in stretches."""
     kind = ACCELERATED[0]
     listings = []
     for z in range(zones):

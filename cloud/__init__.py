@@ -1,1 +1,1 @@
-"""The outside world: machines, prices and notices, behind one narrow provider protocol."""
+"""The outside world: machines, prices and notices, through one narrow provider protocol."""

@@ -1,4 +1,4 @@
-"""Time as a value that is handed in. Only `SystemClock` asks the machine what time it is."""
+"""Time as a value that is handed in. Only `SystemClock` asks the machine for the time."""
 
 import os
 import time
@@ -10,7 +10,7 @@ ZERO_VARIABLE = "SPOT_CLOCK_ZERO"
 
 
 def ticks() -> float:
-    """Seconds since this machine has booted, its sleep among them: nobody sets this clock."""
+    """Return the seconds since this machine booted, sleep included; this clock is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -23,8 +23,9 @@ class Clock(Protocol):
 class SystemClock:
     """Wall-clock seconds that never go back, never stand still and never jump.
 
-    What the wall shows is asked for once, and from then on what passes is counted: whoever sets the time costs
-    nobody an hour, neither of waiting nor of money. Processes that inherit `ZERO_VARIABLE` count from the same moment.
+    The wall clock is read once, and elapsed time is counted from then on, so setting the wall clock
+    changes neither a wait nor a cost. Processes that inherit `ZERO_VARIABLE` count from the same
+    moment.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ CLOCK = SystemClock()  # of this process
 
 
 class VirtualClock:
-    """Time that moves only when it is told to."""
+    """Time that moves only by `advance_to`."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -58,5 +59,5 @@ class VirtualClock:
 
 
 def utc_s(moment: datetime) -> float:
-    """Seconds since 1970. Clouds mean UTC, also where they do not say so."""
+    """Return seconds since 1970; a time without a zone is UTC, which is what clouds mean."""
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,11 +1,11 @@
 """What can go wrong outside, in one tree.
 
 CloudError
-├── LaunchRefused            no machine was started; the request can be changed and tried again
+├── LaunchRefused            no machine was started; a changed request may succeed
 │   ├── NoCapacity           the pool has none left
 │   ├── PriceAboveBid        the market is above the bid
 │   └── QuotaExceeded        the account may not hold more
-├── TokenMismatch            the same token was used before with another request
+├── TokenMismatch            the same token was used before with a different request
 ├── TokenSpent               the machine that this token started has already ended
 ├── NotOurs                  the machine does not carry our tags; it is never touched
 ├── Throttled                the provider asks us to slow down
@@ -41,7 +41,7 @@ class QuotaExceeded(LaunchRefused):
 
 
 class TokenMismatch(CloudError):  # noqa: N818
-    """The same token was used before with another request."""
+    """The same token was used before with a different request."""
 
 
 class TokenSpent(CloudError):  # noqa: N818
@@ -69,4 +69,4 @@ class LedgerError(FilesError):
 
 
 class NotPrivate(FilesError):  # noqa: N818
-    """Other users could read or change what is to be private."""
+    """Other users could read or change what must be private."""

@@ -1,16 +1,16 @@
 """A market of spot machines: prices, capacity and conduct, as pure functions of a seed.
 
-Nothing here is recorded from a cloud. Every number is drawn by hashing what is asked for, so that an
-answer depends on the seed and on the question, never on what else was asked before. The draws
-are calibrated to these statistics of public series (computed, not copied):
+Nothing here is recorded from a cloud. Every number is drawn by hashing its key, so an answer
+depends on the seed and the question, never on earlier questions. The draws are calibrated to these
+statistics of public series (computed, not copied):
 
 Prices (64 pools of AWS p2 and p3 machines, December 2019 to March 2020, three regions)
     A third of the pools stand at 0.30 of the on-demand price all the time, 8 % stand close to the
-    on-demand price itself, the others move. A moving price is quoted anew every 6.1 h by 0.25 % (medians;
+    on-demand price itself, the others move. A moving price changes every 6.1 h by 0.25 % (medians;
     0.75 % at the ninth decile), never below 0.30 of on demand; its mean over three months has the
     quartiles 0.306, 0.315, 0.337, and it spends 0.7 % of its time above 0.50. Changes trend: their
-    correlation is 0.47 from one to the next and 0.29 over four, so that the logarithm of a price spreads by
-    0.056 although its single steps are small, with a memory of 0.996 from one quote to the next.
+    correlation is 0.47 from one to the next and 0.29 over four, so the logarithm of a price spreads
+    by 0.056 although its single steps are small, with a memory of 0.996 from one quote to the next.
 
 Capacity (probes of AWS V100 pools, February and August 2023)
     A pool has capacity for 0.54 h (median; mean 3.2 h) and then has less for 0.49 h (median; mean
@@ -63,7 +63,7 @@ _NORMAL = NormalDist()
 
 
 class Zone(msgspec.Struct, frozen=True, kw_only=True):
-    """Where pools are; its machines learn of evictions in this dialect of the metadata service."""
+    """A place of pools. `dialect` is the metadata service in which machines read evictions."""
 
     name: str
     region: str
@@ -71,7 +71,7 @@ class Zone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sold: every type in every zone, so many machines in each pool."""
+    """What is sold: every type in every zone, with `pool_machines` machines in each pool."""
 
     cloud: str
     types: tuple[InstanceType, ...]
@@ -89,7 +89,7 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conduct(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cloud treats its customers. Shares are probabilities of a single case."""
+    """How the cloud treats its customers. Shares are probabilities per case."""
 
     startup_s: float = 45.0
     startup_spread: float = 0.35
@@ -100,7 +100,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """From this moment on, this value."""
+    """A value that holds from a moment on."""
 
     at_s: float
     value: float
@@ -129,10 +129,10 @@ LOCAL = Catalogue(
 
 
 class SpotMarket:
-    """What happens on the market, whoever buys. `tempo` makes its changes that many times faster.
+    """Everything that happens on the market, independent of purchases.
 
-    With a tempo of zero the market stands still. Start-up, warnings and refusals keep their pace:
-    they are how the cloud treats a machine, not what the market does.
+    `tempo` makes its changes that many times faster; at zero the market stands still. Start-up,
+    warnings and refusals keep their pace, because they are the cloud's conduct, not the market's.
     """
 
     def __init__(
@@ -157,36 +157,36 @@ class SpotMarket:
         self._dialect = {zone.name: zone.dialect for zone in catalogue.zones}
 
     def prices(self, pool: Pool) -> Iterator[Step]:
-        """The spot price in US dollars per hour; the first step stands at the start."""
+        """Yield the spot price in US dollars per hour; the first step is at the start."""
         market_time = (
             iter(self._replay[pool]) if pool in self._replay else self._synthetic_prices(pool)
         )
         return self._at_tempo(market_time)
 
     def capacity(self, pool: Pool) -> Iterator[Step]:
-        """How many spot machines the pool has room for."""
+        """Yield how many spot machines the pool has room for."""
         sources = [self._plenty("zone", pool.zone, ZONE_CALMER), self._plenty("pool", pool.key, 1)]
         return self._at_tempo(self._smallest(sources))
 
     def startup_s(self, machine_id: str) -> float:
-        """From the launch to the first-boot script."""
+        """Return the time from the launch to the first-boot script."""
         return self._log_normal(
             self.conduct.startup_s, self.conduct.startup_spread, "startup", machine_id
         )
 
     def refuses(self, token: str, at_s: float) -> bool:
-        """Whether this launch is refused although the pool has room."""
+        """Return whether this launch is refused although the pool has room."""
         return self._draw("refuses", token, at_s) < self.conduct.refused_share
 
     def warning_s(self, pool: Pool, machine_id: str) -> float:
-        """How long before its eviction this machine is told; zero is not at all."""
+        """Return how long before its eviction this machine is warned; zero is no warning."""
         if self._draw("unwarned", machine_id) < self.conduct.unwarned_share:
             return 0.0
         ec2 = self._dialect[pool.zone] == "ec2"
         return self.conduct.ec2_warning_s if ec2 else self.conduct.azure_warning_s
 
     def victim(self, pool: Pool, at_s: float, nth: int, held: int) -> int:
-        """Which of the pool's `held` machines goes as the nth of a drop."""
+        """Return which of the pool's `held` machines goes as the nth of a drop."""
         return int(self._draw("victim", pool.key, at_s, nth) * held)
 
     def dialect(self, zone: str) -> Dialect:
@@ -202,7 +202,9 @@ class SpotMarket:
                 yield Step(self.start_s + step.at_s / self.tempo, step.value)
 
     def _synthetic_prices(self, pool: Pool) -> Iterator[Step]:
-        """Log price x around its level l, with a trend v and a floor f; a and b are Laplace draws.
+        """Yield prices; x is the log price, l its level, v its trend, f the floor.
+
+        a and b are Laplace draws:
 
         v' = r v + a,    x' = max(f, l + m (x - l) + v' + b)
         """
@@ -226,7 +228,7 @@ class SpotMarket:
             nth += 1
 
     def _plenty(self, scope: str, name: str, calmer: float) -> Iterator[Step]:
-        """The share of full capacity: all of it for a while, then less for a while."""
+        """Yield the share of full capacity: all of it for a while, then less for a while."""
         at_s, nth = 0.0, 0
         while True:
             yield Step(at_s, 1.0)
@@ -244,7 +246,7 @@ class SpotMarket:
         return 0.5 + 0.5 * (u - DROPS_BY_HALF) / (1 - DROPS_BY_HALF)
 
     def _smallest(self, sources: Sequence[Iterator[Step]]) -> Iterator[Step]:
-        """Room in machines: what the tightest of several shares leaves."""
+        """Yield the room in machines that the smallest of several shares leaves."""
         shares = [next(source).value for source in sources]
         room = math.floor(self.catalogue.pool_machines * min(shares))
         yield Step(0.0, room)
@@ -264,6 +266,6 @@ class SpotMarket:
         return -scale * math.copysign(math.log(max(1e-12, 1 - 2 * abs(u))), u)
 
     def _draw(self, *key: str | float) -> float:
-        """Uniform in [0, 1): a function of the seed and the key only."""
+        """Return a uniform number in [0, 1), a function of the seed and the key only."""
         digest = blake2b(repr((self.seed, *key)).encode(), digest_size=7).digest()
         return int.from_bytes(digest) / (1 << 56)

@@ -1,8 +1,8 @@
-"""What a cloud sells and what it says about it, as values.
+"""Values that describe what a cloud sells and what it reports.
 
 These words are used everywhere: an *instance type* is sold in a *pool* (one type in one zone),
-as an *offer* at a *quote* (a price seen); a *machine* is what a provider lists; a *notice* says that
-a machine will be taken away.
+as an *offer* at a *quote* (a price seen); a *machine* is what a provider lists; a *notice* says
+that a machine will be taken away.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ EndedBy = Literal["user", "provider"]
 DEPLOYMENT_TAG = "orchestrator-deployment"
 """The tag that makes a machine ours; its value names the deployment."""
 LINUX = "Linux/UNIX"
-"""How AWS begins the names of the systems that we start; prices of others stand at the same moments."""
+"""How AWS begins the names of the systems that we start; histories list other systems as well."""
 
 
 class Pool(msgspec.Struct, frozen=True, order=True):
@@ -34,7 +34,7 @@ class Pool(msgspec.Struct, frozen=True, order=True):
 
 
 class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
-    """What one machine of this type offers. `speed` is relative work per slot."""
+    """The size and price of one machine of this type. `speed` is relative work per slot."""
 
     name: str
     cloud: str
@@ -65,7 +65,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a provider needs to start one machine exactly once.
 
     `token` makes the call idempotent: the same token with the same request never starts a second
-    machine, and with another request is refused. `tags` mark the machine as ours.
+    machine, and with a different request it is refused. `tags` mark the machine as ours.
     """
 
     token: str
@@ -80,7 +80,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider lists. `price_usd_per_h` is the price it charges now."""
+    """A machine as the provider lists it. `price_usd_per_h` is the price it charges now."""
 
     id: str
     token: str
@@ -96,7 +96,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """The cloud said that this machine goes (`terminate`) or may go (`rebalance`)."""
+    """The cloud's warning that a machine will go (`terminate`) or may go (`rebalance`)."""
 
     machine_id: str
     kind: NoticeKind

@@ -21,10 +21,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def mend(folder: Path, secrets: Iterable[Path]) -> list[str]:
-    """Close a folder to other users and remove the secrets they may know; one sentence for each.
+    """Close a folder to other users and remove secrets they may know; say each in a sentence.
 
-    The parts that need a secret make a new one when it is gone. Raises `NotPrivate` where something
-    belongs to another user, because its owner can open it again at any moment; root always can.
+    The parts that need a secret make a new one when it is gone. Raises `NotPrivate` if something
+    belongs to a different user, because its owner can open it again at any moment; root always can.
     """
     for path in (folder, *sorted(folder.iterdir())):
         if (owner := path.lstat().st_uid) not in {os.geteuid(), ROOT}:
@@ -54,7 +54,7 @@ def _mode(path: Path) -> int:
 
 
 def _close(folder: Path) -> None:
-    """Some file systems keep no modes: nothing on them can be private."""
+    """Close a folder to other users, or raise if its file system keeps no modes."""
     refusal = "its file system keeps no modes"
     try:
         folder.chmod(0o700)

@@ -1,4 +1,4 @@
-"""The one seam to every cloud: five calls wide.
+"""The one interface to every cloud, with five calls.
 
 Every implementation passes the same suite, `tests/contract/test_providers.py`.
 """
@@ -18,11 +18,11 @@ class Provider(Protocol):
         ...
 
     async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
-        """What is sold, and where."""
+        """Return the instance types on sale, and the pools that sell them."""
         ...
 
     async def quotes(self) -> Sequence[Quote]:
-        """The spot price of every pool now."""
+        """Return the present spot price of every pool."""
         ...
 
     async def launch(self, request: LaunchRequest) -> Machine:
@@ -30,9 +30,9 @@ class Provider(Protocol):
         ...
 
     async def machines(self) -> Sequence[Machine]:
-        """Every machine that carries our deployment's tag, ended ones for a while too."""
+        """Return every machine with our deployment's tag, for a while also ended ones."""
         ...
 
     async def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End these machines; ending an ended one is fine; foreign ones raise NotOurs."""
+        """End these machines; an ended one is no error, and a foreign one raises NotOurs."""
         ...

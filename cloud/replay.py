@@ -1,9 +1,9 @@
 """Reading recorded prices: the JSON that `aws ec2 describe-spot-price-history` prints.
 
-Real dumps overlap, are sorted newest first, and now and then hold a row that cannot be true. Rows are
-de-duplicated and sorted here; what is no price, or no time, or nobody could have meant (nothing, less
-than nothing, more than a hundred times on demand) is left out, and so are the prices of other systems than
-Linux, which stand at the same moments. A time without a zone is UTC.
+Real dumps overlap, are sorted newest first, and sometimes hold a row that cannot be true. Rows are
+de-duplicated and sorted here. Left out are rows without a valid price or time, with a price that
+cannot be meant (zero, negative, more than a hundred times on demand), and of systems other than
+Linux, which have rows at the same moments. A time without a zone is UTC.
 """
 
 import math
@@ -33,7 +33,7 @@ class _History(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[Step]]:
-    """Price steps of the pools that are sold here, in seconds since the first row of all."""
+    """Return price steps of the pools sold here, in seconds since the first row of all."""
     try:
         history = msgspec.json.decode(path.read_bytes(), type=_History)
     except msgspec.DecodeError as error:
@@ -75,7 +75,7 @@ def _step(row: _Row, on_demand_usd_per_h: float) -> Step | None:
 
 
 def _changes(steps: Sequence[Step]) -> Sequence[Step]:
-    """Only the rows that change something; AWS repeats a price every day."""
+    """Keep only the steps that change the value, since AWS repeats a price every day."""
     return [
         step for nth, step in enumerate(steps) if nth == 0 or step.value != steps[nth - 1].value
     ]

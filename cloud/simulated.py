@@ -1,9 +1,9 @@
 """A cloud in virtual time: what the account holds, and what the market does to it. No I/O.
 
-`SimulatedCloud` is the whole behaviour of a cloud as a value-in, value-out object: the simulated month
-steps it from change to change, and the local cloud process drives the very same object by the wall
-clock. No call looks at all machines: what will happen waits in one heap, and what is listed
-is kept as it is to be listed.
+`SimulatedCloud` is the whole behaviour of a cloud as a value-in, value-out object: the simulated
+month steps it from change to change, and the local cloud process drives the same object by the wall
+clock. No call visits all machines, because future changes wait in one heap and the list of machines
+is kept up to date.
 
 Billing: per second from the launch to the end, at the price in force (the spot price moves, the
 on-demand price does not), nothing refunded.
@@ -44,21 +44,21 @@ TOKEN_KEPT_S = 86_400.0
 
 
 class Booted(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine runs its first-boot script now."""
+    """A machine runs its first-boot script from now on."""
 
     machine: Machine
     at_s: float
 
 
 class Noticed(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine can read in its metadata that it will go."""
+    """A machine can now read in its metadata that it will or may go."""
 
     notice: Notice
     at_s: float
 
 
 class Evicted(msgspec.Struct, frozen=True, kw_only=True):
-    """The cloud has taken the machine."""
+    """The cloud has taken a machine."""
 
     machine_id: str
     at_s: float
@@ -70,7 +70,7 @@ class PricesMoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine in the books of the cloud: what was asked for, what was given, what it has cost."""
+    """One machine in the books of the cloud: its request, its data, and its cost."""
 
     request: LaunchRequest
     machine: Machine
@@ -78,7 +78,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cloud must remember over its own restart. `launches` keeps machine ids from coming again."""
+    """What a cloud must remember across a restart.
+
+    `launches` counts all launches, so that no machine id is used twice.
+    """
 
     at_s: float
     launches: int = 0
@@ -90,10 +93,12 @@ _Due = Literal["price", "room", "boot", "evict", "unlist", "forget"]
 
 
 class _PoolState:
-    """One pool now. A drop can hit what is in `spot`; a noticed machine is alive but out of it.
+    """The present state of a pool.
 
-    `paid_usd_per_machine` is the integral of the price since the start: what a machine that was held all the
-    time would have cost. The cost of any machine is the difference of two of its values.
+    A drop in capacity can take the machines in `spot`; a noticed machine is alive but not in
+    `spot`. `paid_usd_per_machine` is the integral of the price since the start: the cost of a
+    machine that was held all the time. The cost of any machine is the difference of two of its
+    values.
     """
 
     def __init__(self, pool: Pool, market: SpotMarket, on_demand_usd_per_h: float) -> None:
@@ -131,7 +136,7 @@ class _PoolState:
                 self.place[last] = place
 
     def outbid(self) -> Iterator[str]:
-        """The machines whose bids are below the price now."""
+        """Yield the machines whose bids are below the present price."""
         while self.bids and self.bids[0][0] < self.quote.price_usd_per_h:
             _, machine_id = heapq.heappop(self.bids)
             if machine_id in self.place:
@@ -148,7 +153,7 @@ class _PoolState:
 
 
 class _Record:
-    """Everything the account remembers about one machine."""
+    """All that the account remembers about one machine."""
 
     __slots__ = ("cost_usd", "hinted_at_s", "machine", "notice", "paid_before_usd", "request")
 
@@ -166,9 +171,9 @@ class _Record:
 
 
 class SimulatedCloud:
-    """One account. Calls carry the time; whatever was due before it is worked off first.
+    """One account. Calls carry the time, and every change due before it is applied first.
 
-    Calls without a deployment speak of the one given here; the machines of others stay untouched.
+    Calls without a deployment mean the one given here; machines of others stay untouched.
     `network` is the first half of the addresses that machines get.
     """
 
@@ -193,18 +198,18 @@ class SimulatedCloud:
             self._push_step("price", pool)
             self._push_step("room", pool)
 
-    # What can be asked
+    # Queries
 
     def catalogue(self) -> tuple[tuple[InstanceType, ...], tuple[Pool, ...]]:
         return self.market.catalogue.types, tuple(self._pools)
 
     def quotes(self, at_s: float) -> list[Quote]:
-        """The last quote of every pool; its time is when the price began to hold."""
+        """Return the last quote of every pool; its time is when the price began to hold."""
         self._work_off(at_s)
         return [state.quote for state in self._pools.values()]
 
     def machines(self, deployment: str | None = None) -> list[Machine]:
-        """Everything this deployment holds, and for an hour what it held."""
+        """Return the machines of the deployment; ended ones are listed for an hour."""
         for state in self._pools.values():
             if state.stale:
                 self._relist(state)
@@ -214,15 +219,15 @@ class SimulatedCloud:
         return self._records[machine_id].machine
 
     def notice(self, machine_id: str) -> Notice | None:
-        """That this machine goes, and when."""
+        """Return the notice that this machine will go, if there is one."""
         return self._records[machine_id].notice
 
     def hinted_at_s(self, machine_id: str) -> float | None:
-        """When the cloud began to think that this machine may go."""
+        """Return when the cloud first hinted that this machine may go."""
         return self._records[machine_id].hinted_at_s
 
     def bill(self, at_s: float, deployment: str | None = None) -> dict[str, float]:
-        """US dollars by machine, up to now or to its end."""
+        """Return the cost of each machine in US dollars, up to now or to its end."""
         self._work_off(at_s)
         own = self._own(deployment)
         return {
@@ -232,7 +237,7 @@ class SimulatedCloud:
         }
 
     def books(self, at_s: float) -> Books:
-        """Everything that is still remembered, for `restore`."""
+        """Return all that is still remembered, for `restore`."""
         self._work_off(at_s)
         return Books(
             at_s=at_s,
@@ -247,10 +252,10 @@ class SimulatedCloud:
             ),
         )
 
-    # What can be done
+    # Commands
 
     def restore(self, books: Books) -> None:
-        """Take over the books of a cloud that has died, and its machines with it, at `books.at_s`."""
+        """Take over the books of a dead cloud, whose machines ended with it at `books.at_s`."""
         self._launches = max(self._launches, books.launches)
         for entry in books.entries:
             machine = entry.machine
@@ -286,7 +291,7 @@ class SimulatedCloud:
     def terminate(
         self, machine_ids: Sequence[str], at_s: float, deployment: str | None = None
     ) -> None:
-        """End them all, or none of them if one is not ours."""
+        """End all these machines, or none of them if one is not ours."""
         self._work_off(at_s)
         for machine_id in machine_ids:
             record = self._records.get(machine_id)
@@ -298,13 +303,13 @@ class SimulatedCloud:
             self._end(self._records[machine_id], at_s, "user")
 
     def revoke(self, machine_ids: Sequence[str], at_s: float, warning_s: float) -> None:
-        """Take these machines as the market would, with this warning; zero is none at all."""
+        """Take these machines as the market would, with this warning; zero is no warning."""
         self._work_off(at_s)
         for machine_id in machine_ids:
             self._revoke(self._records[machine_id], at_s, warning_s)
 
     def hint(self, machine_ids: Sequence[str], at_s: float) -> None:
-        """Say that these machines may go; whether they do is another matter."""
+        """Hint that these machines may go, whether or not they go later."""
         self._work_off(at_s)
         for machine_id in machine_ids:
             record = self._records[machine_id]
@@ -314,18 +319,18 @@ class SimulatedCloud:
                 self._outbox.append(Noticed(notice=notice, at_s=at_s))
 
     def next_change_s(self) -> float | None:
-        """When `advance` next has something to say."""
+        """Return when `advance` next has a change to return."""
         if self._outbox:
             return self._outbox[0].at_s
         return self._heap[0][0] if self._heap else None
 
     def advance(self, at_s: float) -> list[Change]:
-        """What happened since the last call, in order of time."""
+        """Return the changes since the last call, in order of time."""
         self._work_off(at_s)
         changes, self._outbox = self._outbox, []
         return changes
 
-    # How it comes about
+    # Inner workings
 
     def _own(self, deployment: str | None) -> str:
         return self.deployment if deployment is None else deployment
@@ -421,7 +426,7 @@ class SimulatedCloud:
         self._revoke(record, at_s, self.market.warning_s(record.machine.pool, machine_id))
 
     def _revoke(self, record: _Record, at_s: float, warning_s: float) -> None:
-        """Revoked twice, a machine goes at the earlier of the two deadlines."""
+        """Take a machine; one that is revoked twice goes at the earlier of the two deadlines."""
         machine = record.machine
         if machine.state == "terminated":
             return
@@ -469,7 +474,7 @@ class SimulatedCloud:
 
 
 class SimulatedProvider:
-    """The simulated cloud behind the protocol that every cloud has."""
+    """The simulated cloud as an implementation of the provider protocol."""
 
     def __init__(self, cloud: SimulatedCloud, clock: Clock) -> None:
         self._cloud = cloud

@@ -1,1 +1,1 @@
-"""A cloud on this machine: a process of its own that sells machines, names prices and takes them away."""
+"""A cloud on this machine: a separate process that sells machines and takes them away."""

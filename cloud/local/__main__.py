@@ -1,7 +1,7 @@
-"""`python -m cloud.local --dir DIR`: the local cloud, a process of its own, as a cloud is.
+"""`python -m cloud.local --dir DIR`: the local cloud as a separate process.
 
 It knows nothing of its customers. When it listens it writes DIR/cloud.json (address and pid); the
-bearer token is in DIR/token. It runs until SIGTERM or SIGINT and takes its machines along.
+bearer token is in DIR/token. It runs until SIGTERM or SIGINT and then ends its machines.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def market_of(options: argparse.Namespace, start_s: float) -> SpotMarket:
 
 
 def service_of(options: argparse.Namespace, clock: SystemClock) -> LocalCloud:
-    """The cloud of this directory: a new one, or the one that was there before, with its books."""
+    """Return the cloud of this directory, with the books of an earlier one if it has any."""
     market = f"seed {options.seed}, tempo {options.tempo:g}, prices {options.prices}"
     ledger = Ledger(options.dir / "ledger.json", market)
     page = ledger.read()
@@ -126,7 +126,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 async def _listen(listener: Listener, port: Path) -> None:
-    """At the address of the cloud that was here before: its customers know no other."""
+    """Listen at the address of the earlier cloud, since its customers know it; else at any."""
     known = int(port.read_text()) if port.exists() else 0
     try:
         await listener.listen("127.0.0.1", known)

@@ -1,10 +1,10 @@
-"""What customers may ask of the local cloud: JSON over HTTP, a bearer token, error codes as EC2 has them.
+"""The API of the local cloud: JSON over HTTP, a bearer token, and error codes as in EC2.
 
     GET  /catalogue   GET /quotes   GET /machines?deployment=   GET /bill?deployment=
     POST /launch      POST /terminate                           POST /drill      POST /faults
 
-`/drill` takes machines away as the market would. `/faults` is for tests: the ways in which a real cloud
-fails to answer properly, switched on for the next calls.
+`/drill` takes machines away as the market would. `/faults` is for tests: it switches on failures of
+a real cloud for the next calls.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Termination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drill(msgspec.Struct, frozen=True, kw_only=True):
-    """Take so many running spot machines, the oldest first; or only hint that they may go."""
+    """A request to take a number of spot machines, the oldest first, or only to hint at it."""
 
     warning_s: float
     nodes: int | Literal["all"]
@@ -69,7 +69,10 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Faults(msgspec.Struct, kw_only=True):
-    """What goes wrong next. Counts go down with every call they spoil; times stay until reset."""
+    """The faults that are switched on.
+
+    Each call that a fault spoils lowers the fault's count; times stay until they are reset.
+    """
 
     lose_launch_answers: int = 0
     refuse_launches: int = 0
@@ -164,7 +167,7 @@ class Api:
         return machine
 
     def _enter_into_books(self, machine: Machine) -> None:
-        """What is not in the books is not sold: a restart would know nothing of it."""
+        """Write a launch into the books, or undo it, because a restart would not know of it."""
         try:
             self._service.record()
         except OSError as error:
@@ -181,7 +184,7 @@ class Api:
         wanted = msgspec.json.decode(await request.body(), type=Drill)
         at_once = wanted.warning_s == 0 and not wanted.only_hint
         running = sorted(
-            (noticed, machine.launched_at_s, machine.id)  # who goes anyway comes last
+            (noticed, machine.launched_at_s, machine.id)  # a machine that goes anyway comes last
             for machine in self._core.machines(wanted.deployment)
             if machine.state == "running" and machine.market == "spot"
             for noticed in [self._core.notice(machine.id) is not None]
@@ -205,7 +208,7 @@ class Api:
 
 
 def _as_of(known_s: float, machine: Machine) -> Machine:
-    """A listing that lags behind does not know of ends that came after `known_s`."""
+    """Return the machine as a lagging list shows it, without an end after `known_s`."""
     if machine.ended_at_s is None or machine.ended_at_s <= known_s:
         return machine
     return msgspec.structs.replace(machine, state="running", ended_at_s=None, ended_by=None)

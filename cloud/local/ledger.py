@@ -1,8 +1,8 @@
 """The books of the local cloud on disk: what was sold, to whom, and what it has cost.
 
-One file, replaced as a whole, written before a launch is answered. So a cloud that was killed still
-knows its bill and the tokens that are spent, and says of the machines that went with it that they ended.
-The market goes on from where it was, unless it is another one by now or has been away for too long.
+The books are one file, replaced as a whole and written before a launch is answered. So after a kill
+the cloud still knows its bill and the spent tokens, and reports that its machines have ended. The
+market continues where it was, unless a different market is asked for or too much time has passed.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ MARKET_AWAY_S_MAX = 90 * 86_400.0
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds. `market` says which market the prices came from."""
+    """The content of the file. `market` names the market that the prices came from."""
 
     market: str
     start_s: float
@@ -32,7 +32,7 @@ class Ledger:
         self.market = market
 
     def read(self) -> Page | None:
-        """What was written last; nothing in a new directory."""
+        """Return the page that was written last; `None` in a new directory."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=Page)
         except FileNotFoundError:
@@ -44,13 +44,13 @@ class Ledger:
             ) from error
 
     def write(self, start_s: float, books: Books) -> None:
-        """All of it or nothing. Raises OSError; the page before it is kept then."""
+        """Write the whole page. If that fails, raise OSError and keep the page before it."""
         page = Page(market=self.market, start_s=start_s, books=books)
         private.write(self.path, msgspec.json.encode(page))
 
 
 def start_of_market(page: Page | None, market: str, tempo: float, now_s: float) -> float:
-    """When the market began: where the ledger says, or now."""
+    """Return when the market began: the time in the ledger if it still applies, else now."""
     if page is None or page.market != market or page.start_s > now_s:
         return now_s
     if (now_s - page.start_s) * max(1.0, tempo) > MARKET_AWAY_S_MAX:

@@ -1,7 +1,7 @@
-"""An HTTP server for an ASGI application on one loopback address, without a process manager around it.
+"""An HTTP server for an ASGI application on one loopback address.
 
-The local cloud listens on many addresses at once and lets single ones go while it runs, and it has
-its own idea of what a signal means; so it takes uvicorn's protocol and leaves its server.
+The local cloud listens on many addresses at once, closes single ones while it runs, and handles
+signals itself; so it uses uvicorn's protocol only.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The init process of one machine: `python -m cloud.local.machine PARENT_PID COMMAND ...`.
 
-It runs the command (on machines of the local cloud, the first-boot script), reaps what is left to it, and
-is the machine's power switch: SIGTERM is the power button (the command is asked to end, then everything is
-killed), and when the command ends or the parent process is gone the machine is switched off at once.
-Nothing that was started on the machine outlives it.
+It runs the command (on machines of the local cloud, the first-boot script) and reaps orphaned
+processes. It is also the machine's power switch: on SIGTERM the command is asked to end, then every
+process is killed; when the command ends or the parent process is gone, the machine is switched off
+at once. No process that was started on the machine outlives it.
 """
 
 import ctypes
@@ -46,7 +46,10 @@ def _as_child() -> None:
 
 
 def _until_over(boot_pid: int) -> int:
-    """Reap until the command has ended, or its time to shut down is over, or the parent is gone."""
+    """Reap until the command ends, its shutdown time is over, or the parent is gone.
+
+    Return the exit status of the command, or 1 if it has not ended.
+    """
     deadline_s = float("inf")
     while (left_s := deadline_s - time.monotonic()) > 0:
         seen = signal.sigtimedwait(WATCHED, min(left_s, 60.0))
@@ -61,7 +64,7 @@ def _until_over(boot_pid: int) -> int:
 
 
 def _reap(boot_pid: int) -> int | None:
-    """The exit status of the command once it has one."""
+    """Reap all ended processes; return the command's exit status if it was among them."""
     status = None
     while True:
         try:

@@ -1,8 +1,9 @@
-"""What a machine can ask about itself, in the words of the two clouds.
+"""The metadata service of a machine, in the dialects of two clouds.
 
 EC2: instance metadata service version 2; a session token first, and 404 for what does not apply.
 Azure: scheduled events; an incarnation number and a list of events, which may be acknowledged.
-Both give times in whole seconds, rounded down here, so that nobody counts on time that is not there.
+Both give times in whole seconds. They are rounded down here, so that a machine never relies on time
+that it does not have.
 """
 
 import json
@@ -31,25 +32,25 @@ AZURE_API_VERSIONS = ("2019-08-01", "2020-07-01")
 
 
 class Fate(Protocol):
-    """What the cloud knows about one machine of its own."""
+    """What the cloud knows about one of its machines."""
 
     def machine(self) -> Machine: ...
 
     def notice(self) -> Notice | None:
-        """That it goes, and when."""
+        """Return the notice that the machine will go, if there is one."""
         ...
 
     def hinted_at_s(self) -> float | None:
-        """When the cloud began to think that it may go."""
+        """Return when the cloud first hinted that the machine may go."""
         ...
 
     def acknowledge(self) -> None:
-        """The machine is ready to go; no need to wait."""
+        """Say that the machine is ready to go, so that the cloud need not wait."""
         ...
 
 
 def metadata_app(dialect: Dialect, fate: Fate, clock: Clock) -> ASGIApp:
-    """The metadata service of one machine."""
+    """Return the metadata service of one machine."""
     return _Ec2(fate, clock).app if dialect == "ec2" else _Azure(fate).app
 
 

@@ -1,8 +1,9 @@
-"""Finding and ending everything that runs on a machine of the local cloud, detached or not.
+"""Finding and ending all processes of a machine of the local cloud, detached or not.
 
-A machine is its init process and all that descends from it. Init is a subreaper, so a process that
-detaches is still its descendant; should init be gone already, the environment marker that every
-process of the machine carries tells whose it is. Only Linux has /proc; so has every cloud VM.
+A machine is its init process and all descendants of it. Init is a subreaper, so a process that
+detaches is still its descendant. If init is already gone, an environment marker that every process
+of the machine carries shows where it belongs. This needs /proc, which only Linux has; cloud VMs run
+Linux.
 """
 
 import os
@@ -17,7 +18,10 @@ PATIENCE_S = 10.0
 
 
 def living(inits: Mapping[str, int]) -> set[int]:
-    """The pids of all that runs on these machines (machine id to pid of its init), init included."""
+    """Return the pids of all processes of these machines, init included.
+
+    `inits` maps each machine id to the pid of its init.
+    """
     parents, zombies = _process_table()
     machines = {f"{MARKER}={machine_id}".encode() for machine_id in inits}
     found = {pid for pid in inits.values() if pid in parents}
@@ -33,9 +37,9 @@ def living(inits: Mapping[str, int]) -> set[int]:
 
 
 def kill(inits: Mapping[str, int], patience_s: float | None = None) -> None:
-    """SIGKILL everything on these machines, again and again until a look finds nothing left.
+    """Send SIGKILL to every process of these machines until none is left.
 
-    The inits go last: as long as they live, what their dying children leave behind stays theirs.
+    The inits are killed last, because while they live, they inherit the orphans of dying children.
     """
     patience_s = PATIENCE_S if patience_s is None else patience_s
     deadline_s = time.monotonic() + patience_s
@@ -57,7 +61,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _process_table() -> tuple[dict[int, int], set[int]]:
-    """The parent of every process, and which of them only wait to be reaped."""
+    """Return the parent of every process, and the processes that only wait to be reaped."""
     parents: dict[int, int] = {}
     zombies: set[int] = set()
     for entry in os.scandir("/proc"):

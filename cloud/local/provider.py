@@ -40,7 +40,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class LocalProvider:
-    """What one deployment sees of the local cloud at `url`."""
+    """The local cloud at `url`, as one deployment sees it."""
 
     def __init__(self, url: str, token: str, deployment: str, timeout_s: float = TIMEOUT_S) -> None:
         self._deployment = deployment
@@ -54,7 +54,7 @@ class LocalProvider:
 
     @classmethod
     def at(cls, directory: Path, deployment: str, timeout_s: float = TIMEOUT_S) -> "LocalProvider":
-        """The local cloud that keeps its books in `directory`."""
+        """Return the provider of the local cloud that keeps its books in `directory`."""
         url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
         return cls(url, (directory / "token").read_text().strip(), deployment, timeout_s)
 
@@ -80,11 +80,11 @@ class LocalProvider:
         await self._call("POST", "/terminate", type(None), wanted)
 
     async def bill(self) -> dict[str, float]:
-        """What the cloud says every machine has cost, in US dollars."""
+        """Return what every machine has cost by the cloud's bill, in US dollars."""
         return await self._call("GET", f"/bill?{self._own}", dict[str, float])
 
     async def drill(self, *, warning_s: float, nodes: Nodes, only_hint: bool = False) -> list[str]:
-        """Have running spot machines taken away as the market would; says which."""
+        """Have running spot machines taken away as the market would; return which."""
         wanted = {
             "warning_s": warning_s,
             "nodes": nodes,
@@ -111,7 +111,7 @@ class LocalProvider:
 
 
 def _error(response: httpx.Response, path: str) -> errors.CloudError:
-    """The one place where the cloud's codes become our errors."""
+    """Turn the cloud's refusal into one of our errors; done nowhere else."""
     try:
         refusal = msgspec.json.decode(response.content, type=_Refusal)
     except msgspec.DecodeError:

@@ -1,10 +1,10 @@
-"""The local cloud at work: the simulated cloud driven by the wall clock, with real processes.
+"""The local cloud: the simulated cloud driven by the wall clock, with real processes.
 
-What the core says has happened is done to processes: a machine that boots becomes an init process
-with a metadata service on an address of its own; one that is evicted is killed with all its descendants.
-What processes do is told to the core: a machine whose init has ended has switched itself off.
-The books are written before a launch is answered and at least every few seconds, so that what a killed cloud
-does not know of its bill is a few seconds long.
+Changes in the simulated cloud (the core) are carried out on processes: a machine that boots becomes
+an init process with a metadata service on a separate address; an evicted one is killed with all its
+descendants. The core in turn learns of processes: a machine whose init has ended has switched
+itself off. The books are written before a launch is answered and at least every few seconds, so a
+killed cloud misses at most a few seconds of its bill.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
 DISKS_KEPT = 32
 SHORT_PATH = 24
-WAY_S = 1.0  # a look whether the short way is still there
+WAY_S = 1.0  # between two checks that the short path is still there
 RECORD_S = 5.0
 SHUTDOWN_S = 3.0
-INSIST_S = 1.0  # nobody is served meanwhile
+INSIST_S = 1.0  # no request is served meanwhile
 
 
 def _say(line: str) -> None:
-    """On a full disk nobody reads it, and that is no reason to end."""
+    """Print a line; a full disk loses it, but does not end the cloud."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def read_boot_env(path: Path) -> dict[str, str]:
-    """KEY=VALUE lines; what a machine fetches at its first boot, secrets included."""
+    """Read the NAME=VALUE lines that a machine fetches at its first boot, secrets included."""
     if path.stat().st_mode & 0o077:
         raise ValueError(f"{path}: others can read it; it holds secrets, so: chmod 600 {path}")
     found = {}
@@ -56,7 +56,10 @@ def read_boot_env(path: Path) -> dict[str, str]:
 
 
 def _short_way(directory: Path) -> Path:
-    """A short path to a directory: Unix sockets on the machines have no room for a long one, and Ray takes ASCII only."""
+    """Return a short ASCII path to a directory.
+
+    Unix sockets on the machines have no room for a long path, and Ray takes ASCII only.
+    """
     if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
         return directory
     name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
@@ -73,7 +76,7 @@ class _Host:
 
 
 class _Fate:
-    """What the metadata service of one machine may ask."""
+    """The answers to the metadata service of one machine."""
 
     def __init__(self, service: "LocalCloud", machine_id: str) -> None:
         self._service = service
@@ -94,7 +97,7 @@ class _Fate:
 
 
 class LocalCloud:
-    """Runs until told to stop; everything it started has ended then."""
+    """The cloud with its machines. After `stop` every process that it started has ended."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class LocalCloud:
         self._changed = asyncio.Event()
 
     def nudge(self) -> None:
-        """Something was asked for: what is due may have changed."""
+        """Wake `run` after a request, because the next change may now be due earlier."""
         self._changed.set()
 
     def _keep_way(self) -> None:
@@ -127,10 +130,10 @@ class LocalCloud:
             way.keep(self._short, self._disks)
 
     async def run(self) -> None:
-        """Do what the core says, when it says it."""
+        """Carry out the core's changes when they are due, and write the books regularly."""
         while True:
             self._changed.clear()
-            with suppress(OSError):  # it is tried again
+            with suppress(OSError):  # the next round tries it again
                 self._keep_way()
             await self._perform(self.core.advance(self.clock.now_s()))
             if self.clock.now_s() >= self._recorded_s + RECORD_S:
@@ -144,20 +147,20 @@ class LocalCloud:
                 continue
 
     async def stop(self) -> None:
-        """Take every machine along."""
+        """Kill every machine and write the books."""
         await self._kill(self._hosts)
         self._record_or_say()
         if self._short != self._disks:
             way.remove(self._short, self._disks)
 
     def record(self) -> None:
-        """Write the books. Raises OSError when the disk takes nothing more."""
+        """Write the books. Raises OSError if the disk is full."""
         self._recorded_s = self.clock.now_s()
         self._ledger.write(self.core.market.start_s, self.core.books(self._recorded_s))
         self._unwritten = ""
 
     def _record_or_say(self) -> None:
-        """Machines that run go on running when the disk is full; it is said once, not every time."""
+        """Write the books, or say once that they cannot be written; machines run on meanwhile."""
         try:
             self.record()
         except OSError as error:
@@ -175,7 +178,11 @@ class LocalCloud:
                 loop.call_later(SHUTDOWN_S, self._insist, machine_id)
 
     def _insist(self, machine_id: str) -> None:
-        """A busy computer may take long to end what was killed; all other machines go on meanwhile."""
+        """Kill a machine, and try again later if its processes do not end in time.
+
+        A busy computer may take long to end them. The wait is short, so that all other machines are
+        served.
+        """
         if machine_id not in self._hosts:
             return
         try:
@@ -227,7 +234,7 @@ class LocalCloud:
         asyncio.get_running_loop().add_reader(host.exited, self._exited, machine.id)
 
     def _environment(self, machine: Machine, disk: Path, metadata_url: str) -> dict[str, str]:
-        """What a new machine knows: nothing of the process that started it, then what it fetches."""
+        """Return a new machine's environment: nothing from our process, then what it fetches."""
         slots = {kind.name: kind.slots for kind in self.core.market.catalogue.types}
         return {
             "PATH": os.defpath,
@@ -243,7 +250,7 @@ class LocalCloud:
         }
 
     def _new_disk(self, machine_id: str) -> Path:
-        """A directory for the machine; the oldest ones of machines that are gone are thrown away."""
+        """Make a directory for the machine; remove the oldest ones of machines that are gone."""
         unused = [disk for disk in self._disks.iterdir() if disk.name not in self._hosts]
         unused.sort(key=lambda disk: disk.stat().st_mtime)
         for disk in unused[: max(0, len(unused) - DISKS_KEPT)]:
@@ -253,7 +260,7 @@ class LocalCloud:
         return disk
 
     def _exited(self, machine_id: str) -> None:
-        """Init has ended, by our doing or its own: whatever is left of the machine ends too."""
+        """End what is left of a machine whose init has ended, and report it to the core."""
         host = self._hosts.pop(machine_id)
         asyncio.get_running_loop().remove_reader(host.exited)
         os.close(host.exited)

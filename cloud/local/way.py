@@ -1,8 +1,9 @@
-"""Short ways: links in /tmp to folders whose own path is too long for a Unix socket, or not plain.
+"""Short paths: links in /tmp to folders whose path is not ASCII, or too long for sockets.
 
-Several who share /tmp may each see folders that the others do not, as containers do: that a link leads nowhere here
-does not say that nobody lives behind it. Who does touches it now and then, and only what has not been touched for
-long is anybody's to remove.
+Unix sockets have little room for a path, and Ray takes ASCII only. Containers that share /tmp may
+each see folders that the others do not. So a link whose target is missing here may still be used in
+a different container. A user of a link touches it regularly, and only a link that was not touched
+for long counts as abandoned.
 """
 
 import os
@@ -21,14 +22,18 @@ def leads(link: Path, target: Path) -> bool:
 
 
 def keep(link: Path, target: Path) -> None:
-    """The way, if it is not there. Somebody may have cleared up in /tmp, and Ray makes a folder of what is missing."""
+    """Make the link if it is missing, and touch it so that it does not count as abandoned.
+
+    Files in /tmp may have been cleared, and Ray makes a folder where the link is missing; that
+    folder is removed.
+    """
     if leads(link, target):
         if abs(_idle_s(link)) > TOUCH_S:
             os.utime(link, follow_symlinks=False)
         return
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
-    link.unlink(missing_ok=True)  # somebody else's way; raises if we may not
+    link.unlink(missing_ok=True)  # it leads to a different target; raises if we may not remove it
     link.symlink_to(target)
 
 
@@ -39,7 +44,10 @@ def remove(link: Path, target: Path) -> None:
 
 
 def is_abandoned(link: Path) -> bool:
-    """Ours, to nowhere, and for a day nobody has said that it is needed. Another person's may lead where we may not look."""
+    """Return whether a link of ours has no target and was not touched for a day.
+
+    A different user's link never counts, because it may lead to a folder that we cannot see.
+    """
     try:
         ours = link.is_symlink() and link.lstat().st_uid == os.getuid()
         return ours and not link.exists() and _idle_s(link) > ABANDONED_S

@@ -1,1 +1,1 @@
-"""decide(state, event) -> (state, actions), and what it is made of, a noun in each room. Pure."""
+"""decide(state, event) -> (state, actions) and its parts, one subject per module. Pure."""

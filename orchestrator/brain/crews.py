@@ -1,7 +1,7 @@
-"""The workers of a job and the layout that they are in: who is started, who is in, who is out.
+"""Which workers of a job are in its layout, and when the layout changes.
 
-A loss asks for a layout without the lost at once; a newcomer waits for a step boundary, and those who
-come within a moment of each other come in together. Generations only grow.
+The loss of a worker asks at once for a layout without it. A joining worker waits for a step
+boundary; workers that arrive shortly after each other join together. Generations only grow.
 """
 
 from contextlib import suppress
@@ -46,17 +46,17 @@ from orchestrator.wording import plural
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
 BACKOFF_DOUBLINGS_MAX = 6
-STALLS_MAX = 3  # then all workers start afresh, and get twice as long
-FRESH_MAX = 4  # times without a step
+STALLS_MAX = 3  # then all workers are restarted, and get twice as long
+FRESH_MAX = 4  # restarts of all workers without a step
 WORN_MAX = 3
-WORN_S = 300.0  # a network that is cut kills workers as well, and comes back
-WORN_UNTRIED_MAX = 2  # of a script that has not made a step yet: one may be the machine's fault
-CRASHES = ("connection", "exited")  # a network that is cut makes others as well
+WORN_S = 300.0  # a network that is cut kills workers as well, and recovers
+WORN_UNTRIED_MAX = 2  # before a script's first step: one worn machine may be the machine's fault
+CRASHES = ("connection", "exited")  # a network that is cut leads to other causes as well
 READY_S_MAX = 3600.0
 RECOVERIES_MAX = 200
 PAUSES_MAX = 32
-GAIN_MIN = 1.03  # predictions are not better than that
-RETHINK_S = 15.0  # a change that was refused is thought about again
+GAIN_MIN = 1.03  # predictions are not more exact than that
+RETHINK_S = 15.0  # until a refused change is considered again
 
 # --- workers that come and go -----------------------------------------------------------------
 
@@ -85,7 +85,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         ):
             _uncut(state, out, job)
         else:
-            newcomer(state, job)  # it may be cut now; another newcomer would not know
+            newcomer(state, job)  # the model may be cut now, and only this event says so
     if worker.ready or not job.active:
         return
     worker.ready = True
@@ -101,14 +101,21 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
 
 
 def on_worker_proving(state: State, event: WorkerProving) -> None:
-    """It has come to its loop in time; how long its proof takes depends on the job's steps."""
+    """Note that the worker reached its loop in time, so its start alarm no longer applies.
+
+    How long its proof takes depends on the job's steps.
+    """
     worker = state.workers.get(event.worker)
     if worker is not None:
         worker.proving = True
 
 
 def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
-    """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
+    """Ask at once for a layout of depth 1, because the model cannot be cut any more.
+
+    The recorded graph does not match the step in flight, so no worker can run that step in stages,
+    and all workers wait.
+    """
     job.layouts.taken_back = True
     if job.status == "RUNNING":
         move_job(state, out, job, "RECOVERING", f"it is cut no more: {job.layouts.uncuttable}")
@@ -136,7 +143,10 @@ def on_settle_alarm(state: State, job_id: str) -> None:
 
 
 def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
-    """It should have been ready by now."""
+    """Give up a worker that is not ready in time; its successor gets more time.
+
+    The job fails if a worker had the longest possible time and no step was ever made.
+    """
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.ready and not worker.proving:
         job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
@@ -158,7 +168,10 @@ def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> Non
 
 
 def _on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
-    """Its connection may have broken before: then the job goes on without it already."""
+    """Remove the crashed worker, if the job still has it, and count the crash.
+
+    Its connection may have broken earlier; then the job already continues without it.
+    """
     worker, job = state.workers.get(event.worker), state.jobs[event.job]
     if worker is not None:
         _lose_worker(state, out, worker, f"crashed with {event.signal}", event.cause)
@@ -172,17 +185,17 @@ def _on_loss(state: State, out: list[AnyAction], event: WorkerLost, job: Job) ->
         detail = f": {event.detail}" if event.detail else ""
         _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", event.cause)
     if event.owed_state and job.layouts.serving:
-        job.layouts.urgent = (
-            True  # who is in the layout waits for nobody: only a new one wakes them
-        )
+        job.layouts.urgent = True  # only a new layout wakes the workers that wait in this one
     want_layout(state, job)
 
 
 def _lose_worker(
     state: State, out: list[AnyAction], worker: Worker, because: str, cause: LossCause | None = None
 ) -> None:
-    """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying. Those that
-    were there together die once.
+    """Remove a lost worker and start a fresh one in its slot, since its machine may well live.
+
+    A machine on which workers keep dying is given back instead. Workers that lived at the same time
+    count as one death.
     """
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     why = f"{worker.id} on {lease.machine_id} {because}"
@@ -210,8 +223,10 @@ def _lose_worker(
 
 
 def _wear(state: State, out: list[AnyAction], job: Job, why: str, *, crashed: bool) -> None:
-    """One more machine that has outlived its workers. Where it was the processes themselves that went, each time, and
-    no step was ever made, it is the script, and waiting helps nobody.
+    """Count a machine whose workers kept dying, and fail the job after too many of them.
+
+    If every death was that of the process itself and no step was ever made, the script is at fault,
+    so the job fails earlier.
     """
     if job.trouble.worn <= 1:
         job.trouble.worn_at_s = state.now_s
@@ -225,7 +240,7 @@ def _wear(state: State, out: list[AnyAction], job: Job, why: str, *, crashed: bo
 
 
 def finished_computing(job: Job) -> bool:
-    """The last step is committed, and all who have done it are there to bring the trained model."""
+    """Return whether the last step is committed and all its workers can deliver the model."""
     workers = job.layouts.current.workers if job.layouts.current is not None else ()
     return (
         0 < job.progress.steps_total <= job.progress.step
@@ -238,16 +253,16 @@ def finished_computing(job: Job) -> bool:
 
 
 def regroup(state: State, out: list[AnyAction]) -> None:
-    """At the end of every event: of all jobs that want it."""
+    """Reconsider the layouts of all jobs that want it; called at the end of every event."""
     unsettled, state.unsettled = state.unsettled, {}
     for job in [state.jobs[job_id] for job_id in unsettled if job_id in state.jobs]:
         _regroup(state, out, job)
 
 
 def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
-    """Ask for the layout that fits who is there now, if it differs from the one asked for.
+    """Ask for the best layout of the present workers, if it differs from the current one.
 
-    What nobody forces has to win back its pause, and waits until it does.
+    A change that is not forced waits until its gain repays its pause.
     """
     if not job.active or finished_computing(job):
         return
@@ -288,13 +303,16 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
 
 
 def _was_waiting(state: State, job: Job, worker_id: str) -> bool:
-    """Whether this worker was there when the job began, and has come later only because it had to prove itself."""
+    """Return whether the worker was there when the job began, and only its proof made it late."""
     worker, begun_at_s = state.workers[worker_id], job.layouts.begun_at_s
     return worker.proving and begun_at_s is not None and worker.started_at_s <= begun_at_s
 
 
 def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
-    """For a job that has run without one already: the profile is wrong about what fits."""
+    """Return a choice made without the profile, for a job that has already run without a plan.
+
+    That it has run shows that the profile is wrong about what fits.
+    """
     if not job.progress.step or job.layouts.plan is not None or job.layouts.profile is None:
         return None
     try:
@@ -305,8 +323,9 @@ def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
 
 
 def _explained(asked: Question, job: Job) -> Plan | None:
-    """Of a layout that began before anything was measured, and stays: what more machines would do is predicted
-    from it. Without one they count in full.
+    """Return the plan of a running layout that began before anything was measured.
+
+    The gain of more machines is predicted from it; without a plan they count in full.
     """
     assert job.layouts.current is not None
     with suppress(MorphError):
@@ -342,8 +361,10 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
 
 
 def _keep_the_leaving(state: State, job: Job) -> None:
-    """Somebody is lost while machines make way for others: who can still compute is left out by nobody.
-    Whether they shall leave after all, the bidder says next time.
+    """Keep the machines that were making way for others, because a worker is lost.
+
+    The layout needs every worker that can still compute. The bidder decides later whether these
+    machines leave after all.
     """
     for lease in leases_of(state, job):
         if lease.state == "leaving" and not lease.announced:
@@ -377,12 +398,15 @@ def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
 
 
 def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
-    """Of the worker that has the least, as its machine is sold; or as it is seen there, where that is too little."""
+    """Return the memory of the worker with the least, by what its instance type is sold with.
+
+    If that is too little for the model, return what was seen on the machine instead.
+    """
     if job.layouts.unbuilt is None:
         return 0.0
     sold, seen = [], []
     for kind in (state.leases[state.workers[seat.worker].token].type for seat in seats):
-        shared = kind.accelerator == "cpu"  # all that a machine has is seen by each of its workers
+        shared = kind.accelerator == "cpu"  # each worker sees the whole memory of its machine
         seen.append(job.layouts.unbuilt.room_bytes / (kind.slots if shared else 1))
         sold.append(min(seen[-1], kind.memory_bytes / kind.slots) if shared else seen[-1])
     enough = min(sold) * job.workers_max >= layouts.UNEVEN * job.layouts.unbuilt.training_bytes
@@ -390,7 +414,7 @@ def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
 
 
 def questions(state: State) -> tuple[Question, ...]:
-    """What would be asked of the planner now, for every job that it knows something about."""
+    """Return the present question to the planner for every job that has a profile and workers."""
     found = []
     for job in state.jobs.values():
         if job.active and job.layouts.profile is not None and job.layouts.microbatches:
@@ -401,7 +425,10 @@ def questions(state: State) -> tuple[Question, ...]:
 
 
 def _seats(state: State, job: Job) -> tuple[Seat, ...]:
-    """Who can be in: those who are in keep their order; newcomers follow, zone by zone."""
+    """Return the seats of all workers that can be in the layout.
+
+    Workers of the current layout keep their order; newcomers follow, zone by zone.
+    """
     able = {
         worker_id: None
         for worker_id in job.workers
@@ -442,7 +469,7 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     mended = [generation for generation in job.layouts.mending if generation <= event.generation]
     del job.layouts.mending[: len(mended)]
     if event.generation > job.layouts.acknowledged and job.status in ("RUNNING", "RECOVERING"):
-        idle_s = max(0.0, event.pause_s - job.progress.step_s)  # one step was done in it
+        idle_s = max(0.0, event.pause_s - job.progress.step_s)  # the pause includes one step
         job.market.times = job.market.times.saw("recovery_s" if mended else "morph_s", idle_s)
     if mended:
         job.layouts.recoveries_s.append(event.pause_s)
@@ -450,14 +477,14 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     elif event.generation > job.layouts.acknowledged and job.progress.step_s:
         job.layouts.morph_pauses_s.append(
             max(event.pause_s - job.progress.step_s, 0.0)
-        )  # it holds a whole step
+        )  # the pause includes one step
         del job.layouts.morph_pauses_s[:-PAUSES_MAX]
     job.progress.heard_at_s = max(job.progress.heard_at_s, event.at_s)
     _acknowledge(state, out, job, event.generation, event.step)
 
 
 def _is_current(job: Job, generation: int) -> bool:
-    """Whether the layout was asked for, and not before a rewind."""
+    """Return whether the layout was asked for, and after the last rewind."""
     return job.progress.fence_generation < generation <= job.layouts.generation
 
 
@@ -484,14 +511,14 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
 
 
 def _reckoned_s(job: Job, generation: int) -> float:
-    """What a step takes in this layout, of which no whole one has been seen."""
+    """Return the predicted step time of a layout of which no whole step has been seen."""
     if job.layouts.plan is None or generation != job.layouts.generation:
         return job.progress.step_s
     return job.layouts.plan.step_s
 
 
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
-    """A step was committed under this generation."""
+    """Record that a step was committed under this generation; the first confirms the layout."""
     if step > job.progress.step:
         job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
         job.progress.at_s = state.now_s
@@ -509,7 +536,7 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     if job.status in ("PROVISIONING", "RECOVERING") and not job.layouts.urgent:
         move_job(state, out, job, "RUNNING", works)
     elif job.status == "RUNNING":
-        job.because = works  # the change of layout has been told already
+        job.because = works  # the change of layout was noted before
     _mark_working(state, job)
     _release_the_leaving(state, out, job)
     _send_home(state, out, job)
@@ -533,7 +560,7 @@ def _mark_working(state: State, job: Job) -> None:
 
 
 def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
-    """Machines that are out of the layout that works now can go."""
+    """Give back the leaving machines that have no worker in the layout that works now."""
     inside = dict.fromkeys(job.layouts.current.workers if job.layouts.current else ())
     for lease in leases_of(state, job):
         busy = any(w in inside for w in lease.workers.values())
@@ -547,7 +574,10 @@ def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
 def _pays(
     state: State, out: list[AnyAction], job: Job, choice: Choice, seats: tuple[Seat, ...]
 ) -> bool:
-    """Rubick's gate for a change that nobody forces; what it refuses is thought about again later."""
+    """Return whether Rubick's gate admits a change that is not forced.
+
+    A refused change is considered again later.
+    """
     assert job.layouts.current is not None
     newcomers = any(
         w not in job.layouts.current.workers for r in choice.replicas for w in r.workers
@@ -594,8 +624,9 @@ def _pays(
 
 
 def settled(state: State, job: Job) -> bool:
-    """Whether its last step comes before the gate would let anybody in who is not in the layout now. Nothing is
-    believed of its pace in the first seconds.
+    """Return whether the job ends before the gate would admit a worker outside the layout.
+
+    In the first seconds the answer is no, because the job's pace is not believed yet.
     """
     layout, since_s = job.layouts.current, job.progress.trained_from_s
     if layout is None or since_s is None or job.status != "RUNNING" or job.layouts.profile is None:
@@ -617,7 +648,7 @@ def settled(state: State, job: Job) -> bool:
 
 
 def slots_serving(state: State, job: Job) -> int:
-    """Of the machines whose workers are in the layout."""
+    """Return the number of slots of the machines that have a worker in the layout."""
     inside = [
         lease.type.slots
         for lease in leases_of(state, job)
@@ -627,7 +658,7 @@ def slots_serving(state: State, job: Job) -> int:
 
 
 def _calm_s(state: State, job: Job) -> float:
-    """Until the cloud takes a machine of ours, or the work is done."""
+    """Return the seconds until the cloud is expected to take a machine, or the work is done."""
     hazard_per_h = sum(
         state.pools[lease.pool.key].record.hazard_per_h(state.now_s)
         for token in job.leases
@@ -638,14 +669,14 @@ def _calm_s(state: State, job: Job) -> float:
 
 
 def _pause_s(state: State, job: Job) -> float:
-    """What a change costs besides what moves: as it was lately, or as the settings say."""
+    """Return the fixed part of the pause of a change: the recent median, else the setting."""
     return (
         median(job.layouts.morph_pauses_s) if job.layouts.morph_pauses_s else state.settings.morph_s
     )
 
 
 def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced: bool) -> None:
-    """Nothing fits: it waits, and says what would do. A layout that runs goes on."""
+    """Note once why no layout fits. A running layout continues; else the job waits."""
     if forced:
         job.progress.at_s = state.now_s
         if why != job.layouts.unfit:
@@ -656,7 +687,10 @@ def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced
 
 
 def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
-    """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
+    """Stop the workers outside the layout on machines that the cloud will soon take.
+
+    They have nothing left to do there, so the machine may go early.
+    """
     assert job.layouts.current is not None
     for lease in leases_of(state, job):
         if lease.state == "leaving" and lease.announced:
@@ -673,7 +707,7 @@ def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
 
 
 def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
-    """A layout was asked for and nothing is committed: ask again, then start all workers afresh."""
+    """Ask for the layout again if nothing is committed; after some tries restart all workers."""
     job = state.jobs.get(job_id)
     if job is None or not job.active:
         return
@@ -692,7 +726,7 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     job.layouts.urgent = True
     note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
     if any(worker not in job.workers for worker in job.layouts.current.workers):
-        want_layout(state, job)  # it waits for machines
+        want_layout(state, job)  # the job waits for machines
         return
     job.trouble.stalls += 1
     if job.trouble.stalls == STALLS_MAX * FRESH_MAX or (
@@ -718,7 +752,10 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 
 def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:
-    """After a restart it is not known which of these were carried out; doing them twice is fine."""
+    """Repeat the orders that may not have been carried out before the manager's restart.
+
+    Carrying out an order twice is harmless.
+    """
     for worker_id in job.workers:
         worker = state.workers[worker_id]
         if not worker.ready:

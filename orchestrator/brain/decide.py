@@ -1,8 +1,8 @@
 """decide(state, event) -> (state, actions): the whole manager.
 
-Time comes with the events. First what was due at that time, then what happened; each in the room
-of its noun: machines in `machines` and `leases`, workers in `workers`, layouts in `crews`, jobs in `jobs`,
-money in `ledger`, the market in `buying`.
+Events carry the time. Alarms that are due at that time ring first, then the event is handled. Each
+subject has its module: machines in `machines` and `leases`, workers in `workers`, layouts in
+`crews`, jobs in `jobs`, money in `ledger`, the market in `buying`.
 """
 
 from heapq import heappop
@@ -65,7 +65,7 @@ CLOSED_AGAIN_S = 600.0
 
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
-    """Changes the state in place and says what to do about what happened."""
+    """Change the state in place and return it with the actions that answer the event."""
     out: list[AnyAction] = []
     if flaw := flaw_of(event):
         _refuse(state, out, event, flaw)
@@ -79,26 +79,28 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     _handle(state, out, event)
     crews.regroup(state, out)
     buying.buy_for_considered(state, out)
-    crews.regroup(state, out)  # what was bought may make way for others
+    crews.regroup(state, out)  # purchases may make other machines leave
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
 
 
 def _refuse(state: State, out: list[AnyAction], event: AnyEvent, flaw: str) -> None:
-    """An event that no decision can rest on changes nothing but what people read."""
+    """Note that a flawed event is refused, and change nothing else."""
     note(out, "manager", f"{type(event).__name__} is refused, and nothing of it is used: {flaw}")
     remember(state, out)
 
 
 def _move_time(state: State, event: AnyEvent) -> None:
-    """Time never goes back. A manager that starts with a clock behind the journal adds the difference
-    to it. Only its own clock moves time past the moment at which the world owes us a `Tick`:
-    instances have wrong clocks, and what people said may have waited while ours was set.
+    """Move the state's time forward to the event's; time never goes back.
+
+    A manager that starts with a clock earlier than the journal adds the difference to its clock.
+    Only the manager's own clock moves time past the moment at which the next `Tick` is due, because
+    instances have wrong clocks, and a person's request may have waited while our clock was set.
     """
     at_s = event.at_s if isinstance(event, Report) else event.at_s + state.skew_s
     due_s = state.alarms[0][0] if state.alarms else at_s
-    if isinstance(event, Tick):  # the world was told the time less the skew, which may round
+    if isinstance(event, Tick):  # the world received the due time less the skew, which may round
         at_s = due_s if at_s < due_s < at_s + ROUNDING_S else at_s
     elif not isinstance(event, ManagerStarted):
         at_s = min(at_s, due_s)
@@ -108,7 +110,7 @@ def _move_time(state: State, event: AnyEvent) -> None:
 def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912
     match event:
         case Tick():
-            pass  # its time has come; the alarms have rung
+            pass  # only its time matters: the due alarms have rung
         case ManagerStarted():
             _take_over(state, out, event)
         case CatalogueSeen():
@@ -144,7 +146,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
 
 
 def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa: PLR0912, PLR0915
-    """What machines, workers and the keeper say."""
+    """Handle a report from a machine, a worker or the keeper."""
     match event:
         case AgentJoined():
             machines.on_agent_joined(state, out, event)
@@ -229,7 +231,7 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  
 
 
 def _control(state: State, out: list[AnyAction]) -> None:
-    """Once per control period: money, machines, market."""
+    """Check budgets, machines and the market, once per control period."""
     set_alarm(state, state.now_s + state.settings.control_period_s, "control")
     jobs.check_budgets(state, out)
     machines.ask_for_lists(state, out)
@@ -244,7 +246,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
 
 
 def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
-    """What an earlier manager decided is known; what became of it is asked for."""
+    """Take over from an earlier manager: its decisions are known, so ask for their outcomes."""
     first = state.epoch == 0
     state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
     if first or state.stopped:
@@ -268,7 +270,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         job = state.jobs[job_id]
         job.progress.heard_at_s = min(
             job.progress.heard_at_s, event.at_s
-        )  # the keeper's clock may be behind, too
+        )  # the keeper's clock may be slow, too
         if job.active or job.status == "DRAINING":
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))
@@ -280,7 +282,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
 
 
 def _stop_if_done(state: State, out: list[AnyAction]) -> None:
-    """Everything is given back and every provider's list says so."""
+    """Stop if everything is given back and every provider's list confirms it."""
     if not state.stopping or state.stopped or state.leases or state.live_jobs:
         return
     newest_end_s = state.ended_leases[-1].ended_at_s if state.ended_leases else None

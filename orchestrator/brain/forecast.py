@@ -1,8 +1,8 @@
-"""The bidder's work term: the plan book's steps per second for a footprint that is not held yet.
+"""The bidder's work term: the plan book's steps per second for any footprint.
 
 work/s = 1 / T(n)          T(n) the step of the best layout of n equal workers, from the book
-unlike types               counted as equivalents of the measured type, between two counts a straight line
-scaled by                  what the running layout was predicted to take over what it takes
+unlike types               count as equivalents of the measured type, linear between two counts
+scaled by                  the predicted step time of the running layout over the observed one
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from orchestrator.morph.book import Book
 from orchestrator.morph.errors import MorphError
 from orchestrator.state import Job, State
 
-SCALE_MAX = 5.0  # a single odd step does not turn the market upside down
+SCALE_MAX = 5.0  # limits what a single odd step can do to purchases
 
 
 class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps per second of any footprint; none where no layout fits."""
+    """The steps per second of any footprint; 0 if no layout fits."""
 
     profile: Profile
     microbatches: int
@@ -65,13 +65,16 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
 def pace_of(
     types: Mapping[str, InstanceType], profile: Profile | None, kind: InstanceType
 ) -> float:
-    """Seconds of a microbatch on this type over those on the type that was measured."""
+    """Return the seconds of a microbatch on this type over those on the measured type."""
     measured = types.get(profile.instance_type) if profile is not None else None
     return (1.0 if measured is None else measured.speed) / kind.speed
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:
-    """None as long as nothing is measured, or where the book cannot answer for what runs or has run."""
+    """Return the book's speed for the job's footprints, or `None` if the book cannot answer.
+
+    It cannot before a profile is measured, or if what runs or has run has no plan.
+    """
     if job.layouts.profile is None or not job.layouts.microbatches:
         return None
     if (
@@ -79,7 +82,7 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
         and job.layouts.current is not None
         and job.layouts.acknowledged == job.layouts.generation
     ):
-        return None  # it runs in a shape that no plan explains: what is measured counts
+        return None  # no plan explains the running shape, so the measured speed counts
     speed = BookSpeed(
         profile=job.layouts.profile,
         microbatches=job.layouts.microbatches,
@@ -101,7 +104,10 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
 
 
 def fits(job: Job, slots: int) -> bool:
-    """Whether the profile has room for what runs; or for anything at all, where nothing runs without a plan."""
+    """Return whether the profile has room for the layout that runs without a plan.
+
+    If no layout does, return whether it has room for any layout. Without a profile return true.
+    """
     if job.layouts.profile is None or not job.layouts.microbatches:
         return True
     try:
@@ -125,7 +131,7 @@ def _book_of(job: Job, profile: Profile, slots: int) -> Book:
 
 
 def _scale(job: Job) -> float:
-    """Over what it takes: above one if steps are faster than predicted."""
+    """Return the predicted over the observed step time; above 1 if steps are faster."""
     if (
         job.layouts.plan is None
         or not job.progress.step_s

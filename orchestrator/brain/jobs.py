@@ -1,4 +1,4 @@
-"""Jobs from submission to the end: who may start, what ends them, what becomes of their machines."""
+"""The life of a job: admission, failures, budgets, its end, and the fate of its machines."""
 
 import msgspec
 
@@ -44,8 +44,8 @@ from orchestrator.wording import loss, memory, nth, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
-CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
-# Trying again would only repeat them.
+CHEAPER = 0.03  # a running machine beats a starting one that is cheaper by no more than this
+# Failures that another try would only repeat.
 FATAL_KINDS = ("nan", "no_session", "refused", "unsupported")
 
 GONE = (
@@ -56,14 +56,15 @@ DAMAGED = (
     "{}: how far the job has come is not known any more. Put a copy of redis/ in its place while the house is down; or "
     "resume, which goes on from {}"
 )
-STORED_S = 600.0  # a person who is told can make room; machines that have nothing to compute cost money meanwhile
+# A person can make room on the disk meanwhile; the idle machines cost money, so the wait is bounded.
+STORED_S = 600.0
 NEAR_STEPS, NEAR_S = 10.0, 2.0
-WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
-RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
+WHY_CHARS_MAX = 500  # of an exception's text; its traceback has all of it
+RESUME = "resume continues from the last committed step"  # only the keeper knows its number
 
 
 class Least(msgspec.Struct, frozen=True, kw_only=True):
-    """How much has to be there before anything is bought, and why."""
+    """The money that must be left before anything is bought, and why."""
 
     usd: float
     because: str
@@ -96,7 +97,10 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
 
 
 def _microbatches_before(state: State, spec: JobSpec) -> int:
-    """As the newest job of the very same script had them: nobody buys more slots than can compute."""
+    """Return the microbatches of the newest job with the same script and arguments, else 0.
+
+    Known in advance, they keep the bidder from buying more slots than can compute.
+    """
     for job in reversed(state.jobs.values()):
         same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
         if same and spec.script_sha and job.layouts.microbatches:
@@ -105,7 +109,7 @@ def _microbatches_before(state: State, spec: JobSpec) -> int:
 
 
 def _refusal(state: State, job: Job) -> str | None:
-    """Why this job cannot ever run, with the arithmetic."""
+    """Return why this job can never run, with the arithmetic; `None` if it can."""
     spec = job.spec
     if flaw := flaw_of_spec(spec):
         return flaw
@@ -128,7 +132,7 @@ def _refusal(state: State, job: Job) -> str | None:
 
 
 def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None:
-    """The least that has to be there to buy the machines of one step, against what is left."""
+    """Return why the account cannot pay for the machines of one step; `None` if it can."""
     if account.cap_usd is None:
         return None
     spent = ledger.spent_usd(account, state.now_s)
@@ -152,7 +156,10 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
 
 
 def least_of(state: State, job: Job, account: Account | None = None) -> Least | None:
-    """What has to be there before a machine is bought for it; None while no price is known."""
+    """Return the money needed before a machine is bought for the job.
+
+    It is `None` while no price is known.
+    """
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
@@ -172,7 +179,10 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
 
 
 def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
-    """The lowest ceiling per hour at which so many slots can be had; None while nothing is known."""
+    """Return the lowest ceiling per hour for this many slots, and the machines that have it.
+
+    It is `None` while no pool is known to sell.
+    """
     found = []
     for known in state.pools.values():
         if not known.sold:
@@ -187,7 +197,7 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
 
 
 def admit(state: State, out: list[AnyAction]) -> None:
-    """In the order of submission, as long as the machines that we may hold suffice."""
+    """Start pending jobs in the order of submission, while `machines_max` leaves room."""
     if state.stopping or not state.pools:
         return
     taken = sum(state.jobs[j].spec.slots_max for j in state.live_jobs if state.jobs[j].active)
@@ -236,7 +246,7 @@ def order_of(job: Job) -> JobOrder:
 
 
 def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
-    """Save what there is, then end. Without anything to save the end comes at once."""
+    """Save the job's state, then end it; a job without state ends at once."""
     if job.ended or job.status == "DRAINING":
         return
     if job.status in ("PENDING", "PROVISIONING") or job.layouts.current is None:
@@ -247,7 +257,8 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
     out.append(WriteCheckpoint(job=job.id, because=f"before it ends: {because}"))
     for token in job.leases:
         ledger.start_draining(state, state.leases[token])
-    # Without the sums a state has to come first, and what is behind the last one is lost if it does not.
+    # Without the sums the keeper needs a whole state, and loses the steps since its last one if none
+    # arrives; so it gets more time.
     part = 0.25 if job.progress.sums_kept else 0.75
     set_alarm(state, state.now_s + part * state.settings.drain_s, "drain", job.id)
 
@@ -259,7 +270,7 @@ def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 
 def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
-    """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
+    """End the job: close it, stop its workers, and pass on or give back its machines."""
     started = job.status != "PENDING"
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
@@ -281,7 +292,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
 
 
 def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
-    """To the first job that waits for machines, if it is any good; else back to the cloud."""
+    """Hand a usable machine to the first job that has room for it; else give it back."""
     if lease.usable and lease.state != "noticed" and not lease.released:
         for job_id in state.live_jobs:
             heir = state.jobs[job_id]
@@ -289,7 +300,7 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
             if spared is None or not heir.active or lease.draining_since_s is not None:
                 continue
             if not leases.free_to_bring(state, heir, lease.pool):
-                continue  # it may buy there all the same, if that is worth it
+                continue  # the job may still buy there, if that is worth the transfer
             if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
                 del state.jobs[lease.job].leases[lease.token]
                 ledger.hand_over(state, lease, heir)
@@ -304,8 +315,10 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
 
 
 def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
-    """What the heir need not wait for any more if it gets this machine: as many slots that are still starting, at
-    no lower a price, as leave room for it, the newest first. None if there is no room.
+    """Return the starting machines that the heir can cancel if it gets this machine.
+
+    The newest come first, until there is room for this machine; none of them is much cheaper than
+    it, and together they have no more slots. `None` means that there is no room.
     """
     room = heir.workers_max - slots_held(state, heir)
     spared: list[Lease] = []
@@ -352,7 +365,10 @@ def _done(job: Job, event: JobCompleted) -> str:
 
 
 def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) -> None:
-    """The script's own fault. The same fault on every worker at the same step counts once."""
+    """Count a failure of the script itself, and try again or fail the job.
+
+    The same failure on several workers at the same step counts once.
+    """
     worker = state.workers.get(event.worker)
     if worker is None:
         return
@@ -374,14 +390,17 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
 
 
 def _is_new_failure(job: Job, started_at_s: float) -> bool:
-    """Whether the worker began after the last failure, or the job has come further since."""
+    """Return whether the worker began after the last failure, or steps were committed since."""
     return started_at_s > job.trouble.failed_at_s or job.progress.step > job.trouble.failed_step
 
 
 def _count_failure(
     state: State, out: list[AnyAction], job: Job, what: str, started_at_s: float, *, repeats: bool
 ) -> bool:
-    """One more failure of the script; whether it is tried again. `repeats`: before any step it would only repeat."""
+    """Count a failure of the script; return whether the job goes on.
+
+    `repeats` says that before the first step the failure would only repeat, so the job fails then.
+    """
     again = _is_new_failure(job, started_at_s)
     if again:
         job.trouble.failures += 1
@@ -403,8 +422,10 @@ def _count_failure(
 
 
 def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
-    """A worker's process crashed while its machine lives. Twice near the same step on different machines it is the
-    script, and counts as one of its failures; until then it may be the machine, and another one is tried.
+    """Note that a worker's process crashed while its machine lives.
+
+    Crashes near the same step on two machines count as a failure of the script. Until then the
+    machine may be at fault, so after two crashes it is given back and a different machine is tried.
     """
     job, lease = state.jobs[event.job], leases.lease_of(state, event.machine_id)
     if not job.active:
@@ -416,7 +437,7 @@ def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
     job.trouble.crash_step = job.progress.step
     job.trouble.crashes[event.machine_id] = job.trouble.crashes.get(event.machine_id, 0) + 1
     if lease is not None:
-        lease.deaths = lease.crashes = 0  # it is not the machine's fault as far as is known
+        lease.deaths = lease.crashes = 0  # the machine is not known to be at fault
     if len(job.trouble.crashes) > 1:
         what = _crash(job, event)
         _count_failure(state, out, job, what, state.now_s - event.lived_s, repeats=True)
@@ -429,7 +450,10 @@ def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
 
 
 def _near_steps(job: Job) -> float:
-    """How far apart two crashes may be and be of the same step: reports of steps come late."""
+    """Return how many steps apart two crashes may be and count as near the same step.
+
+    It is more than 0 because reports of steps come late.
+    """
     return max(NEAR_STEPS, NEAR_S / job.progress.step_s) if job.progress.step_s else NEAR_STEPS
 
 
@@ -446,7 +470,11 @@ def _crash(job: Job, event: WorkerLost) -> str:
 
 
 def _failure(job: Job, event: WorkerFailed) -> str:
-    """What, in which step by the script's own count and by that of committed steps, and Python's last line."""
+    """Say which failure it was, in which step, and the last line of Python's traceback.
+
+    A step is named by the script's count and by its ordinal; outside of the loop, by committed
+    steps.
+    """
     last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
     if event.step is not None:
         return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
@@ -459,7 +487,7 @@ def _failure(job: Job, event: WorkerFailed) -> str:
 
 
 def _tried_again(state: State, out: list[AnyAction], job: Job, what: str) -> None:
-    """As long as the job stands still for it, its line says so."""
+    """Note the failure; while the job does not run, its status line shows it as the reason."""
     because = f"failure {job.trouble.failures} of {job.spec.max_failures} allowed: {what}"
     if job.status == "RUNNING" and job.layouts.urgent:
         move_job(state, out, job, "RECOVERING", because)
@@ -483,7 +511,7 @@ def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> Non
 
 
 def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
-    """From its last commit, with its failures forgiven."""
+    """Resume an ended job from its last commit, with its failures forgiven."""
     job = state.jobs.get(event.job)
     if job is None or job.status not in ("FAILED", "CANCELLED"):
         return
@@ -502,7 +530,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
 
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
-    """Stop while what is reserved still covers the stopping."""
+    """Drain the jobs whose budget runs out, while the reserve still pays for stopping."""
     dry = ledger.runs_out(state.account, state.settings, state.now_s)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:
@@ -519,7 +547,7 @@ def check_budgets(state: State, out: list[AnyAction]) -> None:
 
 
 def _give_up_if_poor(state: State, out: list[AnyAction], job: Job) -> None:
-    """It holds nothing and cannot buy anything any more: waiting would not help."""
+    """Fail a job that holds no machine and cannot buy one any more, since waiting is useless."""
     refusal = _refusal(state, job) if job.active else None
     if refusal is not None:
         why = f"{refusal}; {RESUME}"
@@ -546,14 +574,14 @@ def on_backup_held(state: State, event: BackupHeld) -> None:
 
 
 def on_logged(state: State, event: Logged) -> None:
-    """A step that is done again counts as it was done last."""
+    """Keep the logged numbers of the newest report; a repeated step replaces the earlier one."""
     job = state.jobs.get(event.job)
     if job is not None:
         job.progress.logged, job.progress.logged_step = event.numbers, event.step
 
 
 def on_output_kept(state: State, event: OutputKept) -> None:
-    """Also behind the job's end: the last files may come with it."""
+    """Record which output files are kept, also after the job's end, when the last may arrive."""
     job = state.jobs.get(event.job)
     if job is not None:
         job.progress.output, job.progress.output_files = event.newest, event.files
@@ -608,7 +636,11 @@ def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFa
 
 
 def _unstored(state: State, out: list[AnyAction], job: Job, error: str) -> None:
-    """Nothing is left to compute, and nobody may let go of the result: the keeper goes on to hold it when the job has ended."""
+    """Keep trying to store the finished model, and fail the job if that does not work in time.
+
+    Nothing is left to compute, and the result must not be lost, so the keeper still holds it after
+    the job has ended.
+    """
     what = f"all of {plural(job.progress.steps_total, 'step')} are done, but the trained model cannot be stored: {error}"
     if job.trouble.unstored_at_s is None:
         job.trouble.unstored_at_s = state.now_s
@@ -647,7 +679,10 @@ def _set_unread(state: State, job_id: str, why: str) -> None:
 
 
 def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged) -> None:
-    """Nobody pays for what may have been paid for before a person says so."""
+    """Fail the job because its records are damaged, going back to the last checkpoint.
+
+    A person must resume it, because the job may otherwise pay again for steps that were done.
+    """
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
@@ -662,16 +697,17 @@ def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged
 
 
 def _say(state: State, out: list[AnyAction], job_id: str, why: str) -> None:
-    """Of a job that is forgotten nothing more is said."""
+    """Note a sentence about a job, unless the job has been forgotten."""
     if job_id in state.jobs:
         note(out, job_id, why)
 
 
 def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
-    """The one way back: what was newer than `to_step` is done again. Late reports are fenced off.
+    """Go back to `to_step`, the only way a job loses steps; late reports are fenced off.
 
-    A report that comes twice counts once, and one that the job has overtaken counts no more. Where there were checkpoints
-    and none is left, a folder that is not mounted for one, nobody pays for all of it again before a person says so.
+    A report that comes twice counts once, and one that the job has overtaken does not count. If
+    there were checkpoints and none is left (the folder may not be mounted), the job fails, so that
+    a person decides whether to pay for all steps again.
     """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
@@ -703,7 +739,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
 
 
 def _forget_old_jobs(state: State) -> None:
-    """The oldest ended jobs make room; their cost stays in the whole account."""
+    """Forget the oldest ended jobs beyond `JOBS_MAX`; their cost stays in the whole account."""
     if len(state.jobs) <= JOBS_MAX:
         return
     old = [j for j, job in state.jobs.items() if job.ended and not job.leases]

@@ -1,8 +1,8 @@
-"""Which layout a job shall have with the workers at hand, and why: a question as a value, its answer as one.
+"""The choice of a job's layout for the workers at hand; question and answer are values.
 
-With a profile the plan book answers; workers that are not equally fast are a mix. Without one the job is
-data parallel, or in chains of the depth that a person asked for. What is asked again is remembered: the same
-question has the same answer, so that nobody can tell.
+With a profile the plan book answers; workers that are not equally fast form a mix. Without a
+profile the job is data parallel, or in chains of the depth that a person asked for. Answers are
+cached, which changes nothing, because the same question always has the same answer.
 
     pace    seconds of a microbatch on this worker over those on a healthy worker of speed one
 """
@@ -31,28 +31,28 @@ from orchestrator.wording import pause, plural
 
 BOOKS_KEPT = 64
 MIXES_KEPT, LIKELY_MAX = 256, 16
-MATCHED_MAX = 1024  # workers; with more, nobody is moved to save bytes
+MATCHED_MAX = 1024  # workers; with more, no worker is moved to save bytes
 NEAR, FAR, NEIGHBOUR = 1.0, 2.0, 0.5
-ORDER = 1e-6  # of a choice that is otherwise as good
+ORDER = 1e-6  # cost of a changed order, which decides between equal choices
 UNKNOWN_BYTES_PER_S = 1e9
 PACE_DIGITS = 3
-UNEVEN = 1.25  # of a stage that is larger than others, and of what is there besides the state
-PROGRAMS_MAX = 256  # microbatches; with more, only what workers know by name is played
+UNEVEN = 1.25  # margin for a stage larger than the others, and for memory besides the state
+PROGRAMS_MAX = 256  # microbatches; with more, only the schedule that workers know by name is used
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker that can be in the layout, and where it is."""
+    """A worker that can be in the layout, and its machine and zone."""
 
     worker: str
     machine: str
     zone: str
     slots: int = 1  # of its machine
     pace: float = 1.0
-    eased: bool = False  # it is slow and had its share cut: next it may be left out
+    eased: bool = False  # it is slow and its share was cut, so next it may be left out
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a layout is chosen from. The seats of the running layout come first, in its order."""
+    """All inputs of a choice. The seats of the running layout come first, in its order."""
 
     microbatches: int
     seats: tuple[Seat, ...]
@@ -63,15 +63,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     state_bytes: float = 0.0
-    training_bytes: float = 0.0  # of a model that is built where it is kept; 0 if all build it
-    room_bytes: float = 0.0  # of the worker that has the least
+    training_bytes: float = 0.0  # of an unbuilt model; 0 if every worker builds the whole model
+    room_bytes: float = 0.0  # of the worker with the least room
     before: Layout | None = None
     before_plan: Plan | None = None
-    morph_s: float = 0.0  # of every change, whatever moves
+    morph_s: float = 0.0  # the fixed pause of every change
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas in order, what they are predicted to take, and the sentence. Without a profile, no plan."""
+    """The chosen replicas in order, their plan, and the reason. Without a profile, no plan."""
 
     replicas: tuple[Replica, ...]
     plan: Plan | None
@@ -87,7 +87,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(asked: Question) -> Choice:
-    """The best layout; `DoesNotFit` says what is missing where there is none."""
+    """Return the best layout; if there is none, `DoesNotFit` says what is missing."""
     if asked.profile is None:
         chains, shares, plan = *_by_hand(asked), None
     else:
@@ -111,7 +111,10 @@ def choose(asked: Question) -> Choice:
 
 
 def plan_of(asked: Question, layout: Layout) -> Plan | None:
-    """The plan of a layout of equal workers that was chosen without one, if there is such a plan."""
+    """Return the book's plan of a layout that was chosen without one, else `None`.
+
+    It exists only for chains of one worker, a single pace, and the book's own shares.
+    """
     inside = [seat for seat in asked.seats if seat.worker in layout.workers]
     paces = {round(seat.pace, PACE_DIGITS) for seat in inside}
     if asked.profile is None or layout.depth > 1 or len(paces) != 1:
@@ -124,9 +127,10 @@ def plan_of(asked: Question, layout: Layout) -> Plan | None:
 
 
 def likely(asked: Question) -> tuple[Question, ...]:
-    """What may be asked next: the same, or with a machine less or more of each kind, or without a zone.
+    """Return the questions that may come next.
 
-    Workers count by their pace only, so that few of these differ.
+    They are the same question, and those with a machine of each kind less or more, or without a
+    zone. Workers are compared by pace only, so few of these questions differ.
     """
     machines: dict[str, list[Seat]] = {}
     for seat in asked.seats:
@@ -148,7 +152,7 @@ def likely(asked: Question) -> tuple[Question, ...]:
 
 
 def foresee(asked: Question) -> None:
-    """Think of what may be asked next, so that it is a look-up when it is."""
+    """Answer the likely next questions in advance, so that each is a look-up when it comes."""
     if asked.profile is None:
         return
     for question in likely(asked):
@@ -157,7 +161,7 @@ def foresee(asked: Question) -> None:
 
 
 def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
-    """The choice as the workers read it: where to cut, and what to play if it is not 1F1B."""
+    """Return the choice as the layout that workers read, with cuts and any non-1F1B schedules."""
     layout = Layout(
         generation=generation, microbatches=asked.microbatches, replicas=choice.replicas
     )
@@ -187,7 +191,7 @@ def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
 
 
 def picture(asked: Question, choice: Choice) -> str:
-    """The predicted step of the replica that the others wait for, as SVG."""
+    """Return the predicted step of the slowest replica, for which the others wait, as SVG."""
     assert asked.profile is not None
     assert choice.plan is not None
     paces = {seat.worker: seat.pace for seat in asked.seats}
@@ -208,9 +212,9 @@ def task_of(
     stages_max: int,
     per_instance: int,
 ) -> Task:
-    """The script's own microbatch is not ours to change; nor is the number of them.
+    """Return the planner's task; the size and number of microbatches stay those of the script.
 
-    Every worker keeps the whole state where that fits: the more have it, the more can be lost.
+    Every worker keeps the whole state if that fits, because more copies survive more losses.
     """
     size = profile.microbatch_sizes[0]
     only = None if depth is None else min(depth, stages_max)
@@ -227,9 +231,9 @@ def task_of(
 
 @lru_cache(maxsize=BOOKS_KEPT)
 def book_of(profile: Profile, task: Task, workers_max: int, pace: float = 1.0) -> book.Book:
-    """The best layout for every count of workers of one pace.
+    """Return the best layout for every count of workers of one pace.
 
-    Where nothing fits with the whole state on every worker, each keeps that of its own stages only.
+    If nothing fits with the whole state on every worker, each keeps that of its own stages only.
     """
     profile = _at(profile, pace)
     found = book.book(profile, task, workers_max)
@@ -258,7 +262,7 @@ def _at(profile: Profile, pace: float) -> Profile:
 
 
 def rehearse() -> None:
-    """Layouts of nothing real, so that the planner is compiled before somebody waits for it."""
+    """Plan a few made-up layouts, so that the planner is compiled before a job waits for it."""
     link = Link(bandwidth_bytes_per_s=1e9)
     section = Section(
         name="none",
@@ -286,7 +290,10 @@ def rehearse() -> None:
 
 
 def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
-    """The plan, and for every replica seats of the right paces; who takes which stage comes later."""
+    """Return the plan, and seats of the right paces for every replica.
+
+    Which worker takes which stage is decided later.
+    """
     assert asked.profile is not None
     groups, task = _by_pace(asked.seats), _task(asked)
     if len(groups) == 1:
@@ -313,7 +320,10 @@ def _task(asked: Question) -> Task:
 
 
 def _placed(asked: Question, seats: Sequence[Seat], depth: int) -> list[Seat]:
-    """Where chains are formed anew, workers of one machine stand together, and machines of one zone."""
+    """Return the seats in the order in which chains are filled.
+
+    If chains are formed again, workers of one machine stand together, and machines of one zone.
+    """
     if depth == 1 or (asked.before is not None and asked.before.depth == depth):
         return list(seats)
     machines = {seat.machine: n for n, seat in reversed(list(enumerate(seats)))}
@@ -321,7 +331,7 @@ def _placed(asked: Question, seats: Sequence[Seat], depth: int) -> list[Seat]:
 
 
 def _by_pace(seats: Sequence[Seat]) -> dict[float, list[Seat]]:
-    """The fastest first; in a group the order of the seats is kept."""
+    """Group the seats by pace, the fastest first; each group keeps the order of its seats."""
     groups: dict[float, list[Seat]] = {}
     for seat in seats:
         groups.setdefault(round(seat.pace, PACE_DIGITS), []).append(seat)
@@ -332,7 +342,11 @@ def _by_pace(seats: Sequence[Seat]) -> dict[float, list[Seat]]:
 
 
 def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
-    """Chains of the depth that was asked for, or of one; shares by pace, without the slow if that is faster."""
+    """Return chains and shares chosen without a profile.
+
+    The depth is the one asked for, else one, or more if the model needs more to fit. Shares follow
+    the pace; slow workers are left out if the rest is faster without them.
+    """
     depth = max(min(asked.depth or 1, asked.stages_max), _depth_to_fit(asked))
     if len(asked.seats) < depth:
         raise DoesNotFit(
@@ -355,7 +369,7 @@ def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
 
 
 def _depth_to_fit(asked: Question) -> int:
-    """How many workers a model needs that is built where it is kept, going by its size alone."""
+    """Return how many workers a chain of an unbuilt model needs, by the model's size alone."""
     if not asked.training_bytes:
         return 1
     depth = max(1, math.ceil(UNEVEN * asked.training_bytes / asked.room_bytes))
@@ -376,7 +390,7 @@ def _chained(
     asked: Question, seats: Sequence[Seat], depth: int
 ) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
     ordered = _placed(asked, seats, depth)
-    if depth > 1:  # the fast with the fast
+    if depth > 1:  # fast workers share chains with fast ones
         ordered.sort(key=lambda seat: seat.pace)
     microbatches = asked.microbatches
     width = min(len(ordered) // depth, microbatches)
@@ -388,7 +402,7 @@ def _chained(
 
 
 def drawn_out(replicas: Sequence[Replica], seats: Sequence[Seat]) -> float:
-    """How long the slowest replica computes, in microbatches of a worker of pace one."""
+    """Return how long the slowest replica computes, in microbatches of a worker of pace one."""
     paces = {seat.worker: seat.pace for seat in seats}
     return max(r.count * max(paces.get(w, 1.0) for w in r.workers) for r in replicas)
 
@@ -406,7 +420,7 @@ def _end_s(chains: Sequence[tuple[Seat, ...]], shares: Sequence[int]) -> float:
 def _who_moves(
     asked: Question, plan: Plan | None, chains: Sequence[tuple[Seat, ...]]
 ) -> Transition:
-    """Who takes which stage so that the fewest bytes move, then who is whose neighbour."""
+    """Assign workers to stages so that the fewest bytes move, then choose chain neighbours."""
     depth, before = len(chains[0]), asked.before
     inside = dict.fromkeys(seat.worker for chain in chains for seat in chain)
     pace = _pace(asked)
@@ -429,7 +443,7 @@ def _who_moves(
 
 
 def bandwidth(profile: Profile | None) -> float:
-    """Between machines, in bytes per second."""
+    """Return the bandwidth between machines, in bytes per second."""
     return UNKNOWN_BYTES_PER_S if profile is None else profile.network.inter.bandwidth_bytes_per_s
 
 
@@ -444,7 +458,11 @@ def _pace(asked: Question) -> Pace:
 
 
 def _held(asked: Question, before: Layout, *, owned: bool) -> Mapping[str, frozenset[int]]:
-    """What everyone who was in the layout that runs has. Who has all is asked to stay at its stage."""
+    """Return the sections with which each present worker of the running layout counts.
+
+    A worker that holds the whole state counts with its stage's sections only, if the next layout is
+    not owned either and the plan has the running depth; so it is asked to stay at its stage.
+    """
     here = {seat.worker for seat in asked.seats}
     chains = [replica.workers for replica in before.replicas]
     plan = asked.before_plan
@@ -459,7 +477,10 @@ def _held(asked: Question, before: Layout, *, owned: bool) -> Mapping[str, froze
 
 
 def _whole_states(asked: Question, chains: list[tuple[str, ...]], pace: Pace) -> Transition:
-    """What this moves as long as every worker holds all of the state: newcomers get it from all who have it."""
+    """Return the transition if every worker holds the whole state.
+
+    Newcomers get the state from all workers that have it.
+    """
     had = set() if asked.before is None else {*asked.before.workers}
     had &= {seat.worker for seat in asked.seats}
     inside = [worker for chain in chains for worker in chain]
@@ -479,7 +500,10 @@ def _whole_states(asked: Question, chains: list[tuple[str, ...]], pace: Pace) ->
 
 
 def _barred(chains: Sequence[tuple[Seat, ...]]) -> Flags | None:
-    """A place that was planned for a worker of one pace is not for one of another."""
+    """Return which worker is barred from which place; `None` if all have the same pace.
+
+    A place that was planned for a worker of one pace is not for a worker of a different pace.
+    """
     paces = np.array([round(seat.pace, PACE_DIGITS) for chain in chains for seat in chain])
     if len(np.unique(paces)) == 1:
         return None
@@ -493,7 +517,10 @@ def _linked(
     slots: Sequence[tuple[float, ...]],
     before: Layout | None,
 ) -> tuple[tuple[str, ...], ...]:
-    """Whoever holds a stage may serve any replica: neighbours in a chain are to be near each other."""
+    """Join the holders of the stages into chains so that neighbours are near each other.
+
+    This is free to choose, because a worker that holds a stage may serve any replica.
+    """
     follows: dict[str, str] = {}
     for replica in before.replicas if before is not None else ():
         follows |= dict(zip(replica.workers, replica.workers[1:], strict=False))

@@ -1,17 +1,17 @@
-"""Who owes what: every lease is charged to its job and to the whole, as straight lines in time.
+"""Accounts: every lease is charged to its job and to the whole, as straight lines in time.
 
     spent(t)     = spent + usd_per_h · (t - at) / 3600
     committed(t) = committed - draining_usd_per_h · (t - at) / 3600
-    committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while it is given back,
-                   and what bringing the state to those that are no machines yet will cost
+    committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while the
+                   machine is given back, and the egress of leases that are no machines yet
 
-A lease costs its machine's price and its disk per hour, and egress once, when it is a machine. Its ceiling is
-the most that it may cost per hour, so that what was reserved covers what comes
-between the decision to give a machine back and its end. Nothing is bought unless
-spent + committed + its own reserve <= cap. On demand the ceiling is the price; on spot it is
-`SPOT_RISE` times the price, but no more than on demand. A price that passes it raises it while there
-is money for that; else the machine is given back at once, and its reserve is used up at that price.
-Where hours are paid as a whole, a whole one is reserved for as well.
+A lease costs its machine's price and its disk per hour, and egress once, when it is a machine. Its
+ceiling is the most that it may cost per hour, so the reserve covers the time between the decision
+to give a machine back and its end. Nothing is bought unless spent + committed + its reserve <= cap.
+On demand the ceiling is the price; on spot it is `SPOT_RISE` times the price, but no more than on
+demand. A price above the ceiling raises it if there is money for that; else the machine is given
+back at once, and its reserve is used up at that price. If whole hours are billed, one whole hour is
+reserved as well.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ CENT_FRACTION = 1e-9  # below this a difference of dollars is rounding
 
 
 def credible(price_usd_per_h: float) -> bool:
-    """Nobody gives machines away, and none costs so much: such a price is a fault of who says it."""
+    """Return whether a price can be true; one that is 0, less, or absurdly high is a fault."""
     return 0 < price_usd_per_h < USD_PER_H_MAX
 
 
 def settle(account: Account, at_s: float) -> None:
-    """Bring the lines up to a moment."""
+    """Advance the account's lines to a moment."""
     hours = max(0.0, at_s - account.at_s) / HOUR_S
     account.spent_usd += account.usd_per_h * hours
     account.on_demand_usd += account.on_demand_usd_per_h * hours
@@ -53,7 +53,7 @@ def on_demand_usd(account: Account, at_s: float) -> float:
 
 
 def manager_usd(account: Account, at_s: float) -> float:
-    """The part of what was spent that the manager's own machine cost."""
+    """Return the part of the spent money that the manager's own machine cost."""
     return account.manager_usd + account.manager_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
 
 
@@ -65,16 +65,16 @@ def committed_usd(account: Account, at_s: float) -> float:
 
 
 def left_usd(account: Account, at_s: float) -> float | None:
-    """What may still be promised; None without a cap."""
+    """Return what may still be promised; `None` without a cap."""
     if account.cap_usd is None:
         return None
     return account.cap_usd - spent_usd(account, at_s) - committed_usd(account, at_s)
 
 
 def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
-    """Would spent + committed pass the cap before we look again?
+    """Return whether spent + committed would pass the cap before the next check.
 
-    A launch may have been a machine for a while when we learn of it, and owes that at once.
+    A launch counts from its start, because we may learn of its machine late and then owe all of it.
     """
     left = left_usd(account, at_s)
     period_s = settings.control_period_s
@@ -90,9 +90,9 @@ def ceiling_usd_per_h(
     disk_usd_per_h: float,
     bid_usd_per_h: float | None = None,
 ) -> float:
-    """The most that a machine may cost per hour, its disk included, before we think again.
+    """Return the most that a machine may cost per hour, with its disk, before a new decision.
 
-    Above its bid it costs nothing any more: the cloud takes it.
+    It is never above the bid, because at a higher price the cloud takes the machine.
     """
     most = kind.on_demand_usd_per_h
     if market == "spot" and spot_usd_per_h is not None:
@@ -107,13 +107,13 @@ def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
 
 
 def _owed_s(settings: Settings) -> float:
-    """The rest of a begun hour is owed by whoever gives a machine back in it."""
+    """Return an hour if whole hours are billed, since the rest of a begun hour is owed."""
     quantum_s = RULES[settings.billing].quantum_s
     return quantum_s if quantum_s >= HOUR_S else 0.0
 
 
 def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: float = 0.0) -> bool:
-    """One more machine can be reserved for, and nothing has to be given back at once for it."""
+    """Return whether one more machine can be reserved for, without giving back others at once."""
     needed = needed_usd(state.settings, ceiling_usd_per_h) + egress_usd
     return pays(purses(state, job), needed)
 
@@ -123,7 +123,7 @@ def pays(purses: Sequence[tuple[float, float]], needed_usd: float) -> bool:
 
 
 def purses(state: State, job: Job) -> list[tuple[float, float]]:
-    """What is left under each cap, and what others may come to cost before we look."""
+    """Return for each cap what is left, and what others may cost before the next check."""
     settings, found = state.settings, []
     for account in (state.account, job.account):
         left = left_usd(account, state.now_s)
@@ -135,7 +135,10 @@ def purses(state: State, job: Job) -> list[tuple[float, float]]:
 
 
 def needed_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
-    """The least that must be there to buy a machine: its reserve, and what it costs before we look."""
+    """Return the least money needed to buy a machine.
+
+    It is the machine's reserve and what the machine may cost before the next check.
+    """
     unseen_usd = ceiling_usd_per_h * _unseen_s(settings) / HOUR_S
     return reserve_usd(settings, ceiling_usd_per_h) + unseen_usd
 
@@ -145,7 +148,7 @@ def _unseen_s(settings: Settings) -> float:
 
 
 def open_lease(state: State, lease: Lease, job: Job) -> None:
-    """Reserve for a lease that is about to be asked for."""
+    """Reserve money for a lease whose launch is about to be requested."""
     for account in (state.account, job.account):
         settle(account, state.now_s)
         account.leases += 1
@@ -156,7 +159,7 @@ def open_lease(state: State, lease: Lease, job: Job) -> None:
 
 
 def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: float) -> None:
-    """The machine exists: it costs from now on, and what it cost before we knew is owed at once."""
+    """Charge for a machine from now on, and at once for the time before we knew of it."""
     from_s = max(lease.intended_at_s, min(from_s, state.now_s))
     _intend_rate(state, lease, -1)
     lease.price_usd_per_h = price_usd_per_h
@@ -174,10 +177,10 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
 
 
 def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
-    """A new price holds from now on; the interval before is charged at the old one. Above a bid nothing is
-    charged: the cloud takes the machine, and gives back what its rule says.
+    """Charge a new price from now on; return whether the reserve covers it or can be raised.
 
-    False when it is above what is reserved for, and there is no money to reserve for more.
+    The interval before is charged at the old price. No more than the bid is charged, because at a
+    higher price the cloud takes the machine and refunds what its rule says.
     """
     bid = lease.request.bid_usd_per_h
     price_usd_per_h = price_usd_per_h if bid is None else min(price_usd_per_h, bid)
@@ -195,14 +198,14 @@ def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
 
 
 def covered(state: State, lease: Lease) -> bool:
-    """Is what it costs now reserved for, or can it be?"""
+    """Return whether the machine's present cost is reserved for, or can be."""
     if lease.draining_since_s is not None or lease.usd_per_h <= lease.ceiling_usd_per_h:
         return True
     return _raise_ceiling(state, lease)
 
 
 def start_draining(state: State, lease: Lease) -> None:
-    """It is being given back: what was reserved for that is used up as time passes."""
+    """Begin to use up the reserve, as the machine is being given back."""
     if lease.draining_since_s is not None:
         return
     lease.draining_since_s = state.now_s
@@ -211,13 +214,13 @@ def start_draining(state: State, lease: Lease) -> None:
 
 
 def on_dry_alarm(state: State, token: str) -> None:
-    """Giving it back takes longer than was reserved for: a reserve ends at zero."""
+    """End the reserve at zero if giving back takes longer than was reserved for."""
     lease = state.leases.get(token)
     if lease is None or lease.draining_since_s is None or lease.drained or not lease.prices:
         return
     reserved_usd = _reserved_usd(state, lease)
     if reserved_usd > CENT_FRACTION:
-        return  # it is used up more slowly since; another alarm is set
+        return  # the reserve is used up more slowly now, and a later alarm is set
     lease.drained = True
     _change_draining(state, lease, -lease.draining_usd_per_h)
     lease.draining_usd_per_h = 0.0
@@ -226,7 +229,7 @@ def on_dry_alarm(state: State, token: str) -> None:
 
 
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
-    """The machine is gone (or never was): stop charging, and charge what the billing rule says."""
+    """Stop charging for a machine that is gone or never was; settle it by its billing rule."""
     if lease.prices:
         _accrue(state, lease)
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
@@ -236,7 +239,7 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         machine_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
         lease.disk_usd = disk_so_far_usd(lease, ended_at_s)
         lease.cost_usd = machine_usd + lease.disk_usd + lease.egress_usd
-        unheard_h = (state.now_s - ended_at_s) / HOUR_S  # it was gone before we learned of it
+        unheard_h = (state.now_s - ended_at_s) / HOUR_S  # from its end until we learned of it
         for account in accounts(state, lease):
             account.spent_usd += lease.cost_usd - lease.accrued_usd - lease.egress_usd
             account.on_demand_usd -= lease.on_demand_usd_per_h * unheard_h
@@ -256,7 +259,7 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
 
 
 def hand_over(state: State, lease: Lease, to: Job) -> None:
-    """From now on the lease is charged to another job."""
+    """Charge the lease to a different job from now on."""
     _accrue(state, lease)
     reserved = _reserved_usd(state, lease)
     old = state.jobs[lease.job].account
@@ -281,27 +284,27 @@ def cost_so_far_usd(lease: Lease, at_s: float) -> float:
 
 
 def disk_so_far_usd(lease: Lease, at_s: float) -> float:
-    """The part of what a machine has cost that its disk did. No rule refunds it."""
+    """Return the part of a machine's cost that is for its disk; no rule refunds it."""
     if lease.ended_at_s is not None or not lease.prices:
         return lease.disk_usd
     return lease.disk_usd_per_h * max(0.0, at_s - lease.prices[0][0]) / HOUR_S
 
 
 def _accrue(state: State, lease: Lease) -> None:
-    """Close the interval since the last look."""
+    """Add the cost of the interval since the last call to the lease."""
     hours = max(0.0, state.now_s - lease.accrued_at_s) / HOUR_S
     lease.accrued_usd += lease.usd_per_h * hours
     lease.accrued_at_s = max(lease.accrued_at_s, state.now_s)
 
 
 def _intend_rate(state: State, lease: Lease, sign: int) -> None:
-    """What launches that are not known to be machines yet will cost per hour."""
+    """Add the lease to, or remove it from, the hourly cost of launches not yet machines."""
     for account in accounts(state, lease):
         account.intended_usd_per_h += sign * lease.usd_per_h
 
 
 def _drain(state: State, lease: Lease) -> None:
-    """From now on what is reserved is used up as fast as it costs, or may cost."""
+    """Use up the reserve from now on at the machine's price or ceiling, whichever is higher."""
     if lease.drained:
         return
     lease.reserve_usd, lease.draining_since_s = _reserved_usd(state, lease), state.now_s
@@ -326,7 +329,7 @@ def _change_rate(state: State, lease: Lease, usd_per_h: float, on_demand_usd_per
 
 
 def _reserved_usd(state: State, lease: Lease) -> float:
-    """What is still reserved for it now."""
+    """Return what is still reserved for the lease now."""
     if lease.drained:
         return 0.0
     if lease.draining_since_s is None or not lease.prices:
@@ -336,7 +339,7 @@ def _reserved_usd(state: State, lease: Lease) -> float:
 
 
 def _raise_ceiling(state: State, lease: Lease) -> bool:
-    """Reserve for a higher price, if every account can pay for it."""
+    """Reserve for a higher price if every account can pay for it; return whether they can."""
     market, price = lease.request.market, lease.price_usd_per_h
     bid = lease.request.bid_usd_per_h
     ceiling = ceiling_usd_per_h(lease.type, market, price, lease.disk_usd_per_h, bid)
@@ -353,7 +356,7 @@ def _raise_ceiling(state: State, lease: Lease) -> bool:
 
 
 def _thinned(prices: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Half as many points with the same integral: neighbours become their time-weighted mean."""
+    """Return half as many points with the same integral: pairs become time-weighted means."""
     thin = []
     for (a_s, a), (b_s, b), (c_s, _) in zip(
         prices[0:-2:2], prices[1:-1:2], prices[2::2], strict=False

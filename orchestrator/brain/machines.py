@@ -1,7 +1,7 @@
-"""What is heard of machines: from launches, from the providers' lists, from the machines themselves.
+"""News of machines: from launches, from providers' lists, and from machines themselves.
 
-A launch is an intent in the journal before it is a call. What became of it is told by `Launched`, or
-found in the provider's own list: a machine whose token we intended is adopted, an intent that is not
+A launch is an intent in the journal before it is a call. Its outcome comes with `Launched`, or is
+found in the provider's list: a machine whose token we intended is adopted, an intent that is not
 listed after the grace is dropped, and a machine of ours that no lease claims is terminated.
 """
 
@@ -26,7 +26,7 @@ from orchestrator.wording import plural
 
 STRANGERS_MAX = 1000
 
-# --- what became of a launch ---------------------------------------------------------------------------
+# --- the outcome of a launch -----------------------------------------------------------------
 
 
 def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
@@ -40,7 +40,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
 
 
 def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
-    """The intent has become a machine."""
+    """Attach the machine to its lease; give it back at once if it is not needed or too costly."""
     _begin(state, out, lease, machine)
     if not state.jobs[lease.job].active or state.stopping:
         lease.released = lease.released or "nobody needs it any more"
@@ -57,7 +57,7 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
 
 
 def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
-    """From its launch on it has a name, a price and a place in what its pool is known for."""
+    """Record the machine in its lease, charge for it, and note that its pool sold one."""
     price = machine.price_usd_per_h
     price = price if ledger.credible(price) else lease.price_usd_per_h
     why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
@@ -107,7 +107,7 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
 
 
 def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
-    """The cloud took the machine. That is a preemption of the job it worked for."""
+    """End the lease of a machine that the cloud took, and count a preemption of its job."""
     job = state.jobs[lease.job]
     workers.abandon(state, out, lease, because)
     leases.end(state, out, lease, "provider", at_s, because)
@@ -127,7 +127,7 @@ def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
         jobs.finish(state, out, job, "FAILED", f"preempted: {why}")
 
 
-# --- what the list says --------------------------------------------------------------------------------
+# --- the provider's list ---------------------------------------------------------------------
 
 
 def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None:
@@ -139,7 +139,7 @@ def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None
 
 
 def ask_for_lists(state: State, out: list[AnyAction]) -> None:
-    """Once per period, as long as there is anything that a list could tell us."""
+    """Ask every provider for its list once per period, while a list could tell us anything."""
     for name in sorted(state.providers):
         provider = state.providers[name]
         overdue = state.now_s >= provider.listing_asked_at_s + state.settings.launch_grace_s
@@ -166,7 +166,7 @@ def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> Non
 
 
 def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
-    """Settle the difference between what is there and what we meant to be there."""
+    """Settle the differences between the machines that exist and those that we intend."""
     provider = leases.provider_of(state, event.provider)
     provider.listing_out, provider.failures = False, 0
     asked_at_s = event.asked_at_s + state.skew_s
@@ -195,7 +195,7 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
 
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
-    """A machine that a lease claims: learn what changed."""
+    """Record what changed about a listed machine that a lease claims."""
     if lease.state == "intended":
         if machine.state == "terminated":
             _settle_unheard(state, out, lease, machine)
@@ -215,8 +215,9 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
 
 
 def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
-    """It started and ended before we learned of it. It has a bill all the same: as long as the list says,
-    or, if it does not say when it ended, until now.
+    """Charge for a machine that started and ended before we learned of it.
+
+    It is charged until the end that the list states, or until now if the list states none.
     """
     state.strangers.pop(machine.id, None)
     _begin(state, out, lease, machine)
@@ -234,7 +235,7 @@ def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: M
 def _settle_missing(
     state: State, out: list[AnyAction], provider: ProviderState, alive: dict[str, None]
 ) -> None:
-    """Leases that the list does not show. A list may lag, so that young ones are given the grace."""
+    """Settle leases that the list does not show, except young ones, because a list may lag."""
     grace_s = state.settings.launch_grace_s
     missing = [
         lease
@@ -253,7 +254,7 @@ def _settle_missing(
 
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
-    """Ours, but claimed by nobody: nothing that costs money is left without an owner."""
+    """Terminate a machine of ours that no lease claims, since every machine costs money."""
     provider = leases.provider_of(state, machine.pool.cloud)
     asked_at_s = provider.orphans.get(machine.id)
     if asked_at_s is None or state.now_s >= asked_at_s + state.settings.drain_s / 4:
@@ -262,7 +263,7 @@ def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: s
         out.append(Terminate(provider=provider.name, machine_id=machine.id, because=because))
 
 
-# --- what the machine itself says ----------------------------------------------------------------------
+# --- reports of the machine itself -----------------------------------------------------------
 
 
 def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> None:
@@ -291,7 +292,10 @@ def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
 
 
 def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
-    """The agent is gone, and perhaps its machine: the list will tell, and we do not wait for it."""
+    """Continue without a machine whose agent is gone, before the list shows if the machine is.
+
+    The machine has a while to come back.
+    """
     lease = leases.lease_of(state, event.machine_id)
     if lease is None:
         state.strangers.pop(event.machine_id, None)
@@ -317,7 +321,7 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
 
 
 def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
-    """It has not joined, or not come back, in time."""
+    """Give back a machine that has not joined, or not come back, in time."""
     lease = state.leases.get(token)
     if lease is None or lease.joined or lease.state in ("intended", "ending"):
         return
@@ -332,7 +336,7 @@ def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
 
 
 def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
-    """Buy the replacement at once; use the machine until shortly before it goes."""
+    """Record the notice, so that a replacement is bought at once; meanwhile the machine works."""
     notice = event.notice
     lease = leases.lease_of(state, notice.machine_id)
     if lease is None or lease.state in ("intended", "ending"):
@@ -357,7 +361,7 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
 
 
 def on_notice_alarm(state: State, out: list[AnyAction], token: str) -> None:
-    """Leave the machine out shortly before its deadline; take it back if nobody came for it."""
+    """Leave the machine out shortly before its deadline; take it back if it was not taken."""
     lease = state.leases.get(token)
     if lease is None or not lease.announced or lease.goes_at_s is None:
         return

@@ -1,10 +1,10 @@
-"""How fast workers and steps really are: stragglers, and predictions that have drifted.
+"""The measured pace of workers and steps: stragglers, drifted predictions, and patience.
 
-A worker that takes longer for a microbatch than its peers at the same stage is first given fewer; at a later
-change of the layout it may be left out, if the others are faster without it. Now and then one that was left
-out is taken back in to see whether it has recovered. Nothing is believed before it has lasted a while, and
-what layouts reckon with moves in coarse steps, so that noise changes nothing. How fast a step is also says for
-how long silence is borne.
+A worker that takes longer for a microbatch than its peers at the same stage first gets fewer
+microbatches. At a later change of the layout it may be left out, if the others are faster without
+it. A left-out worker is taken back in from time to time, to see whether it has recovered. A
+deviation counts only after it has lasted a while, and the pace that layouts use moves in coarse
+steps, so noise changes nothing. The step time also determines how long silence is tolerated.
 """
 
 from math import log
@@ -23,21 +23,21 @@ from orchestrator.state import Job, State, Worker, newcomer, note, set_alarm, wa
 from orchestrator.wording import pause, plural
 
 THRESHOLD = 1.3
-STEP = 1.25  # what layouts reckon with is a power of it
+STEP = 1.25  # the pace that layouts use is a power of it
 PROBE_DOUBLINGS_MAX = 6
 PATIENCE_DOUBLINGS_MAX = 6
 REFIT_S = 60.0
 
 
 def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
-    """From now on layouts are compared before they are tried."""
+    """Adopt a measured profile, so that layouts are compared by prediction from now on."""
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
     profile, before, told = event.profile, job.layouts.profile, job.layouts.told
     worker = state.workers.get(event.worker)
     if before is not None and profile.key and profile.key == before.key:
-        # Compared with what was told: what layouts reckon with may be scaled to what was seen since.
+        # Compare with the network as reported: the one in use may since have been scaled to drift.
         if profile.network == (job.layouts.told or before.network):
             return
         job.layouts.told = profile.network
@@ -53,13 +53,15 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
 
 
 def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
-    """A worker knows its machine, but not what that is sold as. Where a type is wrong about what runs on it,
-    what was measured there counts.
+    """Adopt a profile, completed with the instance type, which the worker does not know.
+
+    A CPU worker's room is the smaller of what was seen and what the type is sold with. If nothing
+    fits there although more was seen, the measured room counts, because the type's figure is wrong.
     """
     seen_bytes, slots = profile.memory_bytes, 1
     if kind is not None:
         room, slots = seen_bytes, kind.slots
-        if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
+        if kind.accelerator == "cpu":  # each worker sees the whole memory of its machine
             seen_bytes /= slots
             room = min(room, kind.memory_bytes / slots)
         profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
@@ -69,7 +71,7 @@ def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
 
 
 def _measured(profile: Profile, before: Profile | None, told: Network | None, worker: str) -> str:
-    """What is new of it: a link that was told before is not told again."""
+    """Say what is new in a profile; a link that was reported before is not repeated."""
     network, seen = profile.network, profile.network_from
     same = before is not None and before.key == profile.key
     known = told if same else None
@@ -105,7 +107,7 @@ def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
 
 
 def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
-    """What was doubted has lasted, or it is time to think again about a worker that got fewer."""
+    """Reconsider the layout: a deviation has lasted, or an eased worker's time is over."""
     job = state.jobs.get(job_id)
     if job is not None and job.active:
         _look(state, out, job)
@@ -113,7 +115,7 @@ def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 
 def _look(state: State, out: list[AnyAction], job: Job) -> bool:
-    """Compare every worker with its peers at the same stage; whether layouts have to reckon anew."""
+    """Compare every worker with its peers at the same stage; return whether any pace changed."""
     if job.layouts.current is None or job.layouts.acknowledged != job.layouts.generation:
         return False
     changed = False
@@ -134,7 +136,10 @@ def _look(state: State, out: list[AnyAction], job: Job) -> bool:
 
 
 def _judge(state: State, out: list[AnyAction], job: Job, worker: Worker, slow: float) -> bool:
-    """Whether it is slower or faster than layouts reckon, for long enough to be believed."""
+    """Return whether the worker's pace has differed from its recorded one for long enough.
+
+    If so, the new pace is recorded.
+    """
     if abs(log(slow / worker.slow)) <= log(THRESHOLD):
         worker.doubted_at_s = None
         since_s = worker.probed_at_s
@@ -171,7 +176,7 @@ def _speed(state: State, worker: Worker) -> float:
 
 
 def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, ...]) -> None:
-    """Remember who got fewer and who was left out, and when to think about them again."""
+    """Record which workers got fewer microbatches or were left out, and when to retry them."""
     assert job.layouts.current is not None
     for worker_id in job.layouts.current.workers:
         worker = state.workers[worker_id]
@@ -192,7 +197,7 @@ def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, 
 
 
 def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
-    """It is taken back in as if it had recovered; if it has not, its beats will say so."""
+    """Take a left-out worker back in as if it had recovered; its pace will show if it has."""
     worker = state.workers.get(worker_id)
     if worker is None or worker.benched_at_s is None:
         return
@@ -209,7 +214,7 @@ def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 
 
 def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
-    """A committed step against its prediction; a profile that has drifted is refitted, and so is the book."""
+    """Compare a committed step with its prediction; refit the profile and the plan on drift."""
     plan, layout = job.layouts.plan, job.layouts.current
     if plan is None or layout is None or job.layouts.profile is None or event.step_s <= 0:
         return
@@ -219,7 +224,7 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
     ):
         return
     if any(state.workers[w].doubted_at_s is not None for w in layout.workers if w in job.workers):
-        return  # it is a worker that is off, not the profile
+        return  # the deviation is a worker's, not the profile's
     job.layouts.watch = drift.observe(job.layouts.watch, plan, event.step_s)
     verdict = drift.judge(job.layouts.watch)
     if verdict.advice == "keep":
@@ -237,15 +242,19 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
     else:
         job.layouts.profile = drift.refit_ring(job.layouts.profile, plan, job.layouts.watch.wide)
         job.layouts.plan = drift.believed(plan, job.layouts.watch.wide, 1.0, ring=True)
-    # The running layout may stay though another is better now: it is not found off by the same factor again.
+    # The running layout may stay even if a different one is better now, so its plan is refitted too;
+    # otherwise the same drift would be found again.
     job.layouts.watch, job.layouts.refitted_at_s = drift.Watch(), state.now_s
     note(out, job.id, because)
-    # Laid out in a moment: until then the world makes the new book beside the loop.
+    # The layout is chosen a moment later, so that the world can make the new book beside the loop.
     newcomer(state, job)
 
 
 def _busy_s(state: State, layout: Layout) -> float:
-    """How long the busiest worker of a layout computes in a step, by what all say of a microbatch; else 0."""
+    """Return how long the busiest worker of a layout computes in a step, or 0.
+
+    It is 0 unless every worker has reported its time per microbatch.
+    """
     each = [
         replica.count * state.workers[worker].microbatch_s if worker in state.workers else 0.0
         for replica in layout.replicas
@@ -262,8 +271,11 @@ def _besides(factor: float, computing: float, overhead_s: float) -> str:
 
 
 def stall_s(state: State, job: Job) -> float:
-    """Patience is a multiple of what a step takes, and more once that has not been enough. A state on its way to all
-    of them, at worst by one link, is not to be broken off: it would begin again."""
+    """Return how long silence is tolerated: a multiple of the step time, or the setting.
+
+    The time to send the state to all workers, at worst over one link, is added, because a transfer
+    that is broken off would begin again. Each restart of all workers doubles the sum.
+    """
     patience_s = max(state.settings.stall_s, 20 * job.progress.step_s) + _sending_s(job)
     return patience_s * 2.0 ** min(job.trouble.refreshed, PATIENCE_DOUBLINGS_MAX)
 

@@ -1,4 +1,7 @@
-"""Every action is a sentence: when, who, what, and why. Asking for a list, or keeping prices, is not worth one."""
+"""Actions as sentences: when, who, what, and why.
+
+Asking for a list and keeping prices are routine, so they get no sentence.
+"""
 
 from typing import assert_never
 
@@ -22,7 +25,7 @@ from orchestrator.view import Sentence
 
 
 def sentence(action: AnyAction, at_s: float) -> Sentence | None:
-    """The action as a person reads it; None for what is routine."""
+    """Return the action as a person reads it; `None` for a routine action."""
     match action:
         case ListMachines() | KeepQuotes():
             return None

@@ -1,4 +1,4 @@
-"""Workers: who is started in which slot, and who is sent home. Their ids never come back."""
+"""Workers: starting them in free slots and stopping them. An id is never used twice."""
 
 from orchestrator.actions import AnyAction, StartWorker, StopWorker
 from orchestrator.state import (
@@ -44,7 +44,10 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
 
 
 def staying(state: State, job: Job) -> int:
-    """Workers on machines that shall stay: those that replace the others have to start beside them."""
+    """Count the workers on machines that stay.
+
+    The others do not count, because their replacements have to start beside them.
+    """
     return sum(state.leases[state.workers[worker].token].stays for worker in job.workers)
 
 
@@ -65,12 +68,15 @@ def on_staff_alarm(state: State, out: list[AnyAction], token: str) -> None:
 
 
 def ready_s(state: State, job: Job) -> float:
-    """A script may have to load a lot: each time that this was too short, the next worker gets twice as long."""
+    """Return how long a worker may take until it is ready.
+
+    A script may have to load a lot, so each timeout doubles the time for the next worker.
+    """
     return job.trouble.ready_s or state.settings.worker_timeout_s
 
 
 def stop(state: State, out: list[AnyAction], worker: Worker, because: str) -> None:
-    """Forget the worker and make sure that it ends: its id never comes back."""
+    """Forget the worker and make sure that it ends; its id is never used again."""
     lease = state.leases[worker.token]
     forget(state, worker)
     if lease.joined and lease.state not in ("ending", "ended"):
@@ -95,7 +101,7 @@ def forget(state: State, worker: Worker) -> None:
 
 
 def abandon(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
-    """The machine goes and takes its workers with it; the job moves on without them."""
+    """Forget all workers of a machine that goes; the job continues without them."""
     job = state.jobs[lease.job]
     gone = [state.workers[worker_id] for _, worker_id in sorted(lease.workers.items())]
     for worker in gone:
