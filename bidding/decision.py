@@ -234,13 +234,17 @@ def planned(
 
 @compiled
 def _candidates(machines: Machines, all_: Units, bounds: Bounds, mode: int, tight: bool) -> Units:
-    """The rows that the mode allows. With little time to spare nothing moves to a cheaper pool."""
+    """The rows that may be held: those that the mode allows, and of which one machine is not too large.
+
+    With little time to spare nothing moves to a cheaper pool.
+    """
     n = len(machines.rule)
     fine = np.zeros(n, np.bool_)
     held_slots = 0
     for i in range(n):
         wanted = mode == ANY_MODE or (mode != IDLE and (mode == ON_DEMAND) == machines.on_demand[i])
         fine[i] = wanted and not machines.fixed[i] and not machines.blocked[i]
+        fine[i] = fine[i] and machines.machines[i] > 0
         if fine[i] and machines.held[i]:
             held_slots += machines.machines[i] * machines.slots[i]
     if mode != ANY_MODE and tight and held_slots >= bounds.slots_max:

@@ -16,6 +16,8 @@ EndedBy = Literal["user", "provider"]
 
 DEPLOYMENT_TAG = "orchestrator-deployment"
 """The tag that makes a machine ours; its value names the deployment."""
+TOKEN_MAX = 64
+"""Characters of a launch token, at most."""
 LINUX = "Linux/UNIX"
 """How AWS begins the names of the systems that we start; histories list other systems as well."""
 
@@ -75,8 +77,10 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.token) <= 64:
-            raise ValueError(f"launch token must have 1..64 characters, not {len(self.token)}")
+        if not 1 <= len(self.token) <= TOKEN_MAX:
+            raise ValueError(
+                f"launch token must have 1..{TOKEN_MAX} characters, not {len(self.token)}"
+            )
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from orchestrator.brain import crews, forecast, leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
-ROUNDING_USD = 1e-12
+ROUNDING_USD, ROUNDING = 1e-12, 1e-9
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 
 
@@ -254,15 +254,21 @@ def _budget_left_usd(state: State, job: Job) -> float | None:
 
 
 def _usd_per_h_left(state: State, job: Job) -> float | None:
-    """What this job may cost per hour: the limit less what others, the manager and its own that go cost."""
+    """What this job may cost per hour: the limit less what others, the manager and its own that go cost.
+
+    What stays may be kept even so, because giving it back makes no room before the others have gone.
+    """
     most = state.settings.usd_per_h_max
     if most is None:
         return None
     everything, own = state.account, job.account
     others = everything.usd_per_h - own.usd_per_h
     others += everything.intended_usd_per_h - own.intended_usd_per_h
-    own_leases = leases_of(state, job)
-    others += sum(
-        lease.usd_per_h for lease in own_leases if lease.goes_at_s is not None or not lease.stays
-    )
-    return max(0.0, most - others)
+    stays_usd, goes_usd = 0.0, 0.0
+    for lease in leases_of(state, job):
+        if lease.goes_at_s is None and lease.stays:
+            stays_usd += lease.usd_per_h
+        else:
+            goes_usd += lease.usd_per_h
+    kept_usd = min(stays_usd * (1 + ROUNDING), most - others)
+    return max(0.0, most - others - goes_usd, kept_usd)

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent.keys import JOURNAL
 from agent.messages import WorkerFailed
 from orchestrator.cli.command import (
     INTERRUPTED,
@@ -39,7 +40,6 @@ from orchestrator.view import JobView
 STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting
 TRACEBACK_LINES = 60
-JOURNAL = "orch:journal"
 JOURNAL_LOOKED_AT = 5_000
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 DEADLINE_DAYS_MAX = 3650

@@ -225,6 +225,18 @@ def test_a_machine_whose_refund_is_worth_more_than_it_costs_is_held():
     assert said.cost_usd_per_work < 0
 
 
+def test_a_machine_that_is_too_large_hides_no_pool_that_is_worth_waiting_for():
+    """It cannot be bought, so its price says nothing about what is sold meanwhile."""
+    large = Offer(
+        pool=Pool("aws", "r", "z", "kind.2"), type=KINDS[2], market="spot", price_usd_per_h=0.1
+    )
+    away = one("a", 0.2, blocked=True)
+    for dear in ([], [one("b", 0.9)]):
+        said = decide([away, large, *dear], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
+        assert not said.acquire
+        assert said.because == "waiting for aws/a/kind.1 at $0.2000/h"
+
+
 def test_egress_is_paid_from_the_budget_beside_the_runway():
     """What bringing the data costs, for every machine, has to be there at once; else the dearer machines at home are taken."""
     offers = [one("a", 0.2, egress_usd=0.3), one("b", 0.3)]

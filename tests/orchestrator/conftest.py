@@ -65,6 +65,7 @@ class Hand:
         self.served = self.waited = 0
         self.stages = 1  # into which the script can be cut
         self.steps_total = 100
+        self.prices = PRICES  # at which it starts
 
     # --- events -------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ class Hand:
     def start(self, epoch: int = 1) -> list[AnyAction]:
         out = self.see(ManagerStarted(at_s=self.at_s, epoch=epoch, settings=self.settings))
         self.see(CatalogueSeen(at_s=self.at_s, provider="local", types=(SMALL, LARGE), pools=POOLS))
-        self.price(*PRICES)
+        self.price(*self.prices)
         return out
 
     def price(self, *prices: float) -> list[AnyAction]:

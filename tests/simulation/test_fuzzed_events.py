@@ -10,7 +10,7 @@ from agent.messages import WorkerReady
 from orchestrator.brain import ledger
 from orchestrator.brain.decide import decide
 from orchestrator.client import post
-from orchestrator.events import JobResumed, JobSpec, JobSubmitted
+from orchestrator.events import JobResumed, JobSpec, JobSubmitted, ManagerStarted
 from orchestrator.showing import view_of
 from orchestrator.simulated.lives import live
 from orchestrator.simulated.scenario import wild
@@ -95,6 +95,19 @@ def test_a_submission_that_cannot_be_stored_is_no_job(wrong: dict[str, Any], sai
     assert said in refusal.because
     assert list(state.jobs) == before
     assert state.sentences[-1].because == refusal.because
+
+
+@pytest.mark.parametrize("wrong", [{"salt": "x" * 65}, {"epoch": 1 << 53, "salt": "x" * 30}])
+def test_a_manager_whose_launch_tokens_would_be_too_long_has_not_started(
+    wrong: dict[str, Any],
+) -> None:
+    """The state keeps the salt that it had, so machines can still be bought."""
+    state = decode_state(beginnings(1)[0])
+    before = state.epoch, state.salt
+    started: dict[str, Any] = {"epoch": before[0] + 1, "settings": state.settings, **wrong}
+    state, (refusal,) = decide(state, ManagerStarted(at_s=state.now_s, **started))
+    assert "deployment, epoch and salt have more than 49 characters together" in refusal.because
+    assert (state.epoch, state.salt) == before
 
 
 def test_a_worker_that_counts_no_microbatches_is_not_ready() -> None:

@@ -180,7 +180,7 @@ class Half:
 
     def _look(self, state: State) -> None:
         held = [lease for lease in state.leases.values() if lease.machine_id]
-        if not any(lease.state in ("noticed", "ending") for lease in held):
+        if not any(lease.announced or lease.state == "ending" for lease in held):
             self.beside = max(self.beside, sum(lease.type.slots for lease in held) - 4)
 
     @property

@@ -24,9 +24,12 @@ def shares(layout: Layout) -> dict[str, int]:
     return {replica.workers[0]: replica.count for replica in layout.replicas}
 
 
-def trained(hand: Any, stages: int = 1, **spec: Any) -> Any:
+def trained(
+    hand: Any, stages: int = 1, prices: tuple[float, ...] | None = None, **spec: Any
+) -> Any:
     """Has run for long enough for changes to be worth their pauses, and has long to go."""
     h = hand()
+    h.prices = prices or h.prices
     h.stages, h.steps_total = stages, 100_000
     h.running(**spec)
     h.train(600.0)
@@ -370,18 +373,14 @@ def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(
     """Sold with 1 GiB a slot, it runs a model of 3 GiB: the room is what was measured. A smaller model keeps
     to what is sold."""
     for each_bytes, room in ((2e8, 64e9), (1e6, 1 << 30)):
-        h = trained(hand, slots_min=1, slots_max=4)
-        h.price(0.03, 0.9, 0.9, 0.9)
+        h = trained(hand, prices=(0.03, 0.9, 0.9, 0.9), slots_min=1, slots_max=4)
         made = profile(4, memory=64e9)
         sections = tuple(
             msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
             for s in made.sections
         )
-        worker = next(
-            w
-            for w in h.job.layouts.current.workers
-            if h.state.leases[h.state.workers[w].token].type.slots == 1
-        )
+        worker = h.job.layouts.current.workers[0]
+        assert h.state.leases[h.state.workers[worker].token].type.slots == 1
         made = msgspec.structs.replace(made, sections=sections)
         h.see(JobProfiled(at_s=h.at_s, job="job", worker=worker, profile=made))
         assert h.job.layouts.profile.memory_bytes == room
@@ -432,9 +431,13 @@ def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any)
 
 
 def alone(hand: Any, steps: int, profile: Profile) -> tuple[Any, StartWorker]:
-    """One worker has begun alone and measured the model; the others are ready a moment later."""
+    """One worker has begun alone and measured the model; the others are ready a moment later.
+
+    Each has a machine to itself, because small machines are cheaper.
+    """
     h = hand(on_demand_allowed=False)
     h.steps_total = steps
+    h.prices = (0.03, 0.07, 0.04, 0.09)
     h.start()
     h.submit(slots_max=4)
     for launch in h.only(h.wait(2.0), Launch):

@@ -16,7 +16,7 @@ PLAYS = """
 import runpy, sys
 from pathlib import Path
 from agent.instance.crashes import Record
-from test_crashes import ORDER
+from test_crash_records import ORDER
 
 folder = Path(sys.argv[1])
 record = Record(ORDER, folder)
