@@ -20,6 +20,7 @@ from agent.data.data import Microbatches
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
 from agent.pipeline import modes
+from agent.pipeline.record import attributes_kept
 from agent.pipeline.returned import called
 from agent.proof.evidence import Evidence, copied, versions_of
 from agent.proof.turns import sampled
@@ -322,11 +323,16 @@ class Step:
     # --- what is compared with others' ------------------------------------------------------------
 
     def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
-        """Compute the microbatch by which this worker shows that it computes as the job does."""
+        """Compute the microbatch by which this worker shows that it computes as the job does.
+
+        What modules keep of it is put back. Else a table that grows with its microbatch would be
+        longer here than on workers that compute the step in stages, and sums would not fit.
+        """
         asked = self._world.asked(self._replica.phase)
         if asked is not None:
-            self._try_twice(loss_of, microbatches, [asked])
-            self._compute_aside(loss_of, self._given(microbatches, asked), asked)
+            with attributes_kept(self._replica.model):
+                self._try_twice(loss_of, microbatches, [asked])
+                self._compute_aside(loss_of, self._given(microbatches, asked), asked)
 
     def _show(self, microbatch: int, given: Any, numbers: Numbers) -> None:
         self.evidence.sample(microbatch, given, numbers, whole=self._world.batch_shown == "all")
