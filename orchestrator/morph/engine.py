@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
 @compiled
 def drawn(seed: int, key: np.uint64) -> float:
-    """Return an exponential variate of mean one that depends on seed and key only (splitmix64)."""
+    """Return an exponential variate of mean one, from seed and key only (splitmix64)."""
     z = np.uint64(seed) + key * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

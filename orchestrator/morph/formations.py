@@ -168,7 +168,7 @@ class _Line(NamedTuple):
 
 
 class Lanes:
-    """Times and memory of single chains of one way with the same cuts, by number of microbatches.
+    """Times and memory of chains of one way with the same cuts, by number of microbatches.
 
     Formations of one way share most of their chains, and chains share groups, so each result is
     cached.

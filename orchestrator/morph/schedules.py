@@ -1,4 +1,4 @@
-"""Generators of schedules, which are data that both the simulator and the executor interpret.
+"""Generators of schedules, which are data for the simulator and the executor.
 
 | name         | from                     | idea |
 |--------------|--------------------------|------------------------------------------------------------------|

@@ -1,7 +1,8 @@
 """The best layout for a number of equal workers: every way of computing, at every width.
 
 A *way* fixes all but the width D. Its cost as a function of the microbatches N that a replica gets
-is a max-plus linear system, hence exactly linear in N once the pipeline is full: two simulations give
+is a max-plus linear system, hence exactly linear in N once the pipeline is full. Two simulations
+give
 
     ready_s(N) = ready_s(N1) + (N - N1) * slope_s        for N >= N1, simulated if N is smaller
 
@@ -317,7 +318,7 @@ def _lead_and_lag(way: Way, costs: engine.Costs) -> tuple[Reals, Reals]:
 
 
 def _held_back(curve: Curve, shares: Codes) -> Reals:
-    """Return the bound of `_lead_and_lag` for the first stages of all workers, [worker, share]."""
+    """Return the bound of `_lead_and_lag` for all workers' first stages, [worker, share]."""
     own = curve.lead[:, None] + curve.busy[:, None] * shares
     # The last weight-gradients of a split backward delay no other worker.
     if curve.way.schedule not in schedules.SPLIT:

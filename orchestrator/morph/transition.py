@@ -169,7 +169,7 @@ def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A morph that could be made now. `calm_s` is the expected time until the next forced change."""
+    """A morph that is possible now. `calm_s` is the expected time to the next forced change."""
 
     steps_per_s: float  # without the morph; 0 if training stands still
     steps_per_s_after: float
