@@ -174,7 +174,7 @@ def varuna(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Cod
                 to = BACKWARDS
             elif queue == BACKWARDS:
                 to = HALVES
-            # A recompute is asked for one quantum before the gradient comes, a backward when it comes.
+            # A recompute is due one quantum before the gradient comes, a backward when it comes.
             early = s > 0 and queue == BACKWARDS and recompute[s - 1]
             if early or (s > 0 and queue == HALVES and not recompute[s - 1]):
                 again = RECOMPUTES if early else BACKWARDS

@@ -244,7 +244,7 @@ class Splitter:
 def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curve | None:
     """Simulate a way with a full pipeline; return `None` if it does not fit into memory.
 
-    The rows of `among` are a width with the same wires, the possible widths, and their largest shares.
+    The rows of `among` are a width with the same wires, the possible widths, and their shares.
     """
     width, narrowest, shares = int(among[0, 0]), int(among[1].min()), among[2]
     first = FULL.get(way.schedule, 2) * way.depth
