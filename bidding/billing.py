@@ -1,4 +1,4 @@
-"""How a cloud bills the life of a machine: rules as data, and a function that applies them.
+"""How a cloud bills the life of a machine: rules as data, and how a rule is applied.
 
 Prices are step functions: a sequence of (from_s, usd_per_h), each holding until the next.
 """

@@ -167,8 +167,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of one period; every part has a sentence that explains it.
 
-    `for_now` says that nothing fits only because offers are blocked for now, so held machines may
-    wait.
+    `for_now` says that nothing fits only because offers are blocked for now; the manager may keep
+    its machines until then.
     """
 
     acquire: tuple[Acquire, ...]

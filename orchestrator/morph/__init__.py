@@ -1,1 +1,1 @@
-"""From a profile to the best layout for every footprint. Pure."""
+"""The planner: from a profile to the best layout for every footprint. Pure."""

@@ -1,7 +1,7 @@
-"""The plan book: the best layout for every count, known before it is needed.
+"""The plan book: the best layout for every count of workers, known before it is needed.
 
-A look-up on a preemption is an index into a tuple. The book is a value: when a calibrated number drifts,
-another book is made from the new profile and takes its place.
+A look-up on a preemption is an index into a tuple. The book is a value: when a calibrated number
+drifts, a new book is made from the new profile and replaces it.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ FINALISTS = 12
 ROUNDS_MAX = 64
 BISECTIONS = 40
 STAGES_LISTED = 8
-SAME = 1e-9  # ways that differ by less are told apart by their order only
+SAME = 1e-9  # among ways that differ by less, the first one wins
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
-    """`plans[n]` is the layout for n workers; None where nothing fits."""
+    """The best layouts: `plans[n]` is the one for n workers, `None` if nothing fits."""
 
     plans: tuple[Plan | None, ...]
-    fewest: int  # workers with which anything fits; 0 if none do
-    missing: str  # what to say where nothing fits
+    fewest: int  # the fewest workers with which a layout fits; 0 if there is none
+    missing: str  # the reason to give if nothing fits
 
     @property
     def workers_max(self) -> int:
         return len(self.plans) - 1
 
     def at(self, workers: int) -> Plan:
-        """The layout for so many workers; more than the book knows use as many as it knows."""
+        """Return the layout for a number of workers; those beyond `workers_max` stay unused."""
         if workers < 1:
             raise DoesNotFit(_no_workers(self.fewest))
         plan = self.plans[min(workers, self.workers_max)]
@@ -55,18 +55,18 @@ def _no_workers(fewest: int) -> str:
 
 
 class _Desk(NamedTuple):
-    """What all answers are made from."""
+    """The inputs of all answers."""
 
     tables: Tables
     task: Task
     prices: list[Priced]
 
 
-Ranked = list[tuple[int, int]]  # of a count: which prices, and how many workers each would use
+Ranked = list[tuple[int, int]]  # for a count: indices of prices, and the workers each would use
 
 
 def book(profile: Profile, task: Task, workers_max: int) -> Book:
-    """The best layout for every count up to `workers_max`."""
+    """Return the best layout for every count of workers up to `workers_max`."""
     tables = costing.tables(profile, whole=task.whole)
     desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers_max)))
     counts = np.arange(1, workers_max + 1)
@@ -82,7 +82,7 @@ def book(profile: Profile, task: Task, workers_max: int) -> Book:
 
 
 def best(profile: Profile, task: Task, workers: int) -> Plan:
-    """The best layout for one count; the finalists' stages are moved about until nothing gains."""
+    """Return the best layout for one count, with the finalists' stages refined."""
     if workers < 1:
         raise DoesNotFit(_no_workers(0))
     tables = costing.tables(profile, whole=task.whole)
@@ -103,7 +103,7 @@ def best(profile: Profile, task: Task, workers: int) -> Plan:
 
 
 def _rank(desk: _Desk, counts: Codes, others: int) -> list[Ranked]:
-    """For every count the fastest ways, each at the best width that the count allows."""
+    """Return for every count the fastest ways, each at the best width that the count allows."""
     prices = desk.prices
     if not prices:
         return [[] for _ in counts]
@@ -127,14 +127,14 @@ def _rank(desk: _Desk, counts: Codes, others: int) -> list[Ranked]:
 
 
 def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
-    """The first of these as a plan, the others as those that were not taken."""
+    """Return the first of the ranked ways as a plan, and the others as its runners-up."""
     (row, used), *others = ranked
     priced = desk.prices[row]
     way, at = priced.curve.way, _place(priced, used)
     width = int(priced.widths[at])
     shares = shared_out(desk.task.global_batch // way.microbatch_size, width)
     if not others and at and np.isfinite(priced.step_s[at - 1]):
-        others = [(row, way.depth * int(priced.widths[at - 1]))]  # fewer replicas are possible, too
+        others = [(row, way.depth * int(priced.widths[at - 1]))]  # the same way, fewer replicas
     _, peaks = search.along(priced.curve, np.array(shares[:1]))
     held = costing.memory_bytes(
         desk.tables, priced.curve.firsts, way, np.array([float(width)]), peaks
@@ -171,7 +171,7 @@ def _runner_up(desk: _Desk, pair: tuple[int, int]) -> RunnerUp:
 
 
 def shared_out(microbatches: int, width: int) -> tuple[int, ...]:
-    """As evenly as it goes, the larger shares first."""
+    """Share out microbatches as evenly as possible, the larger shares first."""
     least, more = divmod(microbatches, width)
     return tuple(least + 1 if i < more else least for i in range(width))
 
@@ -180,7 +180,7 @@ def shared_out(microbatches: int, width: int) -> tuple[int, ...]:
 
 
 def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
-    """The same plan with its price simulated in full: every share, no straight lines."""
+    """Return the plan with its cost simulated in full, without linear extrapolation."""
     way, firsts = plan.way, plan.firsts
     like = costing.variant(way, task.per_instance, plan.width)
     costs = costing.costs(tables, firsts, way, task.per_instance, like)
@@ -208,7 +208,10 @@ def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
 
 
 def _refined(desk: _Desk, plan: Plan) -> Plan:
-    """The best grouping if there are few; else sections are moved over boundaries while that gains."""
+    """Return the plan with the best grouping of sections into stages.
+
+    If there are many groupings, sections are moved over boundaries while that gains.
+    """
     plan = exact(desk.tables, desk.task, plan)
     if comb(plan.sections - 1, plan.way.stages - 1) <= GROUPINGS_MAX:
         inner = combinations(range(1, plan.sections), plan.way.stages - 1)
@@ -222,7 +225,7 @@ def _refined(desk: _Desk, plan: Plan) -> Plan:
 
 
 def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
-    """The shortest exactly simulated step that fits; the plan itself if none is shorter."""
+    """Return the fitting plan with the shortest exact step; `plan` itself if none is shorter."""
     least = plan
     for firsts in groupings:
         other = exact(desk.tables, desk.task, msgspec.structs.replace(plan, firsts=firsts))
@@ -233,7 +236,7 @@ def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
 
 
 def moved(plan: Plan) -> list[Firsts]:
-    """Every grouping that differs by one section at one boundary."""
+    """Return every grouping that differs from the plan's by one section at one boundary."""
     found = []
     for stage in range(1, len(plan.firsts)):
         for first in (plan.firsts[stage] - 1, plan.firsts[stage] + 1):
@@ -247,7 +250,7 @@ def moved(plan: Plan) -> list[Firsts]:
 
 
 def smallest(tables: Tables, task: Task, workers: int) -> str:
-    """The smallest memory with which some layout would fit, and what each of its stages would hold."""
+    """Say the least memory in which a layout would fit, and what its stages would hold."""
     profile, splitter = tables.profile, search.Splitter(tables)
     least: tuple[float, int, Way, Reals] | None = None
     for way in search.ways(task, profile, workers):
@@ -272,7 +275,7 @@ def smallest(tables: Tables, task: Task, workers: int) -> str:
 
 
 def _no_way(tables: Tables, task: Task, workers: int) -> str:
-    """Nothing was compared: what is asked for takes more sections, workers or microbatches than there are."""
+    """Say why no way exists: the task needs more sections, workers or microbatches than given."""
     sections, stages = len(tables.profile.sections), plural(task.depth_min, "stage")
     if task.depth_min > sections:
         return f"{stages} are asked for, and it has {plural(sections, 'section')}"
@@ -288,9 +291,10 @@ def _no_way(tables: Tables, task: Task, workers: int) -> str:
 def _least_memory(
     splitter: search.Splitter, way: Way, replicas: tuple[int, int], enough_bytes: float
 ) -> Reals | None:
-    """What the stages hold if they are cut so that the fullest holds as little as can be.
+    """Return what the stages hold if cut so that the fullest holds as little as possible.
 
-    None if that is certainly more than `enough_bytes`: one look settles it for most ways.
+    Return `None` if that is certainly more than `enough_bytes`; for most ways one check settles
+    this.
     """
     width, share = replicas
     programs = schedules.pack(
@@ -304,7 +308,7 @@ def _least_memory(
             return None
         return costing.memory_bytes(splitter.tables, firsts, way, wide, peaks[:, :, None])[:, 0]
 
-    # Where chunks share a worker's memory, not every grouping is tried: finding none proves nothing.
+    # If chunks share a worker's memory, not every grouping is tried, so finding none proves nothing.
     if way.chunks == 1 and held(enough_bytes * (1 + SAME)) is None:
         return None
     least = held(NEVER)

@@ -1,4 +1,7 @@
-"""The planner's door to numba, through that of `bidding`: one set of options, one rule for what is stale."""
+"""The planner's use of numba, through `bidding.compiled`.
+
+So both share one set of options, and one rule for stale machine code.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,5 +25,5 @@ CACHE = cache_of(HERE, SOURCES)
 
 
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """Compile at the first call, or load what an earlier run has compiled; the arithmetic is exact."""
+    """Compile at the first call, or load an earlier run's machine code; arithmetic is exact."""
     return machine_code(function, CACHE)

@@ -1,10 +1,11 @@
-"""From a profile to what the engine needs: seconds, wires, tails and bytes of every stage.
+"""From a profile to the engine's costs: seconds, wires, tails and bytes of every stage.
 
-seconds      sums over the sections of a stage, plus its own time for every message that comes
+seconds      sums over the sections of a stage, plus the time to receive every message
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
-memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed, and the sums that
-             gradients are added up in; of the stage's own state, or of the whole if every worker keeps all of it
+memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed,
+             and the sums of gradients; of the stage's state, or of the whole state if every worker
+             keeps it
 """
 
 from functools import lru_cache
@@ -34,17 +35,20 @@ class Tables(NamedTuple):
     untraced: Reals
     fresh: Reals
     parameters: Reals
-    weights: Reals  # the same, as far as what a worker keeps depends on its stage
-    optimizer: Reals  # as the weights
+    weights: Reals  # the parameters, or 0 if every worker keeps all stages
+    optimizer: Reals  # likewise 0 if every worker keeps all stages
     stash: Reals  # per sample
-    entry: Reals  # per sample, what comes into section i; not a sum
+    entry: Reals  # per sample, the input of section i; not a sum
 
     def size(self, microbatch_size: int) -> int:
         return self.profile.microbatch_sizes.index(microbatch_size)
 
 
 def tables(profile: Profile, *, whole: bool = False) -> Tables:
-    """With `whole` every worker keeps the state of all stages: that much of its memory is taken."""
+    """Return the prefix sums of a profile.
+
+    With `whole` every worker keeps the state of all stages, so that memory is reserved.
+    """
     found = _tables(profile)
     if not whole:
         return found
@@ -85,14 +89,14 @@ def _sums(values: Reals) -> Reals:
 
 
 def _between(sums: Reals, edges: Codes) -> Reals:
-    """What lies between each edge and the next."""
+    """Return the sum between each edge and the next."""
     until = sums[edges]
     found: Reals = until[1:] - until[:-1]
     return found
 
 
 def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
-    """What each kind of action takes at each stage, [kind, stage]."""
+    """Return how long each kind of action takes at each stage, [kind, stage]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
     row = tables.size(way.microbatch_size)
     forward = _between(tables.forward[row], edges)
@@ -101,13 +105,13 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
     second = _between(tables.weight_gradient[row], edges)
     found = np.stack([forward, backward, first, second, forward])
     if way.schedule == "gpipe":
-        # It holds every microbatch of the step. The others use again what an earlier one has let go.
+        # GPipe holds every microbatch of the step; other schedules reuse memory that was released.
         found[0] += _between(tables.fresh[row], edges)
     if way.recompute:
         found[0] = np.where(way.recompute, _between(tables.untraced[row], edges), found[0])
     send_s = tables.profile.send_s
     if send_s and way.depth > 1:
-        # A thread of its own sends; whoever waits for a message takes it apart.
+        # A separate thread sends; the worker that waits for a message decodes it.
         found[0, 1:] += send_s
         found[1:3, :-1] += send_s
     return found
@@ -115,7 +119,7 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
 
 @lru_cache(maxsize=4096)
 def crossings(way: Way, per_instance: int, width: int) -> Reals:
-    """1 where the way from stage s to s + 1 leaves the instance for some replica; [stage]."""
+    """Return by [stage] 1 if the link from stage s to s + 1 leaves the instance in a replica."""
     crosses = np.ones(way.stages)
     if way.depth * width <= per_instance:
         crosses[:] = 0
@@ -123,7 +127,7 @@ def crossings(way: Way, per_instance: int, width: int) -> Reals:
         worker = np.arange(way.stages) % way.depth
         following = (worker + 1) % way.depth
         crosses[:] = 0
-        # Chains lie end to end, so that replica d begins at slot d * P; the pattern repeats.
+        # Chains lie end to end, so replica d begins at slot d * P, and the pattern repeats.
         for d in range(min(width, per_instance // gcd(way.depth, per_instance))):
             here, there = d * way.depth + worker, d * way.depth + following
             crosses = np.maximum(crosses, here // per_instance != there // per_instance)
@@ -131,7 +135,7 @@ def crossings(way: Way, per_instance: int, width: int) -> Reals:
 
 
 def variant(way: Way, per_instance: int, width: int) -> int:
-    """A width whose replicas have the same wires as those of this width, or slightly worse ones."""
+    """Return a width whose replicas have the same wires as this width's, or slightly worse."""
     if per_instance == 1 or way.depth == 1:
         return 1
     if width == 1 or way.depth * width <= per_instance:
@@ -140,7 +144,7 @@ def variant(way: Way, per_instance: int, width: int) -> int:
 
 
 def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: int) -> Reals:
-    """Occupancy, latency and jitter of what stage s sends: [up 0 | down 1, stage, 3]."""
+    """Return occupancy, latency and jitter of the messages of stage s: [up 0 | down 1, s, 3]."""
     stages = len(firsts)
     wire = np.zeros((2, stages, 3))
     if way.depth == 1:
@@ -158,13 +162,13 @@ def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: in
 
 
 def costs(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: int) -> engine.Costs:
-    """What the engine needs to play these stages on equal workers without jitter."""
+    """Return the engine's costs for these stages on equal workers without jitter."""
     wire = wires(tables, firsts, way, per_instance, width)
     return engine.Costs(seconds(tables, firsts, way), np.ones(way.depth), wire, 0)
 
 
 def reduce_link(tables: Tables, way: Way, width: int, per_instance: int) -> tuple[Link, float]:
-    """The slowest link of a stage's ring, and how many rings it carries at the same time."""
+    """Return the slowest link of a stage's ring, and how many rings it carries at once."""
     network = tables.profile.network
     if way.depth * width <= per_instance:
         return network.reduce_intra, float(way.depth)
@@ -176,7 +180,7 @@ def reduce_link(tables: Tables, way: Way, width: int, per_instance: int) -> tupl
 
 
 def reduce_s(size_bytes: Reals, widths: Reals, links: list[tuple[Link, float]]) -> Reals:
-    """The ring's time for so many bytes, [stage, width]."""
+    """Return the ring's time for a number of bytes, [stage, width]."""
     hop = np.array([link.latency_s + link.jitter_s for link, _ in links])
     pace = np.array(
         [max(1.0, rings / link.lanes) / link.bandwidth_bytes_per_s for link, rings in links]
@@ -195,9 +199,9 @@ def tails(
     *,
     apart: bool = False,
 ) -> Reals:
-    """From the end of a stage's last backward until its weights are new, [stage, width].
+    """Return the time from a stage's last backward until its weights are new, [stage, width].
 
-    Replicas that are `apart` are never all on one machine, however few they are.
+    Replicas that are `apart` are never all on one machine, even if they are few.
     """
     edges = np.array([*firsts, len(tables.entry) - 1])
     size_bytes = _between(tables.parameters, edges)
@@ -220,7 +224,11 @@ def tails(
 def _overlapped(
     tables: Tables, edges: Codes, way: Way, widths: Reals, links: list[tuple[Link, float]]
 ) -> Reals:
-    """The last backward goes from the last section to the first; each reduces as soon as it is done."""
+    """Return the time of reductions that overlap the last backward, [stage, width].
+
+    The backward goes from the last section to the first; each section reduces as soon as it is
+    done.
+    """
     row = tables.size(way.microbatch_size)
     each = reduce_s(np.diff(tables.parameters), widths, links)
     done = np.zeros((len(edges) - 1, len(widths)))
@@ -234,12 +242,18 @@ def _overlapped(
 
 
 def sums_held(profile: Profile, way: Way) -> float:
-    """Times the gradients. Where the script computes, and no chain does, those of one microbatch lie beside them."""
+    """Return the memory for sums of gradients, in multiples of the gradients.
+
+    At depth 1 the script computes, so the gradients of one microbatch are held besides.
+    """
     return profile.sums + (way.depth == 1) if profile.sums else 0.0
 
 
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
-    """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
+    """Return the memory of a worker by [stage, width].
+
+    `peaks` are the microbatches stashed [0] and the weight-gradients owed [1].
+    """
     edges = np.array([*firsts, len(tables.entry) - 1])
     live = _between(tables.stash, edges)[:, None] * way.microbatch_size
     entry = tables.entry[edges, None] * way.microbatch_size

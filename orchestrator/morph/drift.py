@@ -1,17 +1,18 @@
-"""Heartbeats of real steps keep a profile up to date.
+"""Correction of a profile by the times of real steps.
 
-Every committed step says how long it took under which plan. What is observed over what was predicted is
-smoothed; a factor that stays outside the tolerance means that the profile has drifted:
+Every committed step reports how long it took under which plan. The ratio of observed to predicted
+is smoothed; a factor that stays outside the tolerance means that the profile has drifted:
 
     factor_t = (1 - a) factor_{t-1} + a * observed / predicted,    a = 2 / (window + 1)
 
-What was seen of narrow layouts counts on while wide ones run, and the other way round, but is forgotten step by step.
+Observations of narrow layouts still count while wide ones run, and vice versa, but fade step by
+step.
 
-A factor common to all layouts is a machine that became slower or faster: times are refitted by it. Workers also say
-what a microbatch takes; where that is off otherwise than the step is, computing is refitted by it, and what is left is
-time that every step takes besides. If only
-wide layouts are off, the ring is: hop and bandwidth are scaled alike until they are measured again, because one
-number cannot tell them apart.
+A factor common to all layouts is a machine that became slower or faster, so times are refitted by
+it. Workers also report their time per microbatch. If its factor differs from that of the step,
+computing is refitted by it, and the rest becomes overhead of every step. If only wide layouts are
+off, the ring is: hop and bandwidth are scaled alike until they are measured again, because one
+number cannot separate them.
 """
 
 from typing import Literal
@@ -23,11 +24,11 @@ from orchestrator.morph.plans import Plan
 
 WINDOW = 20
 TOLERANCE = 0.05
-# So many steps of one kind count at most, and so slowly the other's are forgotten.
+# The most steps that one kind counts for, and the number of steps in which the other kind fades.
 KEPT = 10 * WINDOW
-RING_MAX = 100.0  # a ring is not taken for more than so many times slower or faster at once
-APART = 0.15  # workers tell their pace when it has moved by a tenth
-MODELS_WIDE = 2  # from this width on a step contains a reduction
+RING_MAX = 100.0  # one correction scales a ring by at most this factor
+APART = 0.15  # above a tenth, the change of pace that workers report
+MODELS_WIDE = 2  # from this width on a step includes a reduction
 
 Advice = Literal["keep", "refit", "measure"]
 
@@ -48,7 +49,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
-    """Take in one committed step; one that a morph or a loss interrupted must not be given here."""
+    """Add one committed step, which must not have been interrupted by a morph or a loss."""
     factor, share = observed_s / plan.step_s, 2 / (WINDOW + 1)
     if plan.width >= MODELS_WIDE:
         return Watch(
@@ -66,7 +67,7 @@ def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
 
 
 def judge(watch: Watch) -> Verdict:
-    """Keep the profile, scale its times, or calibrate again."""
+    """Decide whether to keep the profile, scale its times, or scale its ring."""
     known = [
         factor
         for factor, steps in ((watch.narrow, watch.narrow_steps), (watch.wide, watch.wide_steps))
@@ -87,9 +88,10 @@ def judge(watch: Watch) -> Verdict:
 
 
 def apart(plan: Plan, overhead_s: float, factor: float, busy_s: float) -> tuple[float, float]:
-    """How much slower computing is, and what every step takes besides, if steps take `factor` times what was predicted.
+    """Return how much slower computing is, and the overhead of every step.
 
-    `busy_s` is how long the busiest worker says that it computed in a step; 0 if nobody did.
+    Steps take `factor` times the prediction. `busy_s` is how long the busiest worker computed in a
+    step by its report; 0 if there is none.
 
         factor * step = computing * (step - reduce - overhead) + reduce + new overhead
     """
@@ -102,7 +104,7 @@ def apart(plan: Plan, overhead_s: float, factor: float, busy_s: float) -> tuple[
 
 
 def refit(profile: Profile, factor: float, overhead_s: float | None = None) -> Profile:
-    """The profile with all computing times scaled; the network is left as it was measured."""
+    """Return the profile with all computing times scaled and the network unchanged."""
     return msgspec.structs.replace(
         profile,
         sections=tuple(_scaled(section, factor) for section in profile.sections),
@@ -113,8 +115,10 @@ def refit(profile: Profile, factor: float, overhead_s: float | None = None) -> P
 
 
 def believed(plan: Plan, factor: float, computing: float, *, ring: bool = False) -> Plan:
-    """The plan as it is reckoned with once the profile was refitted by this: what steps take longer is the ring's, or what
-    they compute and have besides.
+    """Return the plan's cost after the profile was refitted.
+
+    With `ring` the additional time is the ring's; else computing is scaled, and the rest is
+    overhead.
     """
     cost = plan.cost
     longer_s = (factor - 1) * plan.step_s
@@ -128,7 +132,7 @@ def believed(plan: Plan, factor: float, computing: float, *, ring: bool = False)
 
 
 def refit_ring(profile: Profile, plan: Plan, factor: float) -> Profile:
-    """The profile with which this wide plan would take `factor` times as long, because its ring does."""
+    """Return the profile with the ring scaled so that this wide plan is `factor` times slower."""
     tail_s = max(plan.cost.reduce_s, plan.step_s / RING_MAX)
     slower = min(max(1 + (factor - 1) * plan.step_s / tail_s, 1 / RING_MAX), RING_MAX)
     network = profile.network

@@ -1,8 +1,9 @@
-"""The compiled heart of the simulator: when does every action of a schedule start and end?
+"""The compiled core of the simulator: when every action of a schedule starts and ends.
 
-`run_in_order` plays packed programs (`agent.schedule`): every worker keeps to its own. A worker is taken as far as
-it can go, then the next; no clock is kept and no event is queued, because in-order programs have one outcome
-whatever the order of evaluation. Four to six nanoseconds an action.
+`run_in_order` plays packed programs (`agent.schedule`), one per worker, each in its order. It
+advances one worker as far as possible, then the next. It needs no clock and no event queue, because
+in-order programs have the same outcome in any order of evaluation. An action takes four to six
+nanoseconds.
 
 A message leaves its sender's link when the messages before it have left, occupies the link for
 bytes / bandwidth, and arrives after the latency and the jitter:
@@ -33,7 +34,11 @@ class Programs(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """seconds[kind, stage]; slowness[worker]; wire[up 0 | down 1, stage that sends, occupancy..jitter]."""
+    """The costs of actions and messages.
+
+    They are seconds[kind, stage], slowness[worker], and wire[up 0 | down 1, sending stage,
+    occupancy..jitter].
+    """
 
     seconds: Reals
     slowness: Reals
@@ -42,14 +47,14 @@ class Costs(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Starts and ends of every action, in the order of the codes; empty if nobody looks."""
+    """Starts and ends of every action, in the order of the codes; empty if not wanted."""
 
     starts: Reals
     ends: Reals
 
 
 class Outcome(NamedTuple):
-    """Per worker: when it is done and how long it computed; per stage: its last gradient."""
+    """The end and computing time of each worker, and the last gradient of each stage."""
 
     done: Reals
     stage_done: Reals
@@ -59,7 +64,7 @@ class Outcome(NamedTuple):
 
 @compiled
 def drawn(seed: int, key: np.uint64) -> float:
-    """An exponential variate of mean one that depends on seed and key only (splitmix64)."""
+    """Return an exponential variate of mean one, from seed and key only (splitmix64)."""
     z = np.uint64(seed) + key * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -69,10 +74,11 @@ def drawn(seed: int, key: np.uint64) -> float:
 
 @compiled
 def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # noqa: PLR0912, PLR0915
-    """Every worker keeps to its program.
+    """Run every worker's program in its order, and return when all are done or stuck.
 
-    One function without views: a call or a slice would count references in the innermost loop. What
-    counts there is unsigned, since a signed index is asked first whether it counts from the end.
+    It is one function without views, because a call or a slice would count references in the
+    innermost loop. Indices there are unsigned, because a signed one is first checked for counting
+    from the end.
     """
     microbatches, codes = U64(programs.microbatches), programs.codes.view(U64)
     seconds, slowness, wire, seed = costs
@@ -99,8 +105,8 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
                 kind, stage = codes[i] >> KIND, codes[i] >> SHIFT & U64(STAGE)
                 cell = stage * microbatches + (codes[i] & U64(MICROBATCH))
                 if cell >= cells or kind > U64(RECOMPUTE):
-                    break  # there is no such thing: whoever asked looks for the reason
-                if kind == U64(RECOMPUTE):  # it waits for nobody, and nobody for it
+                    break  # there is no such action; the caller finds the reason
+                if kind == U64(RECOMPUTE):  # it waits for no message, and no worker waits for it
                     spent = each[kind * U64(stages) + stage] * slow
                     now += spent
                     worked += spent
@@ -153,7 +159,10 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
 
 @compiled
 def peaks(programs: Programs, stages: int) -> Codes:
-    """Per stage, the most microbatches stashed [0] and weight-gradients owed [1], in program order."""
+    """Return per stage the most microbatches stashed [0] and weight-gradients owed [1].
+
+    They are counted in program order.
+    """
     codes, offsets, _ = programs
     most = np.zeros((2, stages), np.int64)
     for worker in range(len(offsets) - 1):

@@ -2,16 +2,16 @@
 
 MorphError
 ├── ProfileError       a profile is missing, old, corrupt or contradicts itself: calibrate again
-├── ScheduleError      a schedule cannot run: an action waits for what never comes
-├── DoesNotFit         no layout fits into memory; says what would do
-└── BatchError         the global batch cannot be shared out as asked; says what can
+├── ScheduleError      a schedule cannot run, because an action waits for ever or does not exist
+├── DoesNotFit         no layout fits into memory; it says what would fit
+└── BatchError         the global batch cannot be shared out as asked; it says what can
 """
 
 from orchestrator.errors import OrchestratorError
 
 
 class MorphError(OrchestratorError):
-    """Something that the planner refuses, in a sentence that says what to do."""
+    """A request that the planner refuses, with a sentence that says what to do."""
 
 
 class ProfileError(MorphError):

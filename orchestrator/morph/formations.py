@@ -1,10 +1,10 @@
-"""Which workers stand in which chain, and what a formation takes.
+"""Formations: which workers stand in which chain, and how long a step takes with them.
 
-Where workers are few, all formations are listed; else chains are formed
-inside a group of equal instances as far as they go, and what is left over in several groups forms mixed chains,
-whose stages run on unlike workers. All replicas cut the model at the same sections, so
-that the replicas of a stage hold the same weights; the cuts are those that suit the slowest chain best. Each
-replica gets as many microbatches as it can do in the same time:
+If workers are few, all formations are listed. Else chains are formed inside a group of equal
+instances as far as possible, and the workers left over in several groups form mixed chains, whose
+stages run on unlike workers. All replicas cut the model at the same sections, so the replicas of a
+stage hold the same weights; the cuts are those that suit the slowest chain best. Each replica gets
+as many microbatches as it can compute in the same time:
 
     T_r(N) = a_r + c_r N        N_r so that the largest T_r(N_r) is least and they add up to M
 """
@@ -26,11 +26,11 @@ from orchestrator.morph.search import Task
 FULL = 4  # depths until a pipeline is full
 FORMATIONS_MAX, KINDS_MAX, CHAINS_MAX = 256, 128, 6
 ROUNDING = 1e-9
-LATELY = 256  # programs and peaks of ways that are kept
+LATELY = 256  # programs and peaks that the caches keep
 
 
 class Chain(NamedTuple):
-    """A replica: which group each stage's worker comes from."""
+    """A replica, as the group of each stage's worker."""
 
     groups: tuple[int, ...]
 
@@ -42,14 +42,14 @@ class Group(NamedTuple):
 
     @property
     def room_bytes(self) -> float:
-        """What one of its workers has for state and microbatches."""
+        """Return the memory that one worker has for state and microbatches."""
         return self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
 
 
 def formed(
     groups: Sequence[Group], depth: int, most: int, groups_min: int
 ) -> list[tuple[Chain, ...]]:
-    """All of them if they are few; else those that keep to one group as far as that goes."""
+    """Return all formations if they are few; else those with as few mixed chains as possible."""
     few = _every_formation(groups, depth, most, groups_min)
     if few is not None:
         return few
@@ -68,7 +68,10 @@ def formed(
 def _every_formation(
     groups: Sequence[Group], depth: int, most: int, groups_min: int
 ) -> list[tuple[Chain, ...]] | None:
-    """Every choice of chains that the workers suffice for; the first `groups_min` groups are used as they can be."""
+    """Return every formation that the workers suffice for, or `None` if there are too many.
+
+    The first `groups_min` groups are used as far as whole chains of them go.
+    """
     held = [group.holding.workers for group in groups]
     widest = min(sum(held) // depth, most)
     if len(groups) ** depth > KINDS_MAX or widest > CHAINS_MAX:
@@ -82,7 +85,7 @@ def _every_formation(
 def _sufficing(
     kinds: Sequence[Chain], held: Sequence[int], widest: int, least: Sequence[int]
 ) -> Iterator[tuple[Chain, ...]]:
-    """Chain by chain, so that nothing is gone through that the workers do not suffice for."""
+    """Yield formations chain by chain, so that none is built that needs too many workers."""
     needs = [[chain.groups.count(g) for g in range(len(held))] for chain in kinds]
 
     def from_here(
@@ -105,7 +108,10 @@ def _sufficing(
 def even_firsts(
     groups: Sequence[Group], way: Way, chains: tuple[Chain, ...], share: int
 ) -> Firsts | None:
-    """Balanced for the slowest chain, within the memory of the smallest worker of every stage if that can be."""
+    """Return cuts that balance the slowest chain.
+
+    If possible they fit the smallest worker of every stage.
+    """
     slowest = max(set(chains), key=lambda chain: max(groups[g].pace for g in chain.groups))
     base = groups[slowest.groups[0]].tables
     m = way.microbatch_size
@@ -127,7 +133,7 @@ def even_firsts(
 
 
 def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bool:
-    """Whether a chain could hold the state and one microbatch, if it could be cut anywhere."""
+    """Return whether a chain could hold state and one microbatch if it could be cut anywhere."""
     room, used = _room(groups, way, chains), {g for chain in chains for g in chain.groups}
     tables = [groups[g].tables for g in used]
     one = min(float(its.stash[-1]) for its in tables) * way.microbatch_size
@@ -144,27 +150,28 @@ def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bo
 
 
 def _room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> list[float]:
-    """Of the smallest worker of every stage."""
+    """Return the memory of the smallest worker of every stage."""
     free, kinds = [group.room_bytes for group in groups], set(chains)
     return [min(free[chain.groups[s]] for chain in kinds) for s in range(way.depth)]
 
 
 def _kept(way: Way, width: int) -> float:
-    """How much of the optimizer's state a replica keeps."""
+    """Return the share of the optimizer's state that a replica keeps."""
     return {"none": 1.0, "optimizer": 1 / width, "offload": 0.0}[way.sharding]
 
 
 class _Line(NamedTuple):
-    """A chain's straight line from where it is full: ready_s(N) = at + N * slope."""
+    """The line of a chain with a full pipeline: ready_s(N) = at + N * slope."""
 
     at: list[float]
     slope: list[float]
 
 
 class Lanes:
-    """What single chains of one way with the same cuts take for how many microbatches, and what they hold.
+    """Times and memory of chains of one way with the same cuts, by number of microbatches.
 
-    Formations of one way have most of their chains in common, and chains their groups: each is worked out once.
+    Formations of one way share most of their chains, and chains share groups, so each result is
+    cached.
     """
 
     def __init__(self, groups: Sequence[Group], way: Way, firsts: Firsts) -> None:
@@ -178,7 +185,7 @@ class Lanes:
         self._held: dict[tuple[int, int, int], tuple[list[float], list[bool]]] = {}
 
     def costs(self, chain: Chain) -> engine.Costs:
-        """Every stage at its own worker's times."""
+        """Return the costs of a chain, with every stage at the times of its worker."""
         if chain not in self._costs:
             seconds = np.empty((5, self.way.stages))
             for stage, group in enumerate(chain.groups):
@@ -195,7 +202,7 @@ class Lanes:
         return self._seconds[group]
 
     def _wires_of(self, chain: Chain) -> Reals:
-        """Between unlike groups a message takes the slower of the two groups' links."""
+        """Return the wires; between unlike groups a message takes the slower of their links."""
         wire = np.empty((2, self.way.stages, 3))
         for stage, group in enumerate(chain.groups):
             wire[:, stage] = self._wire(group, False)[:, stage]
@@ -216,7 +223,10 @@ class Lanes:
         return self._wires[group, apart]
 
     def ready_s(self, chain: Chain, share: int) -> list[float]:
-        """When the gradients of its stages are there: simulated until the pipeline is full, linear from there on."""
+        """Return when the gradients of each stage are complete.
+
+        The times are simulated until the pipeline is full, and linear from there on.
+        """
         key = chain, share
         if key not in self._ready:
             if share > FULL * self.way.depth:
@@ -239,7 +249,7 @@ class Lanes:
         return search.gradients_done(_programs(self.way, count), self.costs(chain))
 
     def tail_s(self, chain: Chain, width: int, apart: bool) -> list[float]:
-        """What its stages take after their last gradient, each as its own worker does."""
+        """Return how long each stage takes after its last gradient, on its worker."""
         hosts = enumerate(chain.groups)
         return [self._tails_of(group, width, apart)[stage] for stage, group in hosts]
 
@@ -255,7 +265,10 @@ class Lanes:
         return self._tails[key]
 
     def fits(self, chain: Chain, width: int, share: int) -> bool:
-        """Whether every worker can hold its state and what is stashed of that share; of none, one microbatch."""
+        """Return whether every worker can hold its state and the stash of a share.
+
+        A share of 0 counts as one microbatch.
+        """
         hosts = enumerate(chain.groups)
         return all(self._held_of(group, width, share)[1][stage] for stage, group in hosts)
 
@@ -264,8 +277,8 @@ class Lanes:
         return [self._held_of(group, width, share)[0][stage] for stage, group in hosts]
 
     def _held_of(self, group: int, width: int, share: int) -> tuple[list[float], list[bool]]:
-        """What the stages hold on workers of this group, and whether that fits."""
-        # Only GPipe holds more and more; the others are full at some time.
+        """Return what the stages hold on workers of this group, and whether that fits."""
+        # Only GPipe's stash grows with the share; the others reach a maximum.
         most = share if self.way.schedule == "gpipe" else min(share, FULL * self.way.depth)
         key = group, width if self.way.sharding == "optimizer" else 1, most
         if key not in self._held:
@@ -278,13 +291,13 @@ class Lanes:
 
 @lru_cache(maxsize=LATELY)
 def _programs(way: Way, count: int) -> engine.Programs:
-    """Asked for until pipelines are full, hence never long."""
+    """Return the programs, which are short, since pipelines are simulated only until full."""
     return schedules.pack(way.schedule, way.depth, count, recompute=way.recompute)
 
 
 @lru_cache(maxsize=LATELY)
 def _peaks(way: Way, share: int) -> Reals:
-    """With no share: of one microbatch, and no weight-gradient is owed."""
+    """Return the peaks of a share; 0 stands for one microbatch and no owed weight-gradient."""
     if not share:
         return np.array([np.ones(way.stages), np.zeros(way.stages)])
     return search.peaks(
@@ -293,7 +306,7 @@ def _peaks(way: Way, share: int) -> Reals:
 
 
 class Play:
-    """A formation: its chains side by side."""
+    """A formation: its chains run side by side, with shares of the microbatches."""
 
     def __init__(self, task: Task, lanes: Lanes, chains: tuple[Chain, ...]) -> None:
         self._task, self.lanes, self._chains = task, lanes, chains
@@ -304,13 +317,17 @@ class Play:
 
     @cached_property
     def tail_s(self) -> list[float]:
-        """A ring runs at its slowest link, and ends with its slowest worker. Unlike groups are not on one machine."""
+        """Return how long each stage takes after its last gradient, over all chains.
+
+        A ring runs at its slowest link, and ends with its slowest worker. Unlike groups are not on
+        one machine.
+        """
         apart = len(self._used) > 1
         each = [self.lanes.tail_s(chain, self._width, apart) for chain in self._kinds]
         return [max(stage) for stage in zip(*each, strict=True)]
 
     def about(self) -> tuple[int, ...]:
-        """Shares by straight lines."""
+        """Return shares estimated by the chains' lines."""
         microbatches = self._task.global_batch // self.lanes.way.microbatch_size
         if self._width == 1:
             return (microbatches,)
@@ -319,17 +336,19 @@ class Play:
         return shared_by_pace(microbatches, at_s, each_s)
 
     def about_s(self) -> float:
-        """The step by these shares, wherever they fit."""
-        shares = dict(zip(self._chains, self.about(), strict=True))  # of one kind about as many
+        """Return the step time with the estimated shares, whether or not they fit."""
+        shares = dict(
+            zip(self._chains, self.about(), strict=True)
+        )  # equal chains get about as many
         return max(self.through_s(chain, share) for chain, share in shares.items())
 
     def through_s(self, chain: Chain, share: int) -> float:
-        """When a chain is through with so many, the tails counted."""
+        """Return when a chain is done with a share, tails included."""
         ready_s = self.lanes.ready_s(chain, share)
         return max(ready + tail for ready, tail in zip(ready_s, self.tail_s, strict=True))
 
     def ends_s(self, chain: Chain, share: int) -> float:
-        """The same; never if they do not fit."""
+        """Return when a chain is done with a share; infinite if the share does not fit."""
         key = chain, share
         if key not in self._ends:
             fits = self.lanes.fits(chain, self._width, share)
@@ -338,12 +357,12 @@ class Play:
 
     @cached_property
     def shares(self) -> tuple[int, ...] | None:
-        """With which the last chain is through as early as can be; none if they do not fit.
+        """Return the shares with which the last chain ends as early as possible, or `None`.
 
-        From what straight lines say, one microbatch at a time goes from whoever is last to whoever is then through
-        first: when that gains nothing, nothing does.
+        From the estimated shares, one microbatch at a time moves from the last chain to the one
+        that would then end first, until that gains nothing; then no other move gains either.
         """
-        # Any share takes as much as none.
+        # Any share takes at least as much memory as share 0.
         if not all(self.lanes.fits(chain, self._width, 0) for chain in self._kinds):
             return None
         chains, shares = self._chains, list(self.about())
@@ -366,7 +385,7 @@ class Play:
 
     @cached_property
     def step_s(self) -> float:
-        """With the best shares; never if none fit."""
+        """Return the step time with the best shares; infinite if none fit."""
         if self.shares is None:
             return np.inf
         ends = [self.ends_s(*pair) for pair in zip(self._chains, self.shares, strict=True)]
@@ -377,7 +396,7 @@ class Play:
         return max(self.lanes.groups[group].tables.profile.overhead_s for group in self._used)
 
     def plan(self) -> Plan | None:
-        """With the best shares: the replicas of a stage wait for their slowest."""
+        """Return the plan with the best shares, in which a stage's replicas wait for the slowest."""
         shares, lanes = self.shares, self.lanes
         if shares is None:
             return None
@@ -406,11 +425,12 @@ class Play:
 def shared_by_pace(
     microbatches: int, at_s: Sequence[float], each_s: Sequence[float]
 ) -> tuple[int, ...]:
-    """The shares with which the last replica is done as early as can be; each gets at least one."""
+    """Return the shares, at least one each, with which the last replica ends earliest."""
     at, each = np.array(at_s), np.maximum(np.array(each_s), 1e-12)
     shares, able = np.ones(len(at), np.int64), np.ones(len(at), bool)
     while able.any():
-        # All that can be done by one moment add up to what is there; whoever cannot do one by then gets just one.
+        # Find the moment by which all replicas together compute all microbatches. A replica that
+        # cannot compute one by then gets just one.
         left = microbatches - int((~able).sum())
         end_s = (left + (at[able] / each[able]).sum()) / (1 / each[able]).sum()
         done = np.floor((end_s - at) / each + ROUNDING).astype(np.int64)

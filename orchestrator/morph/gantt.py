@@ -1,4 +1,4 @@
-"""A predicted step as a picture: one row a worker, one bar an action, text in SVG. Pure."""
+"""A step as an SVG picture: one row per worker, one bar per action. Pure."""
 
 from collections.abc import Sequence
 from html import escape
@@ -18,13 +18,13 @@ from orchestrator.morph.search import Task
 from orchestrator.morph.simulator import Bar, timeline
 
 WIDTH, ROW, LEFT, RIGHT, TOP, FOOT = 1200, 26, 64, 36, 74, 44
-LINE_MAX = 140  # letters of a title that fit beside each other
+LINE_MAX = 140  # letters of a title that fit in a line
 ROWS_MAX = 64
 BARS_MAX = 20_000
 LETTER = 7.0  # pixels that a digit needs
 TICKS = 10
 GAP, NAME_MAX = 10, 8
-APART = 2.0  # times as long as another panel, and one scale shows too little of the shorter
+APART = 2.0  # if a panel is this many times longer, one scale shows too little of the shorter
 DARK = (
     "@media (prefers-color-scheme: dark) {.paper {fill: #16181c} .words {fill: #e2e4e8} "
     ".faint {fill: #9aa0a8} .grid {stroke: #33373d}}"
@@ -41,14 +41,14 @@ COLOURS = {
 
 
 def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[float] = ()) -> str:
-    """The timeline of one replica; `tail_s` is what reduce and apply of every stage take after it."""
+    """Draw the timeline of one replica; `tail_s` is the time of reduce and apply per stage."""
     bars = timeline(schedule, costs)
     ends = [max(bar.end_s for bar in bars if bar.worker == w) for w in range(schedule.workers)]
     tails = _tails(schedule, bars, tail_s)
     whole_s = max([*ends, *(end for _, _, end in tails)])
     drawn = [bar for bar in bars if bar.worker < ROWS_MAX]
     cut_s = whole_s
-    if len(drawn) > BARS_MAX:  # a long step is shown from its beginning, as far as a file can hold
+    if len(drawn) > BARS_MAX:  # of a long step only the beginning is shown, to bound the file
         cut_s = sorted(bar.start_s for bar in drawn)[BARS_MAX]
         drawn = [bar for bar in drawn if bar.end_s <= cut_s]
         tails = []
@@ -71,7 +71,7 @@ def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[f
 
 
 def picture(profile: Profile, task: Task, plan: Plan) -> str:
-    """The predicted step of a plan's fullest replica, under the sentence that says why it was taken."""
+    """Draw the predicted step of a plan's fullest replica, titled with the plan's reason."""
     way, tables = plan.way, costing.tables(profile)
     schedule = schedules.make(
         way.schedule, way.depth, plan.shares[0], recompute=way.recompute, chunks=way.chunks
@@ -84,7 +84,7 @@ def picture(profile: Profile, task: Task, plan: Plan) -> str:
 
 
 class Panel(NamedTuple):
-    """Bars of some workers, and what each row is called."""
+    """Bars of some workers, and the name of each row."""
 
     name: str
     bars: tuple[Bar, ...]
@@ -92,7 +92,7 @@ class Panel(NamedTuple):
 
 
 def panels(title: str, drawn: Sequence[Panel]) -> str:
-    """Panels below each other, on one scale of time as long as there is something to see of each on it."""
+    """Draw panels below each other, on one time scale unless it would make a panel too small."""
     shown = [
         (panel, [bar for bar in panel.bars[:BARS_MAX] if bar.worker < ROWS_MAX]) for panel in drawn
     ]
@@ -119,7 +119,7 @@ def panels(title: str, drawn: Sequence[Panel]) -> str:
 
 
 def measured(seen: Timeline, profile: Profile | None) -> str:
-    """A measured step below its prediction, replica by replica; without a profile nothing is predicted."""
+    """Draw a measured step below its prediction; without a profile nothing is predicted."""
     layout = seen.layout
     rows = {name: row for row, name in enumerate(layout.workers)}
     bars = [
@@ -137,7 +137,7 @@ def measured(seen: Timeline, profile: Profile | None) -> str:
 
 
 def predicted(seen: Timeline, profile: Profile) -> list[Bar]:
-    """The same layout, played with the profile's costs."""
+    """Return the bars of the same layout, simulated with the profile's costs."""
     found, row, depth = [], 0, seen.layout.depth
     for replica in seen.layout.replicas:
         bars = _replica(seen, profile, replica)
@@ -155,7 +155,7 @@ def predicted(seen: Timeline, profile: Profile) -> list[Bar]:
 def _replica(seen: Timeline, profile: Profile, replica: Replica) -> list[Bar]:
     layout, tables = seen.layout, costing.tables(profile)
     schedule = layout.schedule_of(replica)
-    # Where the workers cut between two of the profile's sections, the nearest boundary after it is taken.
+    # For a cut inside one of the profile's sections, the nearest boundary after it is taken.
     ends = [section.after if section.after >= 0 else 1 << 62 for section in profile.sections]
     firsts = (0, *(1 + int(np.searchsorted(ends[:-1], cut)) for cut in seen.cuts))
     if len(set(firsts)) < len(firsts) or firsts[-1] >= len(ends):
@@ -183,7 +183,7 @@ def _replica(seen: Timeline, profile: Profile, replica: Replica) -> list[Bar]:
 
 
 def took(seconds: float, like_s: float) -> str:
-    """How long, and how far from what it is compared with."""
+    """Say a duration, and how many times faster or slower it is than the other one."""
     if not seconds:
         return "nothing"
     ratio = max(seconds, like_s) / min(seconds, like_s) if like_s else 1.0
@@ -196,7 +196,7 @@ def took(seconds: float, like_s: float) -> str:
 def _tails(
     schedule: Schedule, bars: Sequence[Bar], tail_s: Sequence[float]
 ) -> list[tuple[int, float, float]]:
-    """Worker, start and end of every stage's reduction."""
+    """Return worker, start and end of every stage's reduction."""
     found = []
     for stage, seconds in enumerate(tail_s):
         mine = [bar for bar in bars if bar.stage == stage and bar.kind != Kind.FORWARD]
@@ -224,7 +224,7 @@ def _rows(names: Sequence[str]) -> list[str]:
 
 
 def _title(title: str) -> list[str]:
-    """Two lines hold what a plan says about itself."""
+    """Draw a title on two lines, which hold a plan's reason."""
     return [
         f'<text class="words" x="{LEFT}" y="{18 + 18 * row}" font-size="14" fill="#222222">{escape(line)}</text>'
         for row, line in enumerate(wrap(title, LINE_MAX)[:2])

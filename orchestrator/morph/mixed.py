@@ -1,7 +1,8 @@
-"""Footprints of unlike instances: other types, other zones, replicas that do not run equally fast.
+"""Footprints of unlike instances: different types and zones, replicas of unequal speed.
 
-Formations are compared by straight lines (`formations`). The best of them are then simulated in full, with other
-cuts and other shares; and every group of equal instances may be better off alone.
+Formations are compared by linear estimates (`formations`). The best of them are then simulated in
+full, with different cuts and shares. Each group of equal instances is also tried alone, because it
+may be faster without the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +24,20 @@ from orchestrator.wording import memory, plural
 
 MIXED_DEPTH_MAX = 64
 TRIED_MAX, FINALISTS = 96, 24
-UNFIT_MAX = 2000  # drafts that are looked at until one fits
+UNFIT_MAX = 2000  # drafts that are tried until one fits
 GROUPINGS_OF_ALL_MAX = 2000  # with so few, every draft is simulated with all its cuts
-LEFT_OUT_MAX = 4  # kinds; of more each is tried alone only
-HOPELESS = 1.25  # times the best: no other cuts make up for that
+LEFT_OUT_MAX = 4  # kinds of workers; with more, each kind is only tried alone
+HOPELESS = 1.25  # times the best step; better cuts cannot make up for that
 ROUNDING = 1e-9
 
 
 def best_mix(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding], groups_min: int = 1
 ) -> tuple[Plan, tuple[Chain, ...]]:
-    """The best layout for what is held, and the group of every worker of every replica.
+    """Return the best layout for the holdings, and the group of every worker of every replica.
 
-    Groups are numbered from the fastest on. Slow ones may be left out, but for the first `groups_min`.
+    Groups are numbered from the fastest on. Slow ones may be left out, except the first
+    `groups_min`.
     """
     groups = _groups(profiles, task, holdings)
     workers = sum(group.holding.workers for group in groups)
@@ -47,7 +49,7 @@ def best_mix(
 def _best_of(
     known: "_Known", task: Task, numbers: tuple[int, ...], groups_min: int = 1
 ) -> tuple[Plan, tuple[Chain, ...]]:
-    """The best layout of some of the groups."""
+    """Return the best layout of some of the groups."""
     groups = [known.groups[number] for number in numbers]
     if len(groups) == 1:
         plan = known.alone(task, numbers[0])
@@ -64,7 +66,7 @@ def _best_of(
         raise DoesNotFit(_nothing_fits(task, groups, workers))
     plan, chains = found[0]
     kinds = {(plan.way, plan.width): plan}
-    for other, _ in found:  # others of one kind differ by who stands where only
+    for other, _ in found:  # others of the same kind differ only in their formation
         kinds.setdefault((other.way, other.width), other)
     others = tuple(
         RunnerUp(way=other.way, width=other.width, cost=other.cost)
@@ -74,7 +76,10 @@ def _best_of(
 
 
 def _together(task: Task, groups: Sequence[Group]) -> Task:
-    """What can be done on all of them: chains of unlike workers compute the same microbatches."""
+    """Return the task reduced to what all groups can do.
+
+    It must be common to all, because chains of unlike workers compute the same microbatches.
+    """
     each = [search.sizes(task, group.tables.profile) for group in groups]
     common = tuple(sorted(set(each[0]).intersection(*each[1:])))
     if not common:
@@ -91,9 +96,10 @@ def _together(task: Task, groups: Sequence[Group]) -> Task:
 def _with_fewer(
     known: "_Known", task: Task, numbers: tuple[int, ...], step_s: float
 ) -> list[tuple[Plan, tuple[Chain, ...]]]:
-    """Fewer kinds of workers that could be faster than this: a search among fewer has more ways.
+    """Return layouts of fewer kinds of workers that could be faster than `step_s`.
 
-    Every one alone, and of a few also all but one: many are seldom slower without one of them.
+    A search among fewer kinds has more ways. Each kind is tried alone, and few kinds also without
+    one of them, because with many kinds leaving one out seldom gains.
     """
     groups = [known.groups[number] for number in numbers]
     every = range(len(groups))
@@ -123,7 +129,7 @@ def _with_fewer(
 def in_order(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding]
 ) -> tuple[Holding, ...]:
-    """The groups, as chains number them."""
+    """Return the groups in the order in which chains number them."""
     return tuple(group.holding for group in _groups(profiles, task, holdings))
 
 
@@ -137,7 +143,7 @@ def _nothing_fits(task: Task, groups: Sequence[Group], workers: int) -> str:
 def _groups(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding]
 ) -> list[Group]:
-    """Equal instances of one zone together, the fastest first."""
+    """Group equal instances of one zone, the fastest group first."""
     merged: dict[tuple[str, str, int], Holding] = {}
     for holding in holdings:
         key = (holding.instance_type, holding.zone, holding.per_instance)
@@ -160,7 +166,10 @@ def _groups(
 
 
 def _rank(group: Group) -> tuple[float, float, str, str, int]:
-    """Of the equally fast the roomiest first, so that the answer does not depend on who is listed first."""
+    """Return a sort key: the fastest first, then the roomiest.
+
+    So the answer does not depend on the order in which holdings are listed.
+    """
     holding, room = group.holding, group.room_bytes
     return group.pace, -room, holding.zone, holding.instance_type, holding.per_instance
 
@@ -181,7 +190,7 @@ def _check_one_model(groups: Sequence[Group]) -> None:
 
 
 class _Draft(NamedTuple):
-    """A way, a formation, and where it would cut; `step_s` by straight lines."""
+    """A way, a formation, and its cuts; `step_s` is a linear estimate."""
 
     step_s: float
     way: Way
@@ -190,9 +199,9 @@ class _Draft(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What has been found out about groups, by their numbers here, and about chains of one way with the same cuts.
+    """Results about groups, by their numbers here, and about chains of one way and its cuts.
 
-    Whoever searches among fewer groups finds most of it here.
+    A search among fewer groups finds most of its results here.
     """
 
     profiles: Mapping[str, Profile]
@@ -201,7 +210,7 @@ class _Known(NamedTuple):
     plans: dict[int, Plan]
 
     def alone(self, task: Task, number: int) -> Plan:
-        """The best layout of one group."""
+        """Return the best layout of one group."""
         if number not in self.plans:
             held = self.groups[number].holding
             only = msgspec.structs.replace(task, per_instance=held.per_instance)
@@ -210,7 +219,10 @@ class _Known(NamedTuple):
 
 
 class _Desk(NamedTuple):
-    """What is asked of some groups; chains count them from 0 on, `numbers` are those that all are known by."""
+    """A question about some groups.
+
+    Chains number these groups from 0; `numbers` are their numbers in `known`.
+    """
 
     task: Task
     groups: Sequence[Group]
@@ -231,7 +243,7 @@ class _Desk(NamedTuple):
 
 
 def _drafts(desk: _Desk, groups_min: int) -> list[_Draft]:
-    """Every way with every formation, the fastest first."""
+    """Return every way with every formation, the fastest first."""
     found, task, groups = list[_Draft](), desk.task, desk.groups
     deepest = min(MIXED_DEPTH_MAX, sum(group.holding.workers for group in groups))
     known: dict[tuple[int, int], list[tuple[Chain, ...]]] = {}
@@ -247,7 +259,10 @@ def _drafts(desk: _Desk, groups_min: int) -> list[_Draft]:
 
 
 def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
-    """Whether its cuts fit does not matter yet: others may. If none can, it is none."""
+    """Return a way with a formation as a draft, or `None` if no cuts could fit.
+
+    The cuts of a draft need not fit, because different ones may.
+    """
     if not has_room(desk.groups, way, chains):
         return None
     each = -(-desk.task.global_batch // (way.microbatch_size * len(chains)))
@@ -259,7 +274,7 @@ def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
 
 
 def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[Plan, tuple[Chain, ...]]]:
-    """Simulated in full: all drafts if that is little work; else the fastest, until enough of them fit."""
+    """Return fully simulated drafts: all if that is little work, else enough of the fastest."""
     found = list[tuple[Plan, tuple[Chain, ...]]]()
     few = sum(_groupings(desk, draft) for draft in drafts) <= GROUPINGS_OF_ALL_MAX
     for tried, draft in enumerate(drafts[:UNFIT_MAX]):
@@ -272,7 +287,10 @@ def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[Plan, tuple[
 
 
 def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]:
-    """The best cuts if there are few; else sections are moved over boundaries while that gains."""
+    """Return the draft as a plan with its best cuts, or nothing if none fits.
+
+    If there are many cuts, sections are moved over boundaries while that gains.
+    """
 
     def laid(every: Sequence[Firsts]) -> list[Plan]:
         plays = [desk.play(draft.way, firsts, draft.chains) for firsts in every]
@@ -307,7 +325,7 @@ def picture(
     plan: Plan,
     chains: Sequence[Chain],
 ) -> str:
-    """The predicted step of the chain that the others wait for, as SVG."""
+    """Return the predicted step of the slowest chain, for which the others wait, as SVG."""
     groups = _groups(profiles, task, holdings)
     if len(groups) == 1:
         only = msgspec.structs.replace(task, per_instance=groups[0].holding.per_instance)

@@ -1,7 +1,7 @@
 """Where to cut a model into stages: Varuna's way.
 
-K sections become P runs so that the slowest is as fast as can be, each within its memory, each at the speed of
-its own worker.
+K sections become P runs so that the slowest run is as fast as possible. Each run must fit the
+memory of its worker, and takes time at the pace of its worker.
 """
 
 from typing import NamedTuple
@@ -11,11 +11,11 @@ import numpy as np
 from orchestrator.morph.compiled import Codes, Reals, compiled
 
 NEVER = 1e300
-SAME = 1 + 1e-9  # sums of the same numbers in another order
+SAME = 1 + 1e-9  # factor within which sums of the same numbers in different orders are equal
 
 
 class Load(NamedTuple):
-    """Prefix sums over sections, and what a stage may hold.
+    """Prefix sums over sections, and the memory limit of each stage.
 
     Stage s over sections i..j-1 takes pace[s] * (seconds[j] - seconds[i]) and holds
     held[j] - held[i] + stash[s] * (live[j] - live[i]) + entry[s] * input[i] bytes.
@@ -59,9 +59,9 @@ def _split(load: Load) -> tuple[Reals, Codes]:
 
 
 def split(load: Load) -> tuple[int, ...] | None:
-    """The first section of every stage; the slowest stage as fast as can be, then as even as can be.
+    """Return the first section of every stage, or `None` if no grouping fits into memory.
 
-    None if no grouping fits into memory.
+    The slowest stage is as fast as possible; among such groupings the most even one is returned.
     """
     sections, stages = len(load.seconds) - 1, len(load.pace)
     if stages > sections:
@@ -78,9 +78,10 @@ def split(load: Load) -> tuple[int, ...] | None:
 
 @compiled
 def evened(seconds: Reals, firsts: Codes, depth: int) -> Codes:
-    """Boundaries moved by one section at a time, as long as the workers' loads become more alike.
+    """Move boundaries by one section at a time while the workers' loads become more alike.
 
-    Worker w computes the stages w, w + depth, ...; less is a shorter slowest worker, then a smaller sum of squares.
+    Worker w computes the stages w, w + depth, ... A faster slowest worker is better; among equals a
+    smaller sum of squares is.
     """
     stages, loads, found = len(firsts), np.zeros(depth), firsts.copy()
     ends = np.append(found[1:], len(seconds) - 1)

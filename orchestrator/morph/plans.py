@@ -1,4 +1,4 @@
-"""What the planner answers: layouts with their price in time and memory, and the sentence that says why."""
+"""The planner's answers: layouts with their cost in time and memory, and the reason."""
 
 from itertools import pairwise
 from typing import Literal
@@ -13,15 +13,16 @@ Placement = Literal["chain", "ring"]
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How one replica computes, whatever the number of replicas.
+    """How one replica computes, independent of the number of replicas.
 
-    With placement `chain` the stages of a replica are neighbours; with `ring` the replicas of a stage are.
+    With placement `chain` the stages of a replica are neighbours; with `ring` the replicas of a
+    stage are.
     """
 
     schedule: str
     depth: int
     microbatch_size: int
-    recompute: tuple[bool, ...] = ()  # of each stage; of none if empty, and never of the last
+    recompute: tuple[bool, ...] = ()  # per stage; never on the last, and on none if empty
     chunks: int = 1
     sharding: Sharding = "none"
     placement: Placement = "chain"
@@ -44,12 +45,12 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def all_but_last(stages: int) -> tuple[bool, ...]:
-    """The stages that may recompute."""
+    """Return the stages that may recompute: all but the last."""
     return recomputing(stages, (True,) * stages)
 
 
 def _recomputed(again: tuple[bool, ...]) -> str:
-    """Where it is not on every stage that may, on which: runs of them from first to last."""
+    """Say which stages recompute, as runs of stages, unless all stages that may do so."""
     if again == all_but_last(len(again)):
         return "recompute"
     edges = [i for i, (a, b) in enumerate(pairwise((False, *again))) if a != b]
@@ -59,7 +60,7 @@ def _recomputed(again: tuple[bool, ...]) -> str:
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a step goes: useful work, waiting inside the pipeline, reduce and apply."""
+    """The time of a step by its parts: useful work, waiting in the pipeline, reduce and apply."""
 
     step_s: float
     busy_s: float
@@ -68,7 +69,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that was not taken, and what it would have cost."""
+    """A plan that was not chosen, and its cost."""
 
     way: Way
     width: int
@@ -76,7 +77,7 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout: P x D, who computes what, and what it will cost."""
+    """A layout: P x D, the stages and shares, and the predicted cost."""
 
     way: Way
     firsts: tuple[int, ...]  # the first section of every stage
@@ -86,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # of a step
     cost: Cost
     memory_bytes: tuple[float, ...]  # of the fullest worker of every stage
-    owned: bool = False  # it fits because every worker keeps the state of its own stages only
+    owned: bool = False  # every worker keeps the state of its stages only, so that the plan fits
     runners_up: tuple[RunnerUp, ...] = ()
 
     @property
@@ -103,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        """First and behind-the-last section of every stage."""
+        """Return the first section of every stage, and the one after its last."""
         ends = (*self.firsts[1:], self.sections)
         return tuple(zip(self.firsts, ends, strict=True))
 
@@ -112,13 +113,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def candidates(self) -> tuple["Candidate", ...]:
-        """This plan, and those that were not taken."""
+        """Return this plan and those that were not chosen."""
         others = (_candidate(one.way, one.width, one.cost, chosen=False) for one in self.runners_up)
         return (_candidate(self.way, self.width, self.cost, chosen=True), *others)
 
     @property
     def because(self) -> str:
-        """One sentence: what it is, what it gives, and what the next best would lose by."""
+        """Say in a sentence what the plan is and gives, and why the next best is slower."""
         idle = self.workers - self.way.depth * self.width
         head = (
             f"{self.describe()} on {plural(self.workers, 'worker')} ({self.way.describe()}): "
@@ -146,12 +147,12 @@ def _compare(plan: Plan, other: RunnerUp) -> str:
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout of those that were compared."""
+    """One of the layouts that were compared."""
 
     layout: str
     way: str
     step_s: float
-    computing_s: float  # of the worker that has most to do
+    computing_s: float  # of the busiest worker
     waiting_s: float  # inside the pipeline
     reduce_s: float
     chosen: bool
@@ -170,7 +171,7 @@ def _candidate(way: Way, width: int, cost: Cost, *, chosen: bool) -> Candidate:
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """So many instances of one type in one zone; `per_instance` accelerators each."""
+    """Some instances of one type in one zone, with `per_instance` accelerators each."""
 
     instance_type: str
     instances: int

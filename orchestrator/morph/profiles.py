@@ -1,4 +1,4 @@
-"""Profiles come in here: read, checked, refused in one line."""
+"""Reading profiles: checked, and refused with one line."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ AGAIN = "write it again with: orchestrator tools profile JOB --out FILE"
 
 
 def load(path: Path) -> Profile:
-    """The profile in a file; one line says what is wrong with it and what to do."""
+    """Return the profile in a file; an error says in one line what is wrong and what to do."""
     return parse(_read(path), str(path))
 
 
@@ -29,7 +29,7 @@ def _read(path: Path) -> str:
 
 
 def parse(text: str, source: str = "profile") -> Profile:
-    """A profile from its text."""
+    """Return the profile that a text holds."""
     try:
         return read(text)
     except ValueError as error:  # msgspec's errors are of this kind, too

@@ -1,4 +1,4 @@
-"""The compiled generators: long programs are written as fast as they are simulated."""
+"""Compiled generators of schedules, which write programs as fast as they are simulated."""
 
 import numpy as np
 
@@ -10,7 +10,10 @@ KIND_SHIFT, STAGE_SHIFT = 56, 32
 
 @compiled
 def gpipe(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Codes]:
-    """All forwards, then all backwards, last microbatch first; that one needs no recompute."""
+    """Return all forwards, then all backwards, last microbatch first.
+
+    The last microbatch needs no recompute.
+    """
     offsets = np.zeros(stages + 1, np.int64)
     for s in range(stages):
         again = microbatches - 1 if recompute[s] else 0
@@ -34,13 +37,14 @@ def gpipe(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Code
 def one_f_one_b(
     stages: int, microbatches: int, recompute: Flags, split: bool, eager: bool
 ) -> tuple[Codes, Codes]:
-    """The packed programs of 1F1B with flush; see `schedules.one_f_one_b`.
+    """Return the packed programs of 1F1B with flush; see `schedules`.
 
-    With `split`, stage s puts off each weight-gradient by s microbatches at most (it has as much slack as
-    the pipeline takes to bring a gradient from s to the first stage), and does what is left at the end.
+    With `split`, stage s puts off each weight-gradient by s microbatches at most, and does the rest
+    at the end. Its slack is the time that a gradient takes from s to the first stage.
 
-    `eager` has twice the forwards ahead, so that a message may take half a microbatch's time and nobody waits for it.
-    Only the last 2 s + P - 2 backwards of stage s > 0 are in halves then: their weight-gradients fill the drain.
+    `eager` runs twice the forwards ahead, so a message may take half a microbatch's time without
+    making a worker wait. Only the last 2 s + P - 2 backwards of stage s > 0 are in halves then,
+    because their weight-gradients fill the drain.
     """
     again, weight = np.int64(RECOMPUTE) << KIND_SHIFT, np.int64(WEIGHT_GRADIENT) << KIND_SHIFT
     offsets = np.zeros(stages + 1, np.int64)
@@ -79,7 +83,7 @@ def one_f_one_b(
 
 @compiled
 def _backward_of(workers: int, chunks: int, w: int, back: int) -> int:
-    """Stage and microbatch of a worker's backward number `back`."""
+    """Return stage and microbatch, packed, of a worker's backward number `back`."""
     chunk = chunks - 1 - back // workers % chunks
     m = back // (workers * chunks) * workers + back % workers
     return int(np.int64(chunk * workers + w) << STAGE_SHIFT | m)
@@ -87,9 +91,11 @@ def _backward_of(workers: int, chunks: int, w: int, back: int) -> int:
 
 @compiled
 def interleaved(workers: int, chunks: int, microbatches: int, split: bool) -> tuple[Codes, Codes]:
-    """Worker w: 2(p - w - 1) + (v - 1)p chunk-forwards (all if m = p), then one forward, one backward.
+    """Return the packed programs of the interleaved schedule.
 
-    With `split` worker w puts off each weight-gradient by w of its backwards at most, as in 1F1B.
+    Worker w runs 2(p - w - 1) + (v - 1)p chunk-forwards (all if m = p), then one forward, one
+    backward. With `split` worker w puts off each weight-gradient by w of its backwards at most, as
+    in 1F1B.
     """
     total = chunks * microbatches
     offsets = np.arange(workers + 1) * ((3 if split else 2) * total)
@@ -125,12 +131,12 @@ FORWARDS, RECOMPUTES, BACKWARDS, HALVES = range(4)
 
 @compiled
 def varuna(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Codes]:
-    """Varuna's rule-based order, played out in quanta: forward and recompute take one, a backward two.
+    """Return Varuna's rule-based order, simulated in quanta.
 
-    A worker prefers, in this order: the second half of a backward; a backward whose recompute is done
-    (it waits for nothing else after that); a recompute; a forward. When stage k is half through the
-    backward of microbatch m, stage k-1 is asked for the recompute of m, so that it is done as the
-    gradient arrives.
+    Forward and recompute take one quantum, a backward two. A worker prefers, in this order: the
+    second half of a backward; a backward whose recompute is done; a recompute; a forward. When
+    stage k is half through the backward of microbatch m, stage k-1 is asked for the recompute of m,
+    so that it is done as the gradient arrives.
     """
     offsets = np.zeros(stages + 1, np.int64)
     for s in range(stages):
@@ -168,7 +174,7 @@ def varuna(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Cod
                 to = BACKWARDS
             elif queue == BACKWARDS:
                 to = HALVES
-            # A recompute is asked for when the gradient is one quantum away, a backward when it is there.
+            # A recompute is due one quantum before the gradient comes, a backward when it comes.
             early = s > 0 and queue == BACKWARDS and recompute[s - 1]
             if early or (s > 0 and queue == HALVES and not recompute[s - 1]):
                 again = RECOMPUTES if early else BACKWARDS

@@ -1,14 +1,15 @@
-"""Generators of schedules: each returns data that the simulator and the executor both interpret.
+"""Generators of schedules, which are data for the simulator and the executor.
 
-| name         | from                     | idea                                                             |
+| name         | from                     | idea |
 |--------------|--------------------------|------------------------------------------------------------------|
-| gpipe        | GPipe                    | all forwards, then all backwards, last microbatch first          |
-| 1f1b         | PipeDream-Flush, PTD-P   | min(P-1-s, M) forwards, then one backward after each forward     |
-| varuna       | Varuna, section 3.2      | backward > recompute > forward; recompute as the gradient nears  |
-| interleaved  | PTD-P                    | v chunks a worker, so that the bubble is v times smaller         |
-| zero-bubble  | out-of-order backprop    | 1F1B with weight-gradients put off into the bubbles, bounded     |
-| eager        | eager 1F1B, zero-bubble  | twice the forwards ahead; weight-gradients put off at the end    |
-| modulo       | out-of-order backprop    | the same placement, with weight-gradients put off as well        |
+| gpipe        | GPipe                    | all forwards, then all backwards, last microbatch first
+| | 1f1b         | PipeDream-Flush, PTD-P   | min(P-1-s, M) forwards, then one backward after each
+forward     | | varuna       | Varuna, section 3.2      | backward > recompute > forward; recompute
+as the gradient nears  | | interleaved  | PTD-P                    | v chunks a worker, so that the
+bubble is v times smaller         | | zero-bubble  | out-of-order backprop    | 1F1B with
+weight-gradients put off into the bubbles, bounded     | | eager        | eager 1F1B, zero-bubble  |
+twice the forwards ahead; weight-gradients put off at the end    | | modulo       | out-of-order
+backprop    | the same placement, with weight-gradients put off as well        |
 
 Bubble fractions over ideal time: (p-1)/m for gpipe and 1f1b, (1/v)(p-1)/m for interleaved.
 """
@@ -24,9 +25,9 @@ from orchestrator.morph.engine import Programs
 from orchestrator.morph.errors import ScheduleError
 
 STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "eager", "modulo")
-MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
-HALVED = ("zero-bubble", "modulo")  # every backward in halves
-SPLIT = (*HALVED, "eager")  # at least the last ones
+MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p, so a worker hosts several chunks
+HALVED = ("zero-bubble", "modulo")  # every backward is in halves
+SPLIT = (*HALVED, "eager")  # at least the last backwards are in halves
 CHUNKS = 2
 CACHED_SCHEDULES = 64
 
@@ -40,10 +41,10 @@ def make(
     recompute: tuple[bool, ...] = (),
     chunks: int = CHUNKS,
 ) -> Schedule:
-    """The schedule of this name for a pipeline of so many workers.
+    """Return the schedule of this name for a pipeline with a number of workers.
 
-    `recompute` has a word for each stage, if one does; backwards in halves and several chunks go without.
-    `chunks` is how many stages a worker hosts, and matters to modulo placement only.
+    `recompute` is empty or has a flag for each stage; it does not apply to backwards in halves or
+    several chunks. `chunks` is the number of stages per worker, for modulo placement only.
     """
     codes, offsets, _ = pack(name, workers, microbatches, recompute=recompute, chunks=chunks)
     stages = workers * chunks if name in MODULO else workers
@@ -65,7 +66,7 @@ def pack(
     recompute: tuple[bool, ...] = (),
     chunks: int = CHUNKS,
 ) -> Programs:
-    """The programs of `make`, as the engine reads them."""
+    """Return the programs of `make`, in the engine's form."""
     if workers < 1 or microbatches < 1:
         raise ScheduleError(
             f"{name}: a pipeline of {workers} workers with {microbatches} microbatches cannot run; "
@@ -102,7 +103,7 @@ def _check_rounds(name: str, workers: int, microbatches: int) -> None:
 
 
 def arrays(schedule: Schedule) -> Programs:
-    """The packed programs as the engine reads them."""
+    """Return the packed programs in the engine's form."""
     codes = np.frombuffer(schedule.codes, np.int64).copy()
     return Programs(codes, np.array(schedule.offsets, np.int64), schedule.microbatches)
 

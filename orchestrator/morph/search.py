@@ -1,11 +1,12 @@
-"""The best layout for a number of equal workers: every way of computing, at every width, compared.
+"""The best layout for a number of equal workers: every way of computing, at every width.
 
-A *way* fixes all but the width D. What it costs as a function of the microbatches N that a replica gets
-is a max-plus linear system, hence exactly linear in N once the pipeline is full: two simulations give
+A *way* fixes all but the width D. Its cost as a function of the microbatches N that a replica gets
+is a max-plus linear system, hence exactly linear in N once the pipeline is full. Two simulations
+give
 
-    ready_s(N) = ready_s(N1) + (N - N1) * slope_s        for N >= N1, simulated where N is smaller
+    ready_s(N) = ready_s(N1) + (N - N1) * slope_s        for N >= N1, simulated if N is smaller
 
-so that all widths of a way cost about as much as one. N is the largest share, ceil(M / D).
+so comparing all widths of a way takes about as long as one. N is the largest share, ceil(M / D).
 """
 
 from collections.abc import Iterator
@@ -28,8 +29,9 @@ WORKERS_MAX = 20_000
 OFFERED = 3
 TRIED_MAX = 8
 GROUPINGS_MAX = 200
-SHARDS_APART = 8  # replicas; beyond that, one more hardly changes what each keeps of the optimizer
-# Without jitter Varuna's order gains nothing on 1F1B, and it takes long to become regular: on request only.
+SHARDS_APART = 8  # replicas; with more, one replica hardly changes each one's optimizer share
+# Varuna's order is searched on request only: without jitter it gains nothing on 1F1B, and it takes
+# long to become regular.
 SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble", "eager", "modulo")
 DEEPEST = {"eager": 4}  # longer chains need halves in every microbatch, or lose more in the drain
 FULL = {
@@ -42,16 +44,16 @@ FULL = {
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked: so many samples a step, and which plans may be considered."""
+    """The samples of a step, and which plans may be considered."""
 
     global_batch: int
     per_instance: int = 1
     schedules: tuple[str, ...] = SEARCHED
     recompute: tuple[bool, ...] = (False, True)
     shardings: tuple[Sharding, ...] = ("none",)
-    microbatch_sizes: tuple[int, ...] = ()  # all that were measured
+    microbatch_sizes: tuple[int, ...] = ()  # if empty, all measured ones
     depth_min: int = 1
-    depth_max: int = 0  # no limit but the sections
+    depth_max: int = 0  # if 0, limited only by sections and workers
     width_max: int = 0
     whole: bool = False  # every worker keeps the state of all stages
 
@@ -64,7 +66,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curve(NamedTuple):
-    """What one replica of a way takes for N microbatches: exact below `first`, linear from there on."""
+    """The time of one replica for N microbatches: simulated below `first`, linear from there."""
 
     way: Way
     firsts: Firsts
@@ -74,8 +76,8 @@ class Curve(NamedTuple):
     peaks: Reals  # [stashed | owed, stage], at `first`
     peak_slope: Reals
     busy: Reals  # of each stage's worker, a microbatch
-    lead: Reals  # of each worker: until its first input, plus from its last gradient to the first stage
-    lag: Reals  # of each worker: from its own last gradient to the first stage
+    lead: Reals  # of each worker: until its first input, plus its lag
+    lag: Reals  # of each worker: from its last gradient to the first stage
     costs: engine.Costs
 
     @property
@@ -84,7 +86,10 @@ class Curve(NamedTuple):
 
 
 def sizes(task: Task, profile: Profile) -> tuple[int, ...]:
-    """The microbatch sizes that divide the global batch; if none does, what would."""
+    """Return the measured microbatch sizes that divide the global batch.
+
+    If none does, the error names batches that would do.
+    """
     asked = task.microbatch_sizes or profile.microbatch_sizes
     known = [size for size in asked if size in profile.microbatch_sizes]
     if not known:
@@ -110,7 +115,7 @@ def sizes(task: Task, profile: Profile) -> tuple[int, ...]:
 
 
 def ways(task: Task, profile: Profile, workers: int) -> Iterator[Way]:
-    """Every way that can be considered with so many workers."""
+    """Yield every way that the task allows on a number of workers."""
     deepest = min(workers, len(profile.sections), task.depth_max or workers)
     placements: tuple[Placement, ...] = ("chain",) if task.per_instance == 1 else ("chain", "ring")
     for size in sizes(task, profile):
@@ -148,7 +153,7 @@ def _ways(
 
 
 class Splitter:
-    """Stages for a way: balanced, and within memory. What does not depend on memory is remembered."""
+    """Stages for a way, balanced and within memory; what is independent of memory is cached."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -157,9 +162,9 @@ class Splitter:
     def firsts(
         self, way: Way, peaks: Reals, width: int = 1, memory_bytes: float | None = None
     ) -> Firsts | None:
-        """The best grouping; if it does not fit so many replicas, the best that does; None if none does.
+        """Return the best grouping that fits into memory with this width; `None` if none does.
 
-        Within the profile's memory, or another.
+        `memory_bytes` replaces the memory of the profile.
         """
         memory = self.tables.profile.memory_bytes if memory_bytes is None else memory_bytes
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
@@ -175,7 +180,7 @@ class Splitter:
         return partition.split(self._load(way, peaks, room, width))
 
     def _even(self, way: Way, firsts: Firsts | None) -> Firsts | None:
-        """Where workers host several stages, it is their sums that have to be alike."""
+        """Even out the workers' sums if workers host several stages."""
         if firsts is None or way.chunks == 1:
             return firsts
         row = self.tables.size(way.microbatch_size)
@@ -183,12 +188,15 @@ class Splitter:
         return tuple(partition.evened(seconds, np.array(firsts, np.int64), way.depth).tolist())
 
     def is_balanced(self, way: Way, firsts: Firsts) -> bool:
-        """Whether these are the stages that it would have with memory without end."""
+        """Return whether the way would have these stages with unlimited memory, too."""
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         return self._balanced.get(key) == firsts
 
     def _chunks_that_fit(self, way: Way, peaks: Reals, width: int, memory: float) -> Firsts | None:
-        """Chunks of one worker share its memory: all groupings are tried if they are few."""
+        """Return the fastest grouping that fits, as chunks of one worker share its memory.
+
+        All groupings are tried if they are few; else each chunk gets an equal part of the memory.
+        """
         sections = len(self.tables.profile.sections)
         if comb(sections - 1, way.stages - 1) > GROUPINGS_MAX:
             room = memory - self.tables.profile.reserved_bytes
@@ -234,9 +242,9 @@ class Splitter:
 
 
 def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curve | None:
-    """Simulate a way where its pipeline is full; None if it does not fit into memory.
+    """Simulate a way with a full pipeline; return `None` if it does not fit into memory.
 
-    `among` are, row by row, a width with the same wires, the widths, and the largest shares that come into question.
+    The rows of `among` are a width with the same wires, the possible widths, and their shares.
     """
     width, narrowest, shares = int(among[0, 0]), int(among[1].min()), among[2]
     first = FULL.get(way.schedule, 2) * way.depth
@@ -266,7 +274,7 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
 def _first_that_fits(
     splitter: Splitter, way: Way, among: tuple[int, Codes], full: tuple[int, Reals]
 ) -> Firsts | None:
-    """Stages that fit with a full pipeline, or else with the largest share for which any do."""
+    """Return stages that fit with a full pipeline, else with the largest share that fits."""
     width, shares = among
     if shares.max() >= full[0]:
         firsts = splitter.firsts(way, full[1], width)
@@ -281,7 +289,7 @@ def _first_that_fits(
 
 
 def busy(way: Way, costs: engine.Costs) -> Reals:
-    """What each worker computes a microbatch, over its chunks."""
+    """Return how long each worker computes per microbatch, over its chunks."""
     again = costs.seconds[engine.RECOMPUTE] * np.array(way.recompute or 0.0)
     backward = costs.seconds[engine.BACKWARD]
     if way.schedule in schedules.HALVED:
@@ -292,25 +300,27 @@ def busy(way: Way, costs: engine.Costs) -> Reals:
 
 
 def _lead_and_lag(way: Way, costs: engine.Costs) -> tuple[Reals, Reals]:
-    """ready_j(N) >= (until k has its first input) + N * busy_k + (from k's last gradient to j), k >= j.
+    """Return `lead` and `lag` of a curve, the constants of a lower bound on ready times.
 
-    Convexity: the straight line through two small N can only be too low, when the worker that holds the
-    others back in the long run does not yet; its own line is added in `along`.
+        ready_j(N) >= (until k has its first input) + N * busy_k + (from k's last gradient to j), k >= j
+
+    By convexity the line through two small N can only be too low. It is if the worker that limits
+    the pipeline in the long run does not limit it yet, so `along` adds that worker's line.
     """
     hop = costs.wire[:, : way.depth, :2].sum(axis=2)
     forward, backward = costs.seconds[[engine.FORWARD, engine.BACKWARD], : way.depth]
     fill = np.concatenate([[0.0], np.cumsum(forward + hop[0])[:-1]])
     if way.schedule == "gpipe" and way.recompute:
-        # Its last microbatch needs none.
+        # The last microbatch needs no recompute.
         fill[:-1] -= costs.seconds[engine.RECOMPUTE, : way.depth - 1]
     lag = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + np.cumsum(hop[1])
     return fill + lag, lag
 
 
 def _held_back(curve: Curve, shares: Codes) -> Reals:
-    """The bound above for the first stages of all workers, [worker, share]."""
+    """Return the bound of `_lead_and_lag` for all workers' first stages, [worker, share]."""
     own = curve.lead[:, None] + curve.busy[:, None] * shares
-    # The last weight-gradients of a split backward delay nobody but their worker.
+    # The last weight-gradients of a split backward delay no other worker.
     if curve.way.schedule not in schedules.SPLIT:
         own = np.maximum.accumulate(own[::-1], axis=0)[::-1]
     bound: Reals = own - curve.lag[:, None]
@@ -324,7 +334,7 @@ def _programs(way: Way, microbatches: int) -> engine.Programs:
 
 
 def peaks(way: Way, programs: engine.Programs) -> Reals:
-    """[stashed | owed, stage]: known for two schedules, counted for the others."""
+    """Return peaks by [stashed | owed, stage]: by formula for two schedules, else counted."""
     if way.schedule not in ("gpipe", "1f1b"):
         return engine.peaks(programs, way.stages).astype(float)
     found, most = np.zeros((2, way.stages)), programs.microbatches
@@ -338,7 +348,7 @@ def gradients_done(programs: engine.Programs, costs: engine.Costs) -> Reals:
 
 
 def along(curve: Curve, shares: Codes) -> tuple[Reals, Reals]:
-    """Ready times [stage, share] and peaks [2, stage, share] for these numbers of microbatches."""
+    """Return ready times [stage, share] and peaks [2, stage, share] for these shares."""
     steps = shares - curve.first
     ready = curve.ready[:, None] + curve.slope[:, None] * steps
     depth = curve.way.depth
@@ -352,7 +362,7 @@ def along(curve: Curve, shares: Codes) -> tuple[Reals, Reals]:
 
 
 class Priced(NamedTuple):
-    """A way at many widths: what the step takes (infinite where it does not fit), and why."""
+    """A way at many widths: the step time (infinite if it does not fit) and its parts."""
 
     curve: Curve
     widths: Codes
@@ -362,7 +372,7 @@ class Priced(NamedTuple):
 
 
 def price(tables: Tables, task: Task, curve: Curve, widths: Codes) -> Priced:
-    """Every width of a way at once."""
+    """Return the price of a way at all widths at once."""
     way = curve.way
     shares = shares_of(task, way, widths)
     if not len(widths):
@@ -380,16 +390,16 @@ def price(tables: Tables, task: Task, curve: Curve, widths: Codes) -> Priced:
 
 
 def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> Iterator[Priced]:
-    """Every way that fits, at every width that can be best.
+    """Yield every way that fits, at every width that can be best.
 
-    With `fastest` only the widths that may be among so many fastest on all these workers.
+    With `fastest`, yield only widths that may be among that many fastest on all these workers.
     """
     splitter, limit_s = Splitter(tables), [np.inf] * max(fastest, 1)
     roomy: set[Way] = set()
     for way in ways(task, tables.profile, workers):
         plain = msgspec.structs.replace(way, recompute=())
         if way.recompute and plain in roomy:
-            continue  # it would do more work to save memory that is there
+            continue  # it would do more work to save memory that is not needed
         fits = True
         for alike, found in _curves(splitter, task, way, widths_of(task, way, workers)):
             if found is None:
@@ -399,7 +409,7 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
             some = alike[slowest_s < limit_s[-1]] if fastest else alike
             priced = price(tables, task, found, some)
             fits &= bool(np.isfinite(priced.step_s).all())
-            fits &= splitter.is_balanced(way, found.firsts)  # and memory has not moved its stages
+            fits &= splitter.is_balanced(way, found.firsts)  # memory has not moved its stages
             if fastest and len(priced.step_s):
                 limit_s = sorted([*limit_s, float(priced.step_s.min())])[:fastest]
             yield priced
@@ -410,7 +420,10 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
 def _curves(
     splitter: Splitter, task: Task, way: Way, widths: Codes
 ) -> Iterator[tuple[Codes, Curve | None]]:
-    """Widths that have the same wires together; sharded, if memory is scarce, by how much a replica keeps."""
+    """Yield curves for groups of widths that have the same wires.
+
+    With a sharded optimizer and scarce memory they are also grouped by a replica's optimizer share.
+    """
     like = np.array([costing.variant(way, task.per_instance, int(width)) for width in widths])
     for same in np.unique(like):
         alike = widths[like == same]
@@ -427,22 +440,23 @@ def _curves(
 
 
 def shares_of(task: Task, way: Way, widths: Codes) -> Codes:
-    """Of the fullest replica."""
+    """Return the share of the fullest replica at every width."""
     found: Codes = -(-(task.global_batch // way.microbatch_size) // widths)
     return found
 
 
 def widths_of(task: Task, way: Way, workers: int) -> Codes:
-    """The widths at which a way can be best: of those with the same largest share, the narrowest.
+    """Return the widths at which a way can be best: the narrowest of each largest share.
 
-    More replicas that shorten nobody's share only lengthen the all-reduce, unless they share something else.
+    More replicas with the same largest share only lengthen the all-reduce, unless the replicas also
+    shard the optimizer or form rings.
     """
     microbatches = task.global_batch // way.microbatch_size
     most = min(workers // way.depth, microbatches, task.width_max or workers)
     widths = np.arange(1, most + 1)
     shares = shares_of(task, way, widths)
     apart = np.ones(len(widths), bool)
-    if way.placement == "ring":  # a single replica, or all within one instance, is what a chain is
+    if way.placement == "ring":  # a single replica, or all in one instance, is the same as a chain
         apart = (widths > 1) & (way.depth * widths > task.per_instance)
     if way.schedule in schedules.MODULO:  # whole rounds only
         whole: Codes = widths[apart & (microbatches % widths == 0) & (shares % way.depth == 0)]
@@ -455,7 +469,7 @@ def widths_of(task: Task, way: Way, workers: int) -> Codes:
 
 
 def cost(priced: Priced, at: int, overhead_s: float) -> Cost:
-    """Where the time goes: the slowest worker's own work first, then waiting, then the tail."""
+    """Split the step time: the busiest worker's work first, then waiting, then the tail."""
     busy_s = float(priced.shares[at]) * priced.curve.busy_s
     return Cost(
         step_s=float(priced.step_s[at]),

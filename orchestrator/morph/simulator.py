@@ -1,13 +1,14 @@
-"""One step, played out: when does each worker finish, and when is the step over?
+"""Simulation of one step: when each worker finishes, and when the step is over.
 
-A pipeline's programs run under its costs (`engine`); then the replicas of a stage reduce its gradients:
+A pipeline's programs run under its costs (`engine`); then a stage's replicas reduce its gradients:
 
     stage ready  r_s = max over replicas of the end of its last backward
     step         = max over stages of (r_s + tail_s) + overhead
     tail_s       = the part of all-reduce and apply that the last backward does not hide
 
-Replicas may differ in speed, in network and in their number of microbatches. All is deterministic: jitter
-is drawn from the seed, the stage and the microbatch, so the same question has the same answer.
+Replicas may differ in speed, in network and in their number of microbatches. The simulation is
+deterministic: jitter is drawn from the seed, the stage and the microbatch, so the same question has
+the same answer.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ NO_TRACE = engine.Trace(np.empty(0), np.empty(0))
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One action of one worker, as it happened."""
+    """One action of one worker, with its start and end."""
 
     worker: int
     kind: Kind
@@ -36,7 +37,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step takes: `compute_s` until the last gradient, `step_s` until it is applied."""
+    """The duration of a step: `compute_s` to the last gradient, `step_s` until it is applied."""
 
     step_s: float
     compute_s: float
@@ -47,7 +48,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 def costs(
     seconds: Reals, *, wire: Reals | None = None, slowness: Reals | None = None, seed: int = 0
 ) -> Costs:
-    """What the engine needs, with no wires and equal workers unless told; seconds[kind, stage]."""
+    """Return the engine's costs for seconds[kind, stage].
+
+    By default messages take no time and workers are equally fast.
+    """
     stages = seconds.shape[1]
     wire = np.zeros((2, stages, 3)) if wire is None else wire
     slowness = np.ones(stages) if slowness is None else slowness
@@ -55,7 +59,7 @@ def costs(
 
 
 def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
-    """The engine behind a door: the shapes are checked and a schedule that blocks itself is refused."""
+    """Run the engine with checked shapes, and refuse a schedule that blocks itself."""
     workers, stages = len(programs.offsets) - 1, costs.seconds.shape[1]
     if len(costs.slowness) != workers or costs.wire.shape != (2, stages, 3):
         raise ScheduleError(
@@ -84,7 +88,7 @@ def _why_stuck(programs: Programs, stages: int, at: int) -> str:
 def finish(
     outcomes: Sequence[Outcome], tail_s: Reals | None = None, overhead_s: float = 0.0
 ) -> Step:
-    """The replicas of a stage wait for each other, reduce and apply."""
+    """Return the whole step: the replicas of a stage wait for each other, reduce and apply."""
     ready = np.max([outcome.stage_done for outcome in outcomes], axis=0)
     compute_s = max(float(outcome.done.max()) for outcome in outcomes)
     end_s = compute_s if tail_s is None else float((ready + tail_s).max())
@@ -99,7 +103,7 @@ def finish(
 
 
 def timeline(schedule: Schedule, costs: Costs) -> tuple[Bar, ...]:
-    """Every action with its start and end, worker after worker."""
+    """Return every action with its start and end, worker after worker."""
     programs = schedules.arrays(schedule)
     run(programs, costs, schedule.name)
     size = len(programs.codes)

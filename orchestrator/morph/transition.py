@@ -1,12 +1,12 @@
-"""From one layout to the next: who keeps what, who sends what to whom, what it costs, whether it pays.
+"""From one layout to the next: which state moves, what that costs, and whether it pays.
 
-Slots of the new layout are given to workers so that the bytes that must move are least: an assignment
-problem with
+Slots of the new layout are assigned to workers so that the fewest bytes move, an assignment problem
+with
 
     cost(worker, slot) = bytes of the slot's sections that the worker does not hold
 
-What is missing comes from whoever holds it and has sent least so far; what nobody holds any more comes from
-the backup tier. All transfers run at once, so the pause is that of the busiest link.
+A missing section comes from the holder that has sent least so far; a section without a holder comes
+from the backup tier. All transfers run at once, so the pause is that of the busiest link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from orchestrator.morph.plans import Plan
 from orchestrator.wording import duration, pause, plural
 
 BACKUP = ""
-WORTH = 0.97  # Rubick's gate: so much of all time must be left for training
+WORTH = 0.97  # Rubick's gate: this share of all time must be left for training
 TOLERANCE = 1e-9
-NEVER = 1e6  # times the whole state: more than any way that is allowed
+NEVER = 1e6  # times the whole state, so more than any allowed assignment costs
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One section of the state to one worker; from the backup tier if there is no source."""
+    """One section of the state for one worker; it comes from the backup tier without a source."""
 
     section: int
     source: str
@@ -38,18 +38,18 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """`chains[replica][stage]` is the worker that takes this slot."""
+    """The way to a new layout: `chains[replica][stage]` is the worker that takes this slot."""
 
     chains: tuple[tuple[str, ...], ...]
     moves: tuple[Move, ...]
     kept_bytes: float
     moved_bytes: float
-    backup_bytes: float  # of the moved ones, what no worker holds any more
+    backup_bytes: float  # the part of the moved bytes that no worker holds any more
     pause_s: float
 
 
 class Pace(NamedTuple):
-    """How fast state moves, and what every morph costs besides."""
+    """How fast state moves, and the fixed pause of every morph."""
 
     bandwidth_bytes_per_s: float
     backup_bytes_per_s: float
@@ -57,12 +57,12 @@ class Pace(NamedTuple):
 
 
 def section_bytes(profile: Profile) -> tuple[float, ...]:
-    """The state of every section: what must be there before it can be trained on."""
+    """Return the bytes of every section's state, which a worker needs before it can train it."""
     return tuple(section.parameter_bytes + section.optimizer_bytes for section in profile.sections)
 
 
 def held_by(plan: Plan, chains: Sequence[Sequence[str]]) -> dict[str, frozenset[int]]:
-    """Which sections each worker of a layout holds."""
+    """Return the sections that each worker of a layout holds."""
     held: dict[str, set[int]] = {}
     for chain in chains:
         for stage, (first, end) in enumerate(plan.stages):
@@ -78,10 +78,11 @@ def transition(
     pace: Pace,
     barred: Flags | None = None,
 ) -> Transition:
-    """Move as little as can be. `held` is what survivors hold; `workers` are all that can be used.
+    """Return the transition that moves the fewest bytes.
 
-    Worker i does not get slot replica * depth + stage where `barred[i, slot]`. Among equally good ways
-    each worker takes the slot that stands where it does, so that who is listed in order stays in order.
+    `held` is what survivors hold; `workers` are all that can be used. Worker i does not get slot
+    replica * depth + stage if `barred[i, slot]`. Among equally good assignments each worker takes the
+    slot nearest to its position in `workers`, so listed workers stay in order.
     """
     depth, width = plan.way.depth, plan.width
     if len(workers) < depth * width:
@@ -109,7 +110,7 @@ def transition(
 
 
 def _assigned(has: Flags, needs: Flags, size: Reals, width: int, barred: Flags | None) -> Codes:
-    """The worker of every slot, [replica, stage]."""
+    """Return the worker of every slot, [replica, stage]."""
     depth = len(needs)
     missing = (needs * size).sum(axis=1)[None, :] - has.astype(float) @ (needs * size).T
     far = np.subtract.outer(np.arange(len(has)), np.arange(depth * width)) / len(has)
@@ -149,7 +150,7 @@ def _moves(
 
 
 def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
-    """Every worker sends and receives at once; the backup tier is one sender for all."""
+    """Return the pause: workers send and receive at once; the backup tier is a single sender."""
     out: dict[str, float] = {}
     into: dict[str, float] = {}
     backup = 0.0
@@ -168,9 +169,9 @@ def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A morph that could be made now. `calm_s` is the expected time until the next forced change."""
+    """A morph that is possible now. `calm_s` is the expected time to the next forced change."""
 
-    steps_per_s: float  # as things are; 0 if training stands still
+    steps_per_s: float  # without the morph; 0 if training stands still
     steps_per_s_after: float
     pause_s: float
     calm_s: float
@@ -179,7 +180,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def opens_s(morphs: int, pause_s: float) -> float:
-    """How long a job must have trained before one more voluntary morph."""
+    """Return how long a job must have trained before one more voluntary morph."""
     return (morphs + 1) * pause_s / (1 - WORTH)
 
 
@@ -190,13 +191,15 @@ def _length(seconds: float) -> str:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     go: bool
     because: str
-    later: bool = False  # it would pay, and is too early
+    later: bool = False  # the morph would pay, but it is too early
 
 
 def worthwhile(now: Situation) -> Verdict:
-    """A voluntary morph must win back its pause before the next change, and leave 97 % for training.
+    """Return whether a morph pays.
 
-    (T - N * pause) / T > 0.97 with this morph counted in N; a forced one (nothing trains) always goes.
+    A voluntary morph must win back its pause before the next change, and leave 97 % for training:
+    (T - N * pause) / T > 0.97 with this morph counted in N. A forced one always goes, because without
+    it nothing trains.
     """
     if now.steps_per_s <= 0:
         return Verdict(go=True, because="nothing is trained as it is: this morph is forced")
