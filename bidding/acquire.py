@@ -45,7 +45,7 @@ from bidding.model import (
     Acquire,
     Climate,
     Demand,
-    Holding,
+    HeldMachine,
     Limits,
     Offer,
     Purchase,
@@ -65,7 +65,7 @@ class _Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one decision knows."""
 
     offers: Sequence[Offer]
-    holdings: Sequence[Holding]
+    holdings: Sequence[HeldMachine]
     demand: Demand
     limits: Limits
     throughput: Throughput
@@ -75,7 +75,7 @@ class _Scene(msgspec.Struct, frozen=True, kw_only=True):
 class _Taken(msgspec.Struct, frozen=True):
     """A machine that is held next, with its bid."""
 
-    what: Offer | Holding
+    what: Offer | HeldMachine
     bid_usd_per_h: float | None
 
 
@@ -90,7 +90,7 @@ class _Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(
     offers: Sequence[Offer],
-    holdings: Sequence[Holding],
+    holdings: Sequence[HeldMachine],
     demand: Demand,
     limits: Limits,
     throughput: Throughput,
@@ -146,16 +146,16 @@ def _sane(o: Offer, limits: Limits) -> bool:
     )
 
 
-def _name(what: Offer | Holding) -> tuple[int, str, tuple[str, str, str, str], str]:
+def _name(what: Offer | HeldMachine) -> tuple[int, str, tuple[str, str, str, str], str]:
     """Leases that work, other leases, offers, each by name: the order of the arguments never matters."""
     pool = what.pool
     place = (pool.cloud, pool.region, pool.zone, pool.type)
-    if isinstance(what, Holding):
+    if isinstance(what, HeldMachine):
         return int(what.doing != "works"), what.market, place, what.lease
     return 2, what.market, place, ""
 
 
-def _rows(scene: _Scene) -> Iterator[Offer | Holding]:
+def _rows(scene: _Scene) -> Iterator[Offer | HeldMachine]:
     """What may be held next: leases that are not about to go, and offers."""
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
@@ -190,7 +190,7 @@ def _left_h(scene: _Scene) -> float:
     return min(left_h, scene.demand.work_left / fastest / HOUR_S) if fastest > 0 else left_h
 
 
-def _expires(h: Holding, scene: _Scene) -> bool:
+def _expires(h: HeldMachine, scene: _Scene) -> bool:
     """Some rules end every machine after a day: its successor must start before."""
     life_s = rule_of(h.billing, h.pool.cloud, h.market).life_max_s
     age_s = scene.at_s - h.started_at_s
@@ -203,13 +203,13 @@ def _hazard(market: Market, known_per_h: float | None) -> float:
     return HAZARD_PRIOR.per_h if known_per_h is None else known_per_h
 
 
-def _usd_per_h(what: Offer | Holding) -> float:
+def _usd_per_h(what: Offer | HeldMachine) -> float:
     """What it costs per hour now, disks included."""
     return what.price_usd_per_h + what.disk_usd_per_h
 
 
 def _columns(
-    rows: Sequence[Offer | Holding], scene: _Scene
+    rows: Sequence[Offer | HeldMachine], scene: _Scene
 ) -> tuple[Machines, Sequence[float | None]]:
     """The rows as the decision reads them, and the bid of every choice.
 
@@ -228,7 +228,7 @@ def _columns(
             bids.append(bid)
             hazards.append(hazard)
         first.append(len(bids))
-    leases = [r if isinstance(r, Holding) else None for r in rows]
+    leases = [r if isinstance(r, HeldMachine) else None for r in rows]
     offers = [r if isinstance(r, Offer) else None for r in rows]
 
     def floats(values: Iterable[float]) -> Floats:
@@ -263,9 +263,9 @@ def _columns(
     ), bids
 
 
-def _choices(what: Offer | Holding) -> Iterator[tuple[float | None, float]]:
+def _choices(what: Offer | HeldMachine) -> Iterator[tuple[float | None, float]]:
     """(bid, hazard): one per bid that may be made, the bid of a lease, or none."""
-    if isinstance(what, Holding):
+    if isinstance(what, HeldMachine):
         yield what.bid_usd_per_h, _hazard(what.market, what.hazard_per_h)
     elif what.bids and what.market == "spot":
         for b in what.bids:
@@ -300,7 +300,7 @@ def _bounds(machines: Machines, units: Units, demand: Demand, limits: Limits) ->
     )
 
 
-def _rates(rows: Sequence[Offer | Holding], steps: Ints, throughput: Throughput) -> Floats:
+def _rates(rows: Sequence[Offer | HeldMachine], steps: Ints, throughput: Throughput) -> Floats:
     """The planner's work per hour after each machine of the walk."""
     counts: Counter[str] = Counter()
     rates = np.empty(len(steps))
@@ -360,7 +360,7 @@ def _waiting(scene: _Scene, asked: Sequence[Offer]) -> str:
 
 
 def _mode(
-    scene: _Scene, rows: Sequence[Offer | Holding], machines: Machines, units: Units
+    scene: _Scene, rows: Sequence[Offer | HeldMachine], machines: Machines, units: Units
 ) -> tuple[Mode | None, str, bool]:
     """With a deadline: spot, on-demand or idle, and why, and whether time is tight.
 
@@ -446,7 +446,7 @@ def _difference(
 ) -> Purchase:
     best, runner_up = told
     because = "; ".join(filter(None, (why, _sentence(best) if best or not why else "")))
-    kept = {x.what.lease for x in taken if isinstance(x.what, Holding)}
+    kept = {x.what.lease for x in taken if isinstance(x.what, HeldMachine)}
     new = sorted(
         (x for x in taken if isinstance(x.what, Offer)),
         key=lambda x: (x.what.pool, x.what.market),

@@ -12,11 +12,11 @@ from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.core import BY_SECOND, code_of
 from bidding.deadline import book
 from bidding.engine import (
-    Job,
+    BacktestJob,
+    BacktestWorld,
+    Decision,
     Leases,
     Outcome,
-    Plan,
-    World,
     carry_out,
     charge,
     evict,
@@ -100,7 +100,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @compiled
 def run_one(
-    world: World, job: Job, plan: Plan, leases: Leases, span: tuple[int, int], rows: Floats
+    world: BacktestWorld,
+    job: BacktestJob,
+    plan: Decision,
+    leases: Leases,
+    span: tuple[int, int],
+    rows: Floats,
 ) -> Outcome:
     """Run one job from a tick until it is done; after its patience the rest is on demand."""
     begin, limit = span
@@ -160,7 +165,9 @@ def run_one(
 
 
 @compiled
-def rest_on_demand(world: World, job: Job, left: float) -> tuple[float, float, float]:
+def rest_on_demand(
+    world: BacktestWorld, job: BacktestJob, left: float
+) -> tuple[float, float, float]:
     """Return (hours, dollars, slot-hours) of finishing on demand at full size."""
     last = len(world.slots) - 1
     machines = max(1, job.slots // world.slots[last])
@@ -170,14 +177,16 @@ def rest_on_demand(world: World, job: Job, left: float) -> tuple[float, float, f
 
 
 @compiled
-def interval_h(plan: Plan, losses: int, hours: float) -> float:
+def interval_h(plan: Decision, losses: int, hours: float) -> float:
     """Return Flint's checkpoint interval: sqrt(2 delta MTTF), with the MTTF seen so far."""
     mttf_h = (MTTF_PRIOR_H + hours) / (1.0 + losses)
     return float(np.sqrt(2.0 * plan.checkpoint_h * mttf_h))
 
 
 @compiled
-def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, int]) -> bool:
+def due(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, at: tuple[int, int, int]
+) -> bool:
     """Return whether there is a reason to decide in this tick.
 
     Reasons are a start, a loss, a changed price or capacity, missing machines, an hour that ends, a
@@ -203,7 +212,9 @@ def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, 
     return False
 
 
-def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Floats:
+def _run_all(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, starts: Ints, ticks: int
+) -> Floats:
     """Run the job from every start; return the outcomes by [column, start]."""
     leases, no_trace = no_leases(len(world.slots)), np.empty((0, HELD))
     spans = [(b, min(b + ticks, world.price.shape[1])) for b in starts.tolist()]
@@ -211,7 +222,7 @@ def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Fl
     return np.array(runs, dtype=np.float64).reshape(-1, len(COLUMNS)).T.copy()
 
 
-def world_of(market: Market) -> World:
+def world_of(market: Market) -> BacktestWorld:
     """Return the market plus an on-demand pool of the type whose work is cheapest on demand."""
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     best = int(np.argmin(per_work))
@@ -222,7 +233,7 @@ def world_of(market: Market) -> World:
     has = market.capacity > 0
     changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
     changes |= np.any(np.diff(has, axis=1), axis=0)
-    return World(
+    return BacktestWorld(
         price=np.ascontiguousarray(np.concatenate([market.price, reliable])),
         capacity=np.concatenate([market.capacity, np.full((1, ticks), PLENTY)]),
         hazard_per_h=np.concatenate([market.hazard_per_h, np.zeros((1, ticks))]),
@@ -248,8 +259,8 @@ def losses_seen(has: Flags) -> Flags:
     return np.asarray(np.logical_or.accumulate(lost, axis=1))
 
 
-def job_of(work: Work) -> Job:
-    return Job(
+def job_of(work: Work) -> BacktestJob:
+    return BacktestJob(
         slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
         morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
         recovery_all_h=(work.recovery_all_s or work.recovery_s) / HOUR_S,
@@ -305,7 +316,7 @@ def run(
     return results
 
 
-def _bounds(terms: clairvoyant.Terms, job: Job, starts: Ints, ends: Ints) -> Floats:
+def _bounds(terms: clairvoyant.Terms, job: BacktestJob, starts: Ints, ends: Ints) -> Floats:
     """Return the clairvoyant's least cost from each start to its end.
 
     It includes the manager's machine.
@@ -414,13 +425,15 @@ def run_with_deadline(
     return results
 
 
-def _rush_one(world: World, job: Job, plan: Plan, begin: int, ticks: int) -> Outcome:
+def _rush_one(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, begin: int, ticks: int
+) -> Outcome:
     timed = job._replace(begin_tick=begin, finish_tick=begin + ticks)
     leases = no_leases(len(world.slots))
     return run_one(world, timed, plan, leases, (begin, begin + ticks), np.empty((0, HELD)))
 
 
-def _on_demand_usd(world: World, job: Job) -> float:
+def _on_demand_usd(world: BacktestWorld, job: BacktestJob) -> float:
     """Return the cost of the whole job on demand, its start included."""
     last = len(world.slots) - 1
     machines = job.slots // int(world.slots[last])
@@ -430,7 +443,7 @@ def _on_demand_usd(world: World, job: Job) -> float:
 
 def _deadline_plans(
     market: Market, work: Work, strategy: Strategy, deadline_h: float, starts: Ints
-) -> list[Plan]:
+) -> list[Decision]:
     """Return a plan per start, with the market's climate as known when the job began."""
     at_s = np.arange(market.ticks, dtype=np.float64) * market.tick_s
     spells = CapacityRisk(

@@ -20,7 +20,7 @@ ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
 PENALTY_H, DOUBLINGS_MAX = 0.05, 4  # how long the manager does not ask a pool that refused
 
 
-class World(NamedTuple):
+class BacktestWorld(NamedTuple):
     """A market in arrays by pool, some also by tick, delta or mood; the last is on demand."""
 
     price: Floats
@@ -40,7 +40,7 @@ class World(NamedTuple):
     bids: bool
 
 
-class Job(NamedTuple):
+class BacktestJob(NamedTuple):
     slots: int
     work_h: float  # slot-hours at speed one
     start_h: float
@@ -53,7 +53,7 @@ class Job(NamedTuple):
     finish_tick: int  # of the deadline; 0 without one
 
 
-class Plan(NamedTuple):
+class Decision(NamedTuple):
     """A strategy as data: its policy, its pools, and its way of keeping state."""
 
     policy: int
@@ -117,12 +117,12 @@ def no_leases(pools: int = LEASES_MAX) -> Leases:
 
 
 @compiled
-def is_reliable(world: World, pool: int) -> bool:
+def is_reliable(world: BacktestWorld, pool: int) -> bool:
     return bool(pool == world.price.shape[0] - 1)
 
 
 @compiled
-def evict(world: World, leases: Leases, t: int) -> tuple[int, float, float]:
+def evict(world: BacktestWorld, leases: Leases, t: int) -> tuple[int, float, float]:
     """Take machines that are outbid or exceed their pool's capacity, the newest first.
 
     Return (machines, dollars back, slot-hours back).
@@ -159,7 +159,7 @@ def newest(leases: Leases, k: int) -> int:
 
 
 @compiled
-def take(world: World, leases: Leases, row: int, lost: int, t: int) -> tuple[float, float]:
+def take(world: BacktestWorld, leases: Leases, row: int, lost: int, t: int) -> tuple[float, float]:
     """Remove `lost` machines from a row; return (dollars back, slot-hours back)."""
     usd, hours = refund(world, leases, row, t)
     leases.machines[row] -= lost
@@ -167,7 +167,7 @@ def take(world: World, leases: Leases, row: int, lost: int, t: int) -> tuple[flo
 
 
 @compiled
-def refund(world: World, leases: Leases, row: int, t: int) -> tuple[float, float]:
+def refund(world: BacktestWorld, leases: Leases, row: int, t: int) -> tuple[float, float]:
     """Return what the cloud refunds per machine that it ends now: (dollars, hours)."""
     age_h = (t - leases.begun[row]) * world.tick_h
     if world.rule == FIRST_HOUR and age_h < 1.0 - 1e-9:
@@ -186,7 +186,7 @@ def is_shut(leases: Leases, pool: int, t: int) -> bool:
 
 @compiled
 def granted(
-    world: World, leases: Leases, orders: Orders, t: int, holds_on: bool
+    world: BacktestWorld, leases: Leases, orders: Orders, t: int, holds_on: bool
 ) -> tuple[Ints, bool]:
     """Return how many ordered machines each pool sells, and whether some pool sells less.
 
@@ -242,7 +242,7 @@ def carry_out(leases: Leases, orders: Orders, sold: Ints, t: int) -> int:
 
 
 @compiled
-def charge(world: World, leases: Leases, t: int, share: float) -> float:
+def charge(world: BacktestWorld, leases: Leases, t: int, share: float) -> float:
     """Return the cost of the machines for the tick, or for the `share` of it that is used.
 
     The rest of a begun hour is left to the next job, for every strategy alike.
@@ -267,7 +267,7 @@ def charge(world: World, leases: Leases, t: int, share: float) -> float:
 
 
 @compiled
-def owed_when_given_back(world: World, leases: Leases, orders: Orders, t: int) -> float:
+def owed_when_given_back(world: BacktestWorld, leases: Leases, orders: Orders, t: int) -> float:
     """Return the cost of the rest of the begun hours of machines that are given back.
 
     Only rules by the hour charge it.
@@ -286,7 +286,9 @@ def owed_when_given_back(world: World, leases: Leases, orders: Orders, t: int) -
 
 
 @compiled
-def work_rate(world: World, job: Job, leases: Leases, t: int) -> tuple[float, float, float]:
+def work_rate(
+    world: BacktestWorld, job: BacktestJob, leases: Leases, t: int
+) -> tuple[float, float, float]:
     """Return (work per hour, slots of spot, slots on demand) in this tick.
 
     Machines that start during the tick work for the rest of it.

@@ -65,7 +65,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     machines_max: int | None = None
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
+class HeldMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A lease as the bidder sees it: its cost, and whether it is about to go.
 
     It `starts` until it has worked for the first time, and `idles` if it is left out after that.

@@ -15,11 +15,11 @@ from bidding.decision import ANY_MODE, LOST_MAX, Machines, Need, chosen, planned
 from bidding.engine import (
     ANY_PRICE,
     LEASES_MAX,
-    Job,
+    BacktestJob,
+    BacktestWorld,
+    Decision,
     Leases,
     Orders,
-    Plan,
-    World,
     is_reliable,
     is_shut,
 )
@@ -29,7 +29,7 @@ NOTHING = -1
 
 
 @compiled
-def keep_all(world: World, leases: Leases) -> Orders:
+def keep_all(world: BacktestWorld, leases: Leases) -> Orders:
     pools = world.price.shape[0]
     return Orders(
         leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ANY_PRICE), False
@@ -37,7 +37,7 @@ def keep_all(world: World, leases: Leases) -> Orders:
 
 
 @compiled
-def slots_held(world: World, leases: Leases) -> int:
+def slots_held(world: BacktestWorld, leases: Leases) -> int:
     total = 0
     for row in range(LEASES_MAX):
         total += leases.machines[row] * world.slots[leases.pool[row]]
@@ -45,7 +45,7 @@ def slots_held(world: World, leases: Leases) -> int:
 
 
 @compiled
-def slots_by_pool(world: World, leases: Leases) -> Floats:
+def slots_by_pool(world: BacktestWorld, leases: Leases) -> Floats:
     held = np.zeros(world.price.shape[0])
     for row in range(LEASES_MAX):
         held[leases.pool[row]] += leases.machines[row] * world.slots[leases.pool[row]]
@@ -53,7 +53,7 @@ def slots_by_pool(world: World, leases: Leases) -> Floats:
 
 
 @compiled
-def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
+def cheapest(world: BacktestWorld, plan: Decision, t: int, per_work: bool) -> int:
     """Return the cheapest allowed spot pool with capacity, per machine-slot or per work."""
     best, lowest = NOTHING, np.inf
     for k in range(world.price.shape[0] - 1):
@@ -67,7 +67,7 @@ def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
 
 
 @compiled
-def only_on_demand(world: World, job: Job, leases: Leases) -> Orders:
+def only_on_demand(world: BacktestWorld, job: BacktestJob, leases: Leases) -> Orders:
     orders = keep_all(world, leases)
     k = world.price.shape[0] - 1
     missing = job.slots - slots_held(world, leases)
@@ -76,7 +76,9 @@ def only_on_demand(world: World, job: Job, leases: Leases) -> Orders:
 
 
 @compiled
-def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+def standard(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int
+) -> Orders:
     """Follow Spot Fleet's default: the lowest price now, held until it is lost.
 
     It bids the on-demand price.
@@ -91,7 +93,7 @@ def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orde
 
 
 @compiled
-def on_demand_bid(world: World, plan: Plan, k: int) -> float:
+def on_demand_bid(world: BacktestWorld, plan: Decision, k: int) -> float:
     """Return the on-demand price of this pool's machines, if bids exist, else `ANY_PRICE`."""
     last = world.price.shape[0] - 1
     per_work = world.price[last, 0] / (world.slots[last] * world.speed[last])
@@ -99,7 +101,9 @@ def on_demand_bid(world: World, plan: Plan, k: int) -> float:
 
 
 @compiled
-def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+def greedy(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int
+) -> Orders:
     """Keep all machines in the pool with the cheapest work now, at any cost of moving."""
     k = cheapest(world, plan, t, True)
     orders = keep_all(world, leases)
@@ -116,7 +120,7 @@ def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders
 
 
 @compiled
-def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+def study(world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int) -> Orders:
     """Follow the pricing study: buy the cheapest work at the start, and when re-choosing."""
     due = plan.rechoose_ticks > 0 and t % plan.rechoose_ticks == 0
     if due:
@@ -132,19 +136,19 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
 
 
 @compiled
-def outbids(world: World, delta: float) -> bool:
+def outbids(world: BacktestWorld, delta: float) -> bool:
     """Return whether the price can take away a machine whose bid is `delta` above it."""
     return bool(world.bids and delta < ANY_PRICE / 2)
 
 
 @compiled
-def known_delta(world: World, delta: float) -> int:
+def known_delta(world: BacktestWorld, delta: float) -> int:
     """Return the index of the nearest smaller known delta, the safe side; -1 if there is none."""
     return int(np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1)
 
 
 @compiled
-def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
+def beta_of(world: BacktestWorld, k: int, delta: float, hours: float, t: int) -> float:
     """Return BidBrain's chance of losing a machine of pool k within these hours.
 
     It follows from prices and from capacity.
@@ -157,7 +161,7 @@ def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
 
 
 @compiled
-def hazard_of(world: World, k: int, bid: float, t: int) -> float:
+def hazard_of(world: BacktestWorld, k: int, bid: float, t: int) -> float:
     """Return the risk of a bid as a rate per hour, with the mood of the price included."""
     if is_reliable(world, k):
         return 0.0
@@ -170,7 +174,7 @@ def hazard_of(world: World, k: int, bid: float, t: int) -> float:
 
 
 @compiled
-def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
+def bidbrain(world: BacktestWorld, job: BacktestJob, leases: Leases, t: int) -> Orders:
     """Add the best (pool, bid) if it lowers E.
 
     At the end of its hour an allocation is renewed unless E is lower without it.
@@ -211,7 +215,9 @@ def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
 
 
 @compiled
-def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid: float) -> float:
+def footprint_e(
+    world: BacktestWorld, job: BacktestJob, leases: Leases, t: int, extra: int, bid: float
+) -> float:
     """Return E_A of the held machines (4.4), with the missing ones bought in pool `extra`.
 
     If `extra` is `NOTHING`, no machine is added.
@@ -245,14 +251,21 @@ def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid:
 
 
 @compiled
-def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
+def ours(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
+) -> Orders:
     """Return the manager's decision without a deadline."""
     return decided(world, job, plan, leases, (t, work_left, int(ANY_MODE)), False)
 
 
 @compiled
 def decided(
-    world: World, job: Job, plan: Plan, leases: Leases, now: tuple[int, float, int], tight: bool
+    world: BacktestWorld,
+    job: BacktestJob,
+    plan: Decision,
+    leases: Leases,
+    now: tuple[int, float, int],
+    tight: bool,
 ) -> Orders:
     """Ask the manager's decision (`bidding.decision`) with the columns of a market.
 
@@ -289,7 +302,9 @@ def decided(
 
 
 @compiled
-def needed_h(world: World, job: Job, machines: Machines, t: int, work_left: float) -> float:
+def needed_h(
+    world: BacktestWorld, job: BacktestJob, machines: Machines, t: int, work_left: float
+) -> float:
     """Return how long machines are needed: until the fastest are done, or until the deadline."""
     fastest = 0.0
     for i in range(len(machines.slots)):
@@ -300,7 +315,7 @@ def needed_h(world: World, job: Job, machines: Machines, t: int, work_left: floa
 
 
 @compiled
-def rates_of(machines: Machines, steps: Ints, job: Job) -> Floats:
+def rates_of(machines: Machines, steps: Ints, job: BacktestJob) -> Floats:
     """Return the throughput per hour after each machine of the walk."""
     rates, power = np.empty(len(steps)), 0.0
     for j in range(len(steps)):
@@ -311,7 +326,7 @@ def rates_of(machines: Machines, steps: Ints, job: Job) -> Floats:
 
 @compiled
 def machines_of(
-    world: World, job: Job, plan: Plan, leases: Leases, t: int
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int
 ) -> tuple[Machines, Ints]:
     """Return a market at one tick in the decision's form, and the lease of each row."""
     pools = world.price.shape[0]
@@ -351,7 +366,7 @@ def machines_of(
 
 
 @compiled
-def rows_held(world: World, job: Job, leases: Leases, t: int) -> Ints:
+def rows_held(world: BacktestWorld, job: BacktestJob, leases: Leases, t: int) -> Ints:
     """Return the rows of leases in the decision's order: working ones first, then by pool."""
     pools = world.price.shape[0]
     rows, keys = np.empty(LEASES_MAX, np.int64), np.empty(LEASES_MAX, np.int64)
@@ -366,7 +381,7 @@ def rows_held(world: World, job: Job, leases: Leases, t: int) -> Ints:
 
 
 @compiled
-def pools_offered(plan: Plan) -> Ints:
+def pools_offered(plan: Decision) -> Ints:
     """Return the pools that may be bought from, on demand first."""
     pools = len(plan.allowed)
     order = (np.arange(pools) + pools - 1) % pools
@@ -374,7 +389,7 @@ def pools_offered(plan: Plan) -> Ints:
 
 
 @compiled
-def mode_now(world: World, leases: Leases) -> int:
+def mode_now(world: BacktestWorld, leases: Leases) -> int:
     mode = IDLE
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
@@ -385,7 +400,9 @@ def mode_now(world: World, leases: Leases) -> int:
 
 
 @compiled
-def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[float, float]:
+def time_and_work(
+    world: BacktestWorld, job: BacktestJob, t: int, work_left: float
+) -> tuple[float, float]:
     """Return the hours to the deadline, and the hours of the rest on demand at full size."""
     last = world.price.shape[0] - 1
     machines = job.slots // world.slots[last]
@@ -395,7 +412,7 @@ def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[flo
 
 @compiled
 def with_deadline(
-    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
 ) -> Orders:
     """Return the manager's decision with a deadline, in the mode of the guarded table."""
     left_h = time_and_work(world, job, t, work_left)
@@ -409,7 +426,7 @@ def with_deadline(
 
 @compiled
 def spot_first(
-    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
 ) -> Orders:
     """Use spot if there is some, else nothing, until only on demand can meet the deadline."""
     time_h, need_h = time_and_work(world, job, t, work_left)
@@ -421,7 +438,9 @@ def spot_first(
 
 
 @compiled
-def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
+def uniform(
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
+) -> Orders:
     """Follow Uniform Progress, as we read it.
 
     Spot is kept while it lasts. If there is none and progress is below an even pace, on demand
@@ -449,7 +468,7 @@ def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_lef
 
 @compiled
 def orders_of(
-    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
 ) -> Orders:
     """Return the orders of the plan's strategy; the one interface to all strategies."""
     if plan.policy == ONLY_ON_DEMAND:

@@ -7,7 +7,7 @@ import numpy as np
 
 from bidding.billing import HOUR_S
 from bidding.deadline import NO_BOOK
-from bidding.engine import Plan
+from bidding.engine import Decision
 from bidding.market import Market
 from bidding.policies import (
     BIDBRAIN,
@@ -73,7 +73,7 @@ WITH_DEADLINE: tuple[Strategy, ...] = (
 )
 
 
-def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: float) -> Plan:
+def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: float) -> Decision:
     """Return the strategy on this market; on demand is allowed, but not every policy uses it."""
     dearest = market.types[int(np.argmax(market.speed))].name
     cloud = market.pools[0].cloud
@@ -86,7 +86,7 @@ def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: floa
         allowed = single & np.array([p.cloud == cloud for p in market.pools])
     elif strategy.among == "one_cloud":
         allowed = np.array([p.cloud == cloud for p in market.pools])
-    return Plan(
+    return Decision(
         policy=POLICIES[strategy.policy],
         allowed=np.append(allowed, True),
         rechoose_ticks=round(strategy.rechoose_h * HOUR_S / market.tick_s),

@@ -4,7 +4,7 @@
 fifth of the on-demand price and sometimes spikes above the on-demand price:
     level       0.18 to 0.26 of on demand, by pool
     wobble      every 90 min (mean) to a new price, log-normal around the level, sigma 0.08
-    spikes      1 in 5 h (mean; `Form` sets these), log-normal height with a median of 1.2 times
+    spikes      1 in 5 h (mean; `PriceForm` sets these), log-normal height with a median of 1.2 times
                 on demand (sigma 0.8), log-normal length with a median of 25 min (sigma 0.8)
 `capacity_bound`: prices that hardly move, capacity that comes and goes, as today: stretches with
 capacity are log-normal with a median of 0.54 h (mean 3.2 h), without with 0.49 h (mean 1.8 h).
@@ -38,7 +38,7 @@ ACCELERATED = (
 )  # fmt: skip
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True):
+class PriceForm(msgspec.Struct, frozen=True, kw_only=True):
     """The form of an auction: levels in on-demand prices, mean times between moves and spikes."""
 
     levels: tuple[float, float] = (0.18, 0.26)
@@ -46,12 +46,12 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     spike_every_s: float = 5 * HOUR_S
 
 
-OLD_EAST = Form()
+OLD_EAST = PriceForm()
 
 
 def auctions(
     rng: np.random.Generator, *, days: float = 30.0, types: Sequence[InstanceType] = COMPUTE,
-    zones: int = 4, form: Form = OLD_EAST,
+    zones: int = 4, form: PriceForm = OLD_EAST,
 ) -> list[Listing]:  # fmt: skip
     """Draw a region of auction markets; pools are independent of each other."""
     return [
@@ -65,7 +65,7 @@ def auctions(
     ]
 
 
-def _auction(rng: np.random.Generator, on_demand: float, span_s: float, form: Form) -> Series:
+def _auction(rng: np.random.Generator, on_demand: float, span_s: float, form: PriceForm) -> Series:
     level = on_demand * rng.uniform(*form.levels)
     count = int(span_s / form.wobble_every_s)
     at_s = np.concatenate([[0.0], np.sort(rng.uniform(0, span_s, count))])

@@ -99,7 +99,7 @@ class Conduct(msgspec.Struct, frozen=True, kw_only=True):
     azure_warning_s: float = 30.0
 
 
-class Step(msgspec.Struct, frozen=True):
+class PriceStep(msgspec.Struct, frozen=True):
     """A value that holds from a moment on."""
 
     at_s: float
@@ -143,7 +143,7 @@ class SpotMarket:
         start_s: float = 0.0,
         tempo: float = 1.0,
         conduct: Conduct | None = None,
-        replay: Mapping[Pool, Sequence[Step]] | None = None,
+        replay: Mapping[Pool, Sequence[PriceStep]] | None = None,
     ) -> None:
         if not (math.isfinite(tempo) and tempo >= 0):
             raise ValueError(f"the market's tempo must be zero or positive, not {tempo}")
@@ -156,14 +156,14 @@ class SpotMarket:
         self._on_demand = {kind.name: kind.on_demand_usd_per_h for kind in catalogue.types}
         self._dialect = {zone.name: zone.dialect for zone in catalogue.zones}
 
-    def prices(self, pool: Pool) -> Iterator[Step]:
+    def prices(self, pool: Pool) -> Iterator[PriceStep]:
         """Yield the spot price in US dollars per hour; the first step is at the start."""
         market_time = (
             iter(self._replay[pool]) if pool in self._replay else self._synthetic_prices(pool)
         )
         return self._at_tempo(market_time)
 
-    def capacity(self, pool: Pool) -> Iterator[Step]:
+    def capacity(self, pool: Pool) -> Iterator[PriceStep]:
         """Yield how many spot machines the pool has room for."""
         sources = [self._plenty("zone", pool.zone, ZONE_CALMER), self._plenty("pool", pool.key, 1)]
         return self._at_tempo(self._smallest(sources))
@@ -192,16 +192,16 @@ class SpotMarket:
     def dialect(self, zone: str) -> Dialect:
         return self._dialect[zone]
 
-    def _at_tempo(self, market_time: Iterator[Step]) -> Iterator[Step]:
+    def _at_tempo(self, market_time: Iterator[PriceStep]) -> Iterator[PriceStep]:
         for nth, step in enumerate(market_time):
             if nth == 0:
-                yield Step(self.start_s, step.value)
+                yield PriceStep(self.start_s, step.value)
             elif self.tempo == 0:
                 return
             else:
-                yield Step(self.start_s + step.at_s / self.tempo, step.value)
+                yield PriceStep(self.start_s + step.at_s / self.tempo, step.value)
 
-    def _synthetic_prices(self, pool: Pool) -> Iterator[Step]:
+    def _synthetic_prices(self, pool: Pool) -> Iterator[PriceStep]:
         """Yield prices; x is the log price, l its level, v its trend, f the floor.
 
         a and b are Laplace draws:
@@ -211,14 +211,14 @@ class SpotMarket:
         on_demand = self._on_demand[pool.type]
         kind = self._draw("kind", pool.key)
         if kind < CALM_SHARE + SCARCE_SHARE:
-            yield Step(0.0, on_demand * (FLOOR_RATIO if kind < CALM_SHARE else 1.0))
+            yield PriceStep(0.0, on_demand * (FLOOR_RATIO if kind < CALM_SHARE else 1.0))
             return
         floor = math.log(FLOOR_RATIO)
         excess = -LEVEL_EXCESS * math.log(1 - self._draw("level", pool.key))
         level = floor + excess - LEVEL_SHIFT
         x, trend, at_s, nth = max(floor, level), 0.0, 0.0, 0
         while True:
-            yield Step(at_s, round(on_demand * min(1.0, math.exp(x)), 6))
+            yield PriceStep(at_s, round(on_demand * min(1.0, math.exp(x)), 6))
             at_s += self._log_normal(QUOTE_EVERY_S, QUOTE_SPREAD, "quote", pool.key, nth)
             trend = TREND_MEMORY * trend + self._laplace(TREND_STEP, "trend", pool.key, nth)
             x = level + PRICE_MEMORY * (x - level) + trend
@@ -227,13 +227,13 @@ class SpotMarket:
                 x, trend = floor, max(0.0, trend)
             nth += 1
 
-    def _plenty(self, scope: str, name: str, calmer: float) -> Iterator[Step]:
+    def _plenty(self, scope: str, name: str, calmer: float) -> Iterator[PriceStep]:
         """Yield the share of full capacity: all of it for a while, then less for a while."""
         at_s, nth = 0.0, 0
         while True:
-            yield Step(at_s, 1.0)
+            yield PriceStep(at_s, 1.0)
             at_s += self._log_normal(PLENTY_S * calmer, PLENTY_SPREAD, "up", scope, name, nth)
-            yield Step(at_s, self._left_after_drop(scope, name, nth))
+            yield PriceStep(at_s, self._left_after_drop(scope, name, nth))
             at_s += self._log_normal(SHORT_S, SHORT_SPREAD, "down", scope, name, nth)
             nth += 1
 
@@ -245,17 +245,17 @@ class SpotMarket:
             return 0.5 * (u - DROPS_TO_ZERO) / (DROPS_BY_HALF - DROPS_TO_ZERO)
         return 0.5 + 0.5 * (u - DROPS_BY_HALF) / (1 - DROPS_BY_HALF)
 
-    def _smallest(self, sources: Sequence[Iterator[Step]]) -> Iterator[Step]:
+    def _smallest(self, sources: Sequence[Iterator[PriceStep]]) -> Iterator[PriceStep]:
         """Yield the room in machines that the smallest of several shares leaves."""
         shares = [next(source).value for source in sources]
         room = math.floor(self.catalogue.pool_machines * min(shares))
-        yield Step(0.0, room)
+        yield PriceStep(0.0, room)
         named = [((step.at_s, nth, step.value) for step in it) for nth, it in enumerate(sources)]
         for at_s, nth, share in heapq.merge(*named):
             shares[nth] = share
             if (now := math.floor(self.catalogue.pool_machines * min(shares))) != room:
                 room = now
-                yield Step(at_s, room)
+                yield PriceStep(at_s, room)
 
     def _log_normal(self, median: float, spread: float, *key: str | int) -> float:
         u = min(1 - 1e-9, max(1e-9, self._draw(*key)))

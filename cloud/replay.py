@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cloud.clock import utc_s
-from cloud.market import Catalogue, Step
+from cloud.market import Catalogue, PriceStep
 from cloud.model import LINUX, Pool
 
 ABSURD_RATIO = 100.0
@@ -32,7 +32,7 @@ class _History(msgspec.Struct, frozen=True, rename="pascal"):
     spot_price_history: tuple[_Row, ...]
 
 
-def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[Step]]:
+def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[PriceStep]]:
     """Return price steps of the pools sold here, in seconds since the first row of all."""
     try:
         history = msgspec.json.decode(path.read_bytes(), type=_History)
@@ -45,7 +45,7 @@ def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[Step
 
 def prices(
     rows: Sequence[_Row], catalogue: Catalogue, source: str
-) -> Mapping[Pool, Sequence[Step]]:
+) -> Mapping[Pool, Sequence[PriceStep]]:
     on_demand = {kind.name: kind.on_demand_usd_per_h for kind in catalogue.types}
     pools = {(pool.zone, pool.type): pool for pool in catalogue.pools}
     seen: dict[Pool, dict[float, float]] = {}
@@ -59,22 +59,24 @@ def prices(
         raise ValueError(f"{source}: no usable row for any pool that is sold here ({offered})")
     first_s = min(at_s for steps in seen.values() for at_s in steps)
     return {
-        pool: _changes([Step(at_s - first_s, steps[at_s]) for at_s in sorted(steps)])
+        pool: _changes([PriceStep(at_s - first_s, steps[at_s]) for at_s in sorted(steps)])
         for pool, steps in seen.items()
     }
 
 
-def _step(row: _Row, on_demand_usd_per_h: float) -> Step | None:
+def _step(row: _Row, on_demand_usd_per_h: float) -> PriceStep | None:
     try:
         price = float(row.spot_price)
         at_s = utc_s(datetime.fromisoformat(row.timestamp))
     except ValueError:
         return None
     credible = math.isfinite(price) and 0 < price <= ABSURD_RATIO * on_demand_usd_per_h
-    return Step(at_s, price) if credible and row.product_description.startswith(LINUX) else None
+    return (
+        PriceStep(at_s, price) if credible and row.product_description.startswith(LINUX) else None
+    )
 
 
-def _changes(steps: Sequence[Step]) -> Sequence[Step]:
+def _changes(steps: Sequence[PriceStep]) -> Sequence[PriceStep]:
     """Keep only the steps that change the value, since AWS repeats a price every day."""
     return [
         step for nth, step in enumerate(steps) if nth == 0 or step.value != steps[nth - 1].value

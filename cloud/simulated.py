@@ -27,7 +27,7 @@ from cloud.errors import (
     TokenMismatch,
     TokenSpent,
 )
-from cloud.market import SpotMarket, Step
+from cloud.market import PriceStep, SpotMarket
 from cloud.model import (
     DEPLOYMENT_TAG,
     EndedBy,
@@ -104,7 +104,7 @@ class _PoolState:
     def __init__(self, pool: Pool, market: SpotMarket, on_demand_usd_per_h: float) -> None:
         self.pool = pool
         self.on_demand_usd_per_h = on_demand_usd_per_h
-        self.steps: dict[_Due, Iterator[Step]] = {
+        self.steps: dict[_Due, Iterator[PriceStep]] = {
             "price": market.prices(pool),
             "room": market.capacity(pool),
         }
@@ -145,7 +145,7 @@ class _PoolState:
     def paid_usd_per_machine(self, at_s: float) -> float:
         return self._paid_usd + self.quote.price_usd_per_h * (at_s - self.quote.at_s) / 3600
 
-    def reprice(self, step: Step) -> Quote:
+    def reprice(self, step: PriceStep) -> Quote:
         self._paid_usd = self.paid_usd_per_machine(step.at_s)
         self.quote = Quote(pool=self.pool, at_s=step.at_s, price_usd_per_h=step.value)
         self.stale = True
@@ -404,12 +404,12 @@ class SimulatedCloud:
         while self._heap and self._heap[0][0] <= until_s:
             at_s, _, due, what, value = heapq.heappop(self._heap)
             if isinstance(what, Pool):
-                self._step_pool(self._pools[what], due, Step(at_s, value))
+                self._step_pool(self._pools[what], due, PriceStep(at_s, value))
                 self._push_step(due, what)
             else:
                 self._step_machine(self._records[what], due, at_s)
 
-    def _step_pool(self, state: _PoolState, due: _Due, step: Step) -> None:
+    def _step_pool(self, state: _PoolState, due: _Due, step: PriceStep) -> None:
         if due == "price":
             quote = state.reprice(step)
             self._outbox.append(PricesMoved(quotes=(quote,), at_s=step.at_s))

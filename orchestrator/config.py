@@ -43,13 +43,13 @@ class ConfigError(OrchestratorError):
     """What is wrong with the settings, one line per problem."""
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
-class Manager(Section):
+class Manager(SettingsSection):
     """The manager and the folder that everything lives in."""
 
     state_dir: Text = ".orchestrator"
@@ -72,7 +72,7 @@ class Manager(Section):
         return value
 
 
-class Ray(Section):
+class Ray(SettingsSection):
     """The Ray cluster that machines join. It is always protected by its own token."""
 
     head_address: Text = "127.0.40.1"
@@ -88,7 +88,7 @@ class Ray(Section):
         return _private(value)
 
 
-class Budget(Section):
+class Budget(SettingsSection):
     """What may be spent by everything together. A setting that is not set means no limit."""
 
     total_usd: Usd | None = Field(default=None, examples=[50.0])
@@ -99,7 +99,7 @@ class Budget(Section):
     """May buy on-demand machines when they are the cheaper way to get the work done."""
 
 
-class Buying(Section):
+class Buying(SettingsSection):
     """What is bought from whom: where data may be, and what moving it costs."""
 
     regions: Text | None = Field(default=None, examples=["us-east-1,us-east-2"])
@@ -113,7 +113,7 @@ class Buying(Section):
     bought there until it answers."""
 
 
-class Job(Section):
+class JobSettings(SettingsSection):
     """Defaults of a job; options of `orchestrator submit` override them."""
 
     slots_min: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -161,7 +161,7 @@ class Job(Section):
         return None if self.depth == "auto" else self.depth
 
 
-class Storage(Section):
+class Storage(SettingsSection):
     """Where states are copied to, so that they outlive the manager's machine."""
 
     checkpoint_url: Text | None = Field(default=None, examples=["s3://bucket/prefix"])
@@ -178,7 +178,7 @@ class Storage(Section):
         return value
 
 
-class Local(Section):
+class Local(SettingsSection):
     """The local provider: this machine plays the cloud, with real processes and a spot market."""
 
     enabled: bool = True
@@ -195,7 +195,7 @@ class Local(Section):
     bids."""
 
 
-class Dashboard(Section):
+class Dashboard(SettingsSection):
     """The page that shows it all. It listens on this machine only."""
 
     enabled: bool = True
@@ -213,7 +213,7 @@ class Dashboard(Section):
         return value
 
 
-class Limits(Section):
+class Limits(SettingsSection):
     """How long we wait and how much we keep. Everything is bounded."""
 
     boot_timeout_s: Seconds = 120.0
@@ -227,14 +227,14 @@ class Limits(Section):
     --with names."""
 
 
-class Config(Section):
+class Config(SettingsSection):
     """All settings of a deployment."""
 
     manager: Manager = Manager()
     ray: Ray = Ray()
     budget: Budget = Budget()
     buying: Buying = Buying()
-    job: Job = Job()
+    job: JobSettings = JobSettings()
     storage: Storage = Storage()
     local: Local = Local()
     dashboard: Dashboard = Dashboard()
@@ -583,6 +583,6 @@ def _private(value: str) -> str:
     return value
 
 
-def _model(annotation: Any) -> type[Section]:
-    assert isinstance(annotation, type) and issubclass(annotation, Section), annotation
+def _model(annotation: Any) -> type[SettingsSection]:
+    assert isinstance(annotation, type) and issubclass(annotation, SettingsSection), annotation
     return annotation

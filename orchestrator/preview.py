@@ -39,7 +39,7 @@ from orchestrator.view import JobView
 TOLD = "as told"
 
 
-class Sold(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedSale(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider sells now, and the source of that answer."""
 
     types: tuple[InstanceType, ...]
@@ -48,7 +48,7 @@ class Sold(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedWork(msgspec.Struct, frozen=True, kw_only=True):
     """How much there is to do, as far as it is known, and the source of that knowledge."""
 
     steps: int | None = None
@@ -90,7 +90,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """What the manager would do, and what is known of the job."""
 
     source: str  # of the prices
-    work: Work
+    work: PlannedWork
     refused: str = ""
     because: str = ""
     runner_up: str = ""
@@ -168,7 +168,7 @@ def preview(
     )  # fmt: skip
 
 
-def market_now(config: Config, client: Client | None) -> Sold:
+def market_now(config: Config, client: Client | None) -> PlannedSale:
     """Return what the running local cloud sells, or what a market of its seed would sell now."""
     if client is not None and client.house().local_cloud:
         return asyncio.run(_sold_by(client.house()))
@@ -184,14 +184,14 @@ def market_now(config: Config, client: Client | None) -> Sold:
     cloud = SimulatedCloud(market, config.manager.deployment)
     types, pools = cloud.catalogue()
     source = prices or f"the local market of seed {config.local.seed}, as it begins"
-    return Sold(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
+    return PlannedSale(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
 
 
-async def _sold_by(house: House) -> Sold:
+async def _sold_by(house: House) -> PlannedSale:
     async with local_cloud(house) as cloud:
         types, pools = await cloud.catalogue()
         quotes = await cloud.quotes()
-    return Sold(
+    return PlannedSale(
         types=tuple(types),
         pools=tuple(pools),
         quotes=tuple(quotes),
@@ -205,12 +205,12 @@ def work_of(
     argv: tuple[str, ...],
     steps: int | None,
     step_s: float | None,
-) -> Work:
+) -> PlannedWork:
     """Return the given steps and step time; fill in what is missing from earlier jobs.
 
     The newest job with exactly the same script and arguments comes first.
     """
-    work = Work(
+    work = PlannedWork(
         steps=steps,
         step_s=step_s,
         steps_from=TOLD if steps else "",
@@ -248,7 +248,7 @@ def model_of(
 
 
 def ask_the_brain(
-    config: Config, sold: Sold, spec: JobSpec, work: Work, model: Model | None = None
+    config: Config, sold: PlannedSale, spec: JobSpec, work: PlannedWork, model: Model | None = None
 ) -> tuple[State, Job]:
     """Run the manager's own thinking on a state that holds no machines; perform no action."""
     now_s = time.time()
@@ -287,7 +287,7 @@ def _narrowest(state: State, profile: Profile) -> InstanceType | None:
     return min(state.types.values(), key=lambda kind: kind.memory_bytes / kind.slots, default=None)
 
 
-def _as_shown(job: Job, work: Work) -> Profile:
+def _as_shown(job: Job, work: PlannedWork) -> Profile:
     """Return the job's profile, scaled to the step time in `work` if that is known."""
     assert job.layouts.profile is not None
     profile = job.layouts.profile
@@ -319,7 +319,7 @@ def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
 
 
 def expectation(
-    state: State, job: Job, purchase: Purchase, work: Work
+    state: State, job: Job, purchase: Purchase, work: PlannedWork
 ) -> tuple[float | None, float | None]:
     """Return the expected dollars and seconds of the whole job, with start-up and evictions.
 
@@ -358,7 +358,7 @@ def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
     return usd
 
 
-def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Considered]:
+def considered(state: State, job: Job, work: PlannedWork, chosen: Purchase) -> list[Considered]:
     """Return every offer, each evaluated as if it were the only one, cheapest work first."""
     bought = {(part.pool, part.market): part.count for part in chosen.acquire}
     rows = []

@@ -17,8 +17,8 @@ from cloud.model import InstanceType, LaunchRequest, Pool, Quote
 from orchestrator.actions import AnyAction, Note
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, Odds
-from orchestrator.morph.drift import Watch
-from orchestrator.morph.plans import Plan
+from orchestrator.morph.drift import DriftWatch
+from orchestrator.morph.plans import LayoutPlan
 from orchestrator.settings import Settings
 from orchestrator.view import JobStatus, Sentence
 
@@ -307,9 +307,9 @@ class LayoutState(msgspec.Struct, kw_only=True):
     # The network as it was measured, before any scaling.
     told: Network | None = None
     # The plan of the newest layout, with its predicted times, and why it was chosen.
-    plan: Plan | None = None
+    plan: LayoutPlan | None = None
     chosen: str = ""
-    watch: Watch = Watch()
+    watch: DriftWatch = DriftWatch()
     refitted_at_s: float = 0.0
     # What is missing while no layout fits.
     unfit: str = ""

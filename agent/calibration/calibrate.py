@@ -37,7 +37,7 @@ LEAST = 0.3  # of the mean section's time; a shorter section is joined to its ne
 APPLIED_BYTES_MAX = 64 << 20  # of parameters, at most, that the optimizer is tried on
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CalibrationPlan(msgspec.Struct, frozen=True):
     """What other workers need to know to measure parts of the same model."""
 
     afters: tuple[int, ...]
@@ -58,7 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cuts: tuple[int, ...] = ()  # those of an earlier profile to measure again; if none, chosen here
     microbatches_left: int = 0  # of the run that waits for this; 0 if none does
     check: Callable[[], None] = lambda: None  # called now and then; raises to end the measurement
-    opened: Callable[[Plan, Board], None] = lambda *_: None  # called when others may take parts
+    opened: Callable[[CalibrationPlan, Board], None] = lambda *_: (
+        None
+    )  # called when others may take parts
 
 
 def calibrate(
@@ -100,7 +102,7 @@ def gauging(
     graph: fx.GraphModule,
     facts: Facts,
     batches: Mapping[int, Batch],
-    plan: Plan,
+    plan: CalibrationPlan,
     patience: Patience,
 ) -> Iterator[Gauge]:
     """Provide a gauge for parts of a plan that another worker measures; put the model back."""
@@ -135,7 +137,7 @@ def _measured(
     pieces = build(graph, facts, afters)
     gauge = Gauge(pieces, [batches[size] for size in sizes], how)
     board = Board(len(pieces), 0 if gauge.in_parts else how.rounds)
-    settings.opened(Plan(afters, how.rounds, how.patience.left_s), board)
+    settings.opened(CalibrationPlan(afters, how.rounds, how.patience.left_s), board)
     apply_s_per_byte, state = _measure_apply(graph, optimizer, settings.rounds, clock)
     gauge.finish(board)
     sections = _sections(pieces, points, board, (sizes[0], state))

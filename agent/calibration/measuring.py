@@ -16,7 +16,7 @@ import torch
 
 from agent.calibration import calibrate
 from agent.calibration.board import Board
-from agent.calibration.calibrate import Plan, Settings
+from agent.calibration.calibrate import CalibrationPlan, Settings
 from agent.calibration.gauge import Gauge, Patience
 from agent.messages import Unbuilt
 from agent.pipeline.recording import Recording
@@ -82,7 +82,7 @@ def profile_of(
     model: str,
     microbatches_left: int,
     check: Callable[[], None],
-    opened: Callable[[Plan, Board], None],
+    opened: Callable[[CalibrationPlan, Board], None],
 ) -> Profile:
     """Measure here and now; `things` are what the session holds, the optimizer among them."""
     device = device_of(recording.graph)
@@ -104,7 +104,9 @@ def profile_of(
     )
 
 
-def gauging(recording: Recording, plan: Plan, patience: Patience) -> AbstractContextManager[Gauge]:
+def gauging(
+    recording: Recording, plan: CalibrationPlan, patience: Patience
+) -> AbstractContextManager[Gauge]:
     """Provide a gauge for parts of what another worker measures of the same recording."""
     batches = {size_of(recording): recording.example}
     return calibrate.gauging(recording.graph, recording.facts, batches, plan, patience)

@@ -50,7 +50,7 @@ class Probe(msgspec.Struct, frozen=True):
     partner: str = ""
 
 
-class Crew(Protocol):
+class ProbingWorker(Protocol):
     """What probing needs from the group that this worker is in."""
 
     @property
@@ -63,7 +63,7 @@ class Crew(Protocol):
     ) -> tuple[bytes, memoryview]: ...
 
 
-def answer(crew: Crew, mesh: Mesh, peer: str, part: Part) -> None:
+def answer(crew: ProbingWorker, mesh: Mesh, peer: str, part: Part) -> None:
     """Send back what is asked for. This runs on a separate thread."""
     ask = msgspec.msgpack.decode(part.extra, type=Probe)
     extra, back_bytes = b"", ask.back_bytes
@@ -86,7 +86,7 @@ def answer(crew: Crew, mesh: Mesh, peer: str, part: Part) -> None:
 
 
 def probed(
-    profile: Profile, near: Sequence[str], far: Sequence[str], crew: Crew, step: int
+    profile: Profile, near: Sequence[str], far: Sequence[str], crew: ProbingWorker, step: int
 ) -> Profile:
     """Return the profile with the links that can be measured now and have not been."""
     network, known = profile.network, profile.network_from
@@ -121,7 +121,7 @@ class _Probing:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: ProbingWorker,
         step: int,
         peers: Sequence[str],
         pairs: Sequence[tuple[str, str]] = (),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.faults import passing
 from agent.protocol import Part
 from agent.store.memory import copy_bytes
@@ -15,7 +15,7 @@ from agent.tensors.sums import Sum, union
 
 
 def all_reduce(
-    crew: Crew, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
+    crew: PeerWorker, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
 ) -> None:
     """Sum over all workers into `total`.
 
@@ -53,7 +53,7 @@ def all_reduce(
 
 
 def _parts(
-    crew: Crew, step: int, partial: Partial, size: int, own: bytes
+    crew: PeerWorker, step: int, partial: Partial, size: int, own: bytes
 ) -> tuple[dict[Hashable, torch.Tensor], list[bytes]]:
     """Return all workers' sums for this worker's slice, by node, and each one's marks."""
     parts: dict[Hashable, torch.Tensor] = {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.proving import Proving
 from agent.layout import Replica as Chained
 from agent.proof.turns import Shown, is_shown, sampled, turn_of
@@ -11,7 +11,7 @@ from agent.proof.turns import Shown, is_shown, sampled, turn_of
 class Comparison:
     """The choices of one worker, the same on all as they follow from step and layout."""
 
-    def __init__(self, crew: Crew, proving: Proving) -> None:
+    def __init__(self, crew: PeerWorker, proving: Proving) -> None:
         self._crew, self._proving = crew, proving
         self.proven_from = -2
         """The step after the newest snapshot, which joining workers reproduce."""

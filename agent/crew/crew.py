@@ -24,7 +24,7 @@ ENDS = (
 )
 
 
-class Crew:
+class PeerWorker:
     """What the parts of a worker share; all belongs to the script's thread, with exceptions.
 
     The exceptions are `link`, `order` and the mesh, whose threads wake the script's thread.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.pulling import Changed, Pulling, covers
 from agent.faults import passing
 from agent.net.mesh import STATE
@@ -28,7 +28,7 @@ Having = dict[str, frozenset[str] | None]  # None means all layers
 class Handover:
     """One worker's view of who has which layers, in its present layout."""
 
-    def __init__(self, crew: Crew, pulling: Pulling) -> None:
+    def __init__(self, crew: PeerWorker, pulling: Pulling) -> None:
         self._crew, self.pulling = crew, pulling
         self.having: Having = {}
         # what this worker holds once the step in flight is committed

@@ -7,7 +7,7 @@
     Over                                      ->    goes on with its step
 
 In a layout whose workers are to find out (`Enter.record`) each begins its first share here, and the
-leader says `Over` to each in any case. Nothing else is waited for: the leader measures itself what
+leader says `SurveyOver` to each in any case. Nothing else is waited for: the leader measures itself what
 does not come, and a newer layout ends every wait. A worker whose machine is of a different kind
 goes on at once, since a profile is of one kind.
 
@@ -21,9 +21,9 @@ import msgspec
 
 from agent.calibration import measuring
 from agent.calibration.board import Alone, Board, Round
-from agent.calibration.calibrate import Plan
+from agent.calibration.calibrate import CalibrationPlan
 from agent.calibration.gauge import Needless, Patience
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.faults import passing
 from agent.net.mesh import ASK
 from agent.protocol import Part
@@ -39,16 +39,16 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     key: str  # see `agent.calibration.calibrate.key_of`
 
 
-class Work(msgspec.Struct, frozen=True, tag=True):
+class HelperWork(msgspec.Struct, frozen=True, tag=True):
     task: int
-    plan: Plan
+    plan: CalibrationPlan
 
 
-class Over(msgspec.Struct, frozen=True, tag=True):
+class SurveyOver(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-Word = Call | Work | Over
+Word = Call | HelperWork | SurveyOver
 Found = Round | Alone | None
 _decode = msgspec.msgpack.Decoder(Word).decode
 _decode_found = msgspec.msgpack.Decoder(Found).decode
@@ -57,12 +57,12 @@ _decode_found = msgspec.msgpack.Decoder(Found).decode
 class Helpers:
     """The helpers, as the leader sees them; threads of the mesh answer their questions."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         self._crew = crew
         self.waiting = False  # whether the workers of the layout wait for a word
         self._lock = threading.Lock()
         self._early: list[str] | None = None  # workers that asked before there was a task
-        self._desk: tuple[Plan, Board, Patience] | None = None
+        self._desk: tuple[CalibrationPlan, Board, Patience] | None = None
 
     def call(self, instance_type: str, key: str) -> None:
         if not self.waiting:
@@ -72,7 +72,7 @@ class Helpers:
         for peer in self._peers()[:HELPERS_MAX]:
             self._say(peer, Call(instance_type, key))
 
-    def open(self, plan: Plan, board: Board) -> None:
+    def open(self, plan: CalibrationPlan, board: Board) -> None:
         """Give tasks to the workers that were called."""
         if not self.waiting:
             return
@@ -88,7 +88,7 @@ class Helpers:
         with self._lock:
             self._early, self._desk = None, None
         for peer in self._peers():
-            self._say(peer, Over())
+            self._say(peer, SurveyOver())
         self.waiting = False
 
     def answer(self, peer: str, part: Part) -> None:
@@ -104,14 +104,14 @@ class Helpers:
         with self._lock:
             desk = self._desk
         if desk is None:
-            return Over()
+            return SurveyOver()
         plan, board, patience = desk
         if found is not None:
             board.put(found)
         task = None if patience.left_s < 0 else board.take(peer)
         if task is None:
-            return Over()
-        return Work(task, msgspec.structs.replace(plan, limit_s=patience.left_s))
+            return SurveyOver()
+        return HelperWork(task, msgspec.structs.replace(plan, limit_s=patience.left_s))
 
     def _peers(self) -> list[str]:
         return [worker for worker in self._crew.layout.workers if worker != self._crew.me]
@@ -131,7 +131,7 @@ class Helpers:
 class Helping:
     """A worker that helps the leader of its layout."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         entered = crew.entered
         assert entered is not None
         self._crew, self._leader = crew, entered.layout.workers[0]
@@ -151,12 +151,12 @@ class Helping:
             return
         self.able = True
         word = self._ask(None)
-        if not isinstance(word, Work):
+        if not isinstance(word, HelperWork):
             return
         patience = Patience(self._crew.go_on, word.plan.limit_s)
         patience.needless = self._heard
         with measuring.gauging(recording, word.plan, patience) as gauge:
-            while isinstance(word, Work):
+            while isinstance(word, HelperWork):
                 try:
                     found = gauge.do(word.task)
                 except Needless:

@@ -1,13 +1,13 @@
 """The timeline of a step on one worker, recorded when it was asked for."""
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.protocol import Traced
 from agent.schedule import Kind
 from agent.timeline import Notes
 
 
 class Noting:
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         self._crew = crew
         self.asked_at: int | None = None  # the step to record
 

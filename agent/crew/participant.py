@@ -13,7 +13,7 @@ import torch
 from agent.calibration import probing
 from agent.crew import helping
 from agent.crew.comparison import Comparison
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.deep import Deep
 from agent.crew.handover import Handover
 from agent.crew.noting import Noting
@@ -58,7 +58,7 @@ from agent.store.layers import Collected
 from agent.tensors.device import CPU
 
 
-class Participant(Crew):
+class Participant(PeerWorker):
     """One worker among others, as they see it; `Group` is how its own session sees it."""
 
     nan: NanPolicy = "fail"

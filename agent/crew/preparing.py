@@ -3,7 +3,7 @@
 It sends its slice of the sum, if that is wanted, and the promise that it can apply all of the sum.
 """
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.faults import passing
 from agent.protocol import Held, Prepared, Slice
 from agent.tensors.shards import cut
@@ -11,7 +11,7 @@ from agent.tensors.sums import Sum, Summed
 
 
 class Preparing:
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         self._crew = crew
         self.wanted = True  # whether the keeper wants the sums of steps that begin now
         self._told = True  # whether the keeper gets the sum of this step

@@ -13,7 +13,7 @@
 A question is dropped when a newer one comes, because its connection is gone.
 """
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.proof.evidence import Evidence
 from agent.protocol import Computed, Prove, Proved, Reached, Redo, State
 from agent.replica import Replica
@@ -32,7 +32,7 @@ class _Question:
 
 
 class Proving:
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         self._crew = crew
         self._heard: _Question | None = None
         self._begun: _Question | None = None

@@ -49,13 +49,13 @@ class Ask(msgspec.Struct, frozen=True):
     look: bool = False
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class LayerOffer(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     state: Collected
     updates: list[int]
 
 
-class Crew(Protocol):
+class Puller(Protocol):
     """What `Pulling` needs of the group that this worker is in."""
 
     @property
@@ -73,10 +73,12 @@ class Crew(Protocol):
 
 
 class Pulling:
-    def __init__(self, crew: Crew, mesh: Callable[[], Mesh], changed: threading.Condition) -> None:
+    def __init__(
+        self, crew: Puller, mesh: Callable[[], Mesh], changed: threading.Condition
+    ) -> None:
         self._crew, self._mesh, self._changed = crew, mesh, changed
-        self._offers: dict[int, Offer] = {}
-        self._shown: Offer | None = None
+        self._offers: dict[int, LayerOffer] = {}
+        self._shown: LayerOffer | None = None
         # generation and version: no worker of this layout needs an earlier version
         self._past = (-1, 0)
         self._serial = 0
@@ -183,7 +185,9 @@ class Pulling:
         generation, version = self._past
         return generation == part.generation and part.step < version
 
-    def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer | None) -> None:
+    def _reply(
+        self, connection: Connection, part: Part, ask: Ask, found: LayerOffer | None
+    ) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
         so = False
         if found is not None and self._is_as_it_was(found):
@@ -196,10 +200,10 @@ class Pulling:
             return  # we are steps ahead, in a layout that the asking worker has not heard of
         connection.send(msgspec.structs.replace(reply, extra=b"so" if so else b""))
 
-    def _is_as_it_was(self, offer: Offer) -> bool:
+    def _is_as_it_was(self, offer: LayerOffer) -> bool:
         return not self._crew.past(offer.version) and offer.state.updates() == offer.updates
 
-    def _find(self, version: int, *, look: bool) -> Offer | None:
+    def _find(self, version: int, *, look: bool) -> LayerOffer | None:
         if version in self._offers:
             return self._offers[version]
         at, state = self._crew.now()
@@ -209,8 +213,8 @@ class Pulling:
         return shown if look and shown is not None and shown.version == version else None
 
 
-def _offer(version: int, state: Collected) -> Offer:
-    return Offer(version=version, state=state, updates=state.updates())
+def _offer(version: int, state: Collected) -> LayerOffer:
+    return LayerOffer(version=version, state=state, updates=state.updates())
 
 
 def covers(having: Known, every: Collection[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.protocol import Part, Redo, RedoAsked
 
 TAG = "redo"
@@ -12,7 +12,7 @@ Payload = tuple[memoryview, bytes]  # the sum, and marks of the entries that it 
 
 
 class Redoing:
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: PeerWorker) -> None:
         self._crew = crew
         self._come: dict[tuple[int, int], Payload] = {}  # by generation, step
         self._early: dict[tuple[int, int], Spans] = {}  # the bytes that were asked for in advance

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 import torch
 
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.handover import Handover
 from agent.crew.pulling import covers, share_among
 from agent.faults import passing
@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20  # so that urgent messages can pass in between
 
 
 class Snapshots:
-    def __init__(self, crew: Crew, handover: Handover) -> None:
+    def __init__(self, crew: PeerWorker, handover: Handover) -> None:
         self._crew, self._handover = crew, handover
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None

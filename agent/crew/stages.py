@@ -7,7 +7,7 @@ import msgspec
 
 from agent.crew.chain import Chain, How, Whole
 from agent.crew.comparison import Comparison
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.deep import Deep
 from agent.crew.handover import Handover
 from agent.crew.preparing import Preparing
@@ -32,7 +32,7 @@ class Stages:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: PeerWorker,
         mesh: Mesh,
         deep: Deep,
         handover: Handover,

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from agent.calibration import measuring, probing
-from agent.crew.crew import Crew
+from agent.crew.crew import PeerWorker
 from agent.crew.helping import Helpers, Helping
 from agent.errors import CannotRecord, Misuse
 from agent.messages import UNRECORDED
@@ -31,7 +31,7 @@ class Survey:
     `addresses` are where others are; the first is this worker's own.
     """
 
-    def __init__(self, crew: Crew, job: str, address: str) -> None:
+    def __init__(self, crew: PeerWorker, job: str, address: str) -> None:
         self._crew, self._job, self._address = crew, job, address
         self.helpers = Helpers(crew)
         self._helped_at = -1  # the generation in which this worker was asked to help, or has asked

@@ -31,7 +31,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from agent.data.fetch import Fetch, Over, Request, as_it_is, first_line, say
+from agent.data.fetch import DataOver, Fetch, Request, as_it_is, first_line, say
 from agent.data.stream import Ended
 from agent.errors import Misuse
 
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     refusal: str = ""
 
 
-class Share(msgspec.Struct, frozen=True):
+class FetchShare(msgspec.Struct, frozen=True):
     """The microbatches expected in each step, and the step before which training ends."""
 
     first: int
@@ -64,7 +64,7 @@ class Share(msgspec.Struct, frozen=True):
     end: int | None
 
 
-class Plan(Iterator[Request]):
+class FetchPlan(Iterator[Request]):
     """The sampler of the loader. It keeps `depth` requests under way."""
 
     def __init__(self) -> None:
@@ -92,14 +92,14 @@ class Guarded(Dataset[Answer | None]):
     def __getitem__(self, request: Request) -> Answer | None:
         def check() -> None:
             if self._turn.item() != request.turn:
-                raise Over
+                raise DataOver
 
         try:
             check()
             fetched = self._fetch.get(request, check)
             self._try(fetched)
             return Answer(fetched, self._fetch.source.passed())
-        except Over:
+        except DataOver:
             return None
         except Ended as end:
             return Answer(steps=end.steps)
@@ -137,15 +137,15 @@ class Ahead:
         self._request, self._workers, self._pin = request, workers, pin
         turn = torch.zeros(1, dtype=torch.int64)
         self._turn: torch.Tensor = turn.share_memory_()  # type: ignore[no-untyped-call]
-        self._guarded, self._plan = Guarded(fetch, self._turn), Plan()
-        self._share: Share | None = None
+        self._guarded, self._plan = Guarded(fetch, self._turn), FetchPlan()
+        self._share: FetchShare | None = None
         self._step = 0
         self._stored: dict[Key, Answer | None] = {}
         self._loader: DataLoader[Any] | None = None
         self._answers: Iterator[Answer | None] | None = None
         self._losses = 0
 
-    def expect(self, step: int, share: Share) -> None:
+    def expect(self, step: int, share: FetchShare) -> None:
         """Fetch this share of `step` and of the next steps, and nothing else."""
         followed = self._step <= step <= self._plan.next_step + 1
         self._step = step
@@ -180,11 +180,11 @@ class Ahead:
         self._plan.sent.clear()
         self._answers = self._loader = None
 
-    def _wanted(self, key: Key, share: Share) -> bool:
+    def _wanted(self, key: Key, share: FetchShare) -> bool:
         step, microbatch = key
         return step >= self._step and share.first <= microbatch < share.first + share.count
 
-    def _requests(self, step: int, share: Share) -> Iterator[Request]:
+    def _requests(self, step: int, share: FetchShare) -> Iterator[Request]:
         turn = int(self._turn.item())
         while share.count and (share.end is None or step < share.end):
             for microbatch in range(share.first, share.first + share.count):

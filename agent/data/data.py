@@ -27,8 +27,8 @@ from torch.utils.data import (
 )
 
 from agent.data import streams
-from agent.data.ahead import Ahead, Answer, Share
-from agent.data.fetch import Collate, Direct, Fetch, MapSource, Request, Source, say
+from agent.data.ahead import Ahead, Answer, FetchShare
+from agent.data.fetch import Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.order import Batches, Order, Rows, number
 from agent.data.stream import Cut, Ended, StreamSource
 from agent.errors import Misuse
@@ -166,7 +166,7 @@ class Data:
             workers = 1 if self._cut is not None else self._workers
             fetch = Fetch(self._source(), self._collate, self._seed)
             self._ahead = Ahead(fetch, self._request, workers, pin=_pinned())
-        self._ahead.expect(step, Share(first, count, end))
+        self._ahead.expect(step, FetchShare(first, count, end))
 
     def close(self) -> None:
         """End the processes that fetch ahead."""
@@ -229,7 +229,7 @@ class Data:
             self._rows[step] = self._order.rows(epoch, place)
         return Request(epoch, place, step, microbatch, self._rows[step][microbatch])
 
-    def _source(self) -> Source:
+    def _source(self) -> SampleSource:
         """Return the samples from their beginning, because every process reads for itself."""
         if self._cut is not None:
             return StreamSource(self._dataset, self._cut, self._seed)

@@ -25,17 +25,17 @@ class Request(NamedTuple):
     turn: int = 0
 
 
-class Over(Exception):  # noqa: N818 - it says what happened, and is no error
+class DataOver(Exception):  # noqa: N818 - it says what happened, and is no error
     """What was asked for is not needed any more."""
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Where samples come from."""
 
     def samples(self, request: Request, check: Callable[[], None]) -> list[Any]:
         """Return the samples of a microbatch, and leave the streams seeded.
 
-        `check` raises `Over` if they are not needed any more.
+        `check` raises `DataOver` if they are not needed any more.
         """
 
     def passed(self) -> int:
@@ -69,7 +69,7 @@ class MapSource:
 class Fetch(Dataset[Any]):
     """A data set of microbatches, with requests as its indices."""
 
-    def __init__(self, source: Source, collate: Collate, seed: int) -> None:
+    def __init__(self, source: SampleSource, collate: Collate, seed: int) -> None:
         self.source = source
         self._collate, self._seed = collate, seed
 

@@ -23,7 +23,7 @@ from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
 from agent.errors import Misuse
-from agent.pipeline.tape import CannotPlayBack, Constants, Known, Line, Tape, inits_written
+from agent.pipeline.tape import CannotPlayBack, Constants, Known, Tape, TapeLine, inits_written
 from agent.tensors.away import is_away, nothing
 from agent.tensors.device import CPU
 
@@ -224,10 +224,10 @@ def _tensors_within(kept: Any) -> Iterator[torch.Tensor]:
 
 # --- playing ---------------------------------------------------------------------------------------
 
-Player = Callable[[Line, dict[int, torch.Tensor]], list[torch.Tensor]]
+Player = Callable[[TapeLine, dict[int, torch.Tensor]], list[torch.Tensor]]
 
 
-def _played(lines: Sequence[Line], wanted: set[int], player: Player) -> dict[int, torch.Tensor]:
+def _played(lines: Sequence[TapeLine], wanted: set[int], player: Player) -> dict[int, torch.Tensor]:
     """Do these operations, and return the wanted ones of their results."""
     last_use: dict[int, int] = {}
     for index, line in enumerate(lines):
@@ -245,27 +245,27 @@ def _played(lines: Sequence[Line], wanted: set[int], player: Player) -> dict[int
     return real
 
 
-def _note_draws(line: Line, real: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+def _note_draws(line: TapeLine, real: dict[int, torch.Tensor]) -> list[torch.Tensor]:
     streams = [(each, each.get_state()) for each in _generators(line)]
     out = line.play(real)
     line.streams = tuple(s for s in streams if not torch.equal(s[0].get_state(), s[1]))
     return out
 
 
-def _draw_again(line: Line, real: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+def _draw_again(line: TapeLine, real: dict[int, torch.Tensor]) -> list[torch.Tensor]:
     for generator, state in line.streams:
         generator.set_state(state)
     return line.play(real)
 
 
-def _generators(line: Line) -> list[torch.Generator]:
+def _generators(line: TapeLine) -> list[torch.Generator]:
     found = {id(torch.default_generator): torch.default_generator}
     tree_map_only(torch.Generator, lambda g: found.setdefault(id(g), g), (line.args, line.kwargs))
     return list(found.values())
 
 
 @contextmanager
-def _kept(lines: Iterable[Line], threads: int) -> Iterator[None]:
+def _kept(lines: Iterable[TapeLine], threads: int) -> Iterator[None]:
     """Play with the first thread count, so values are drawn as at first; then put all back."""
     drawn = {id(g): g for line in lines for g, _ in line.streams}
     states = [(generator, generator.get_state()) for generator in drawn.values()]
@@ -279,9 +279,9 @@ def _kept(lines: Iterable[Line], threads: int) -> Iterator[None]:
             generator.set_state(state)
 
 
-def _leading(lines: Sequence[Line], roots: Sequence[int], wanted: set[int]) -> list[Line]:
+def _leading(lines: Sequence[TapeLine], roots: Sequence[int], wanted: set[int]) -> list[TapeLine]:
     """Return the operations that the values of these depend on."""
-    needed, found = {roots[number] for number in wanted}, list[Line]()
+    needed, found = {roots[number] for number in wanted}, list[TapeLine]()
     for line in reversed(lines):
         if line.wrote & needed:
             needed |= {roots[number] for number in line.used}

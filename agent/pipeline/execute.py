@@ -22,7 +22,7 @@ import torch
 from agent.pipeline.channel import Channel, Key, Parcel
 from agent.pipeline.stage import Stage
 from agent.schedule import Action, Kind, Schedule
-from agent.tensors.device import CPU, Mark, Watch
+from agent.tensors.device import CPU, DeviceWatch, Mark
 from agent.tensors.numbers import Numbers
 
 REACH = 8
@@ -36,7 +36,7 @@ class Span(msgspec.Struct, frozen=True):
     end_s: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class StageStep(msgspec.Struct, frozen=True, kw_only=True):
     """What an execution needs from outside. Microbatches are counted within the step.
 
     `open` seeds the random streams for a microbatch. `lend` is called before a backward into a
@@ -119,7 +119,7 @@ class Executor:
         self._channel, self._peers, self._reach = channel, peers, reach
         self._local: dict[str, Parcel] = {}
         self._step = ""
-        self._watch = Watch(next(iter(stages.values())).piece.device)
+        self._watch = DeviceWatch(next(iter(stages.values())).piece.device)
         self.spans: list[Span] = []  # of the last step
         self.waited_s = 0.0
 
@@ -130,7 +130,7 @@ class Executor:
             return sum(span.end_s - span.start_s for span in self.spans)
         return self.spans[-1].end_s - self.spans[0].start_s - self.waited_s
 
-    def run(self, step: Step) -> None:
+    def run(self, step: StageStep) -> None:
         """Perform every action of the program once."""
         # A thread takes over the process's number of threads when it first asks for it. Until then
         # OpenMP gives it one per core, and a convolution that is shared among more threads rounds
@@ -228,7 +228,7 @@ class Executor:
 
     # --- doing it ---------------------------------------------------------------------------------
 
-    def _perform(self, action: Action, step: Step) -> None:
+    def _perform(self, action: Action, step: StageStep) -> None:
         stage, microbatch = self._stages[action.stage], action.microbatch
         match action.kind:
             case Kind.FORWARD:
@@ -253,7 +253,7 @@ class Executor:
             case _:
                 raise ValueError(f"a program has no {action.kind.name} of its own")
 
-    def _forward(self, action: Action, step: Step) -> None:
+    def _forward(self, action: Action, step: StageStep) -> None:
         stage, microbatch = self._stages[action.stage], action.microbatch
         number = step.first + microbatch
         parcel = stage.forward(
@@ -265,7 +265,7 @@ class Executor:
         )
         self._send(action, +1, parcel)
 
-    def _done(self, stage: Stage, microbatch: int, step: Step) -> None:
+    def _done(self, stage: Stage, microbatch: int, step: StageStep) -> None:
         step.take(stage, step.first + microbatch, stage.release(microbatch))
 
     def _send(self, action: Action, way: int, parcel: Parcel) -> None:

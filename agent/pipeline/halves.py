@@ -23,7 +23,7 @@ Form = tuple[Any, ...]
 Found = tuple[torch.Tensor | None, ...]
 
 
-class Group(NamedTuple):
+class WeightGroup(NamedTuple):
     """Weights, and the entries of the gradients that lead to them and to nothing else."""
 
     weights: tuple[int, ...]
@@ -31,18 +31,18 @@ class Group(NamedTuple):
     nodes: int  # the number of nodes with entries
 
 
-class Plan(NamedTuple):
+class SplitPlan(NamedTuple):
     """The entries as (node, output), nodes in `_walk` order, and the groups that they lead to."""
 
     entries: tuple[tuple[int, int], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[WeightGroup, ...]
     at_once: tuple[int, ...]  # weights that are not owed
 
 
 class Owed(NamedTuple):
     """The second half of one microbatch."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[WeightGroup, ...]
     edges: list[GradientEdge]
     grads: Found
     known: Sequence[tuple[int, torch.Tensor | None]]  # weights that have their gradients already
@@ -54,7 +54,7 @@ class Halves:
     def __init__(self, weights: Sequence[torch.nn.Parameter]) -> None:
         self._weights = tuple(weights)
         self._known = {id(weight): -1 - index for index, weight in enumerate(self._weights)}
-        self._plans: dict[Form, Plan | None] = {}
+        self._plans: dict[Form, SplitPlan | None] = {}
 
     def first(
         self,
@@ -100,7 +100,7 @@ class Halves:
                 _give(self._weights[index], gradient)
 
     def _go_on(
-        self, group: Group, entering: list[tuple[GradientEdge, torch.Tensor]], again: bool
+        self, group: WeightGroup, entering: list[tuple[GradientEdge, torch.Tensor]], again: bool
     ) -> Found:
         """Do `torch.autograd.grad` without its checks, which cost more than a small layer."""
         edges, grads = zip(*entering, strict=True)
@@ -141,7 +141,7 @@ class Halves:
 
     def _plan(
         self, roots: Sequence[GradientEdge], nodes: Sequence[Node], form: Form
-    ) -> Plan | None:
+    ) -> SplitPlan | None:
         """Plan the halves; return None if a weight is in no group of torch's analysis."""
         rows = form[len(roots) :]
         leaf = {at: row[0] for at, row in enumerate(rows) if len(row) == 1 and row[0] is not None}
@@ -164,8 +164,8 @@ class Halves:
             mine = [(at, number) for at in ways for number in sorted(outputs[at])]
             span = range(len(entries), len(entries) + len(mine))
             entries += mine
-            groups.append(Group(reached, tuple(span), len(ways)))
-        return Plan(tuple(entries), tuple(groups), tuple(at_once))
+            groups.append(WeightGroup(reached, tuple(span), len(ways)))
+        return SplitPlan(tuple(entries), tuple(groups), tuple(at_once))
 
 
 def _give(weight: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:

@@ -20,7 +20,7 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, SumSpace, union
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class ReduceShare(msgspec.Struct, frozen=True, kw_only=True):
     """The microbatches of one replica, and the worker that holds the stage there."""
 
     peer: str
@@ -34,7 +34,7 @@ class StageSums:
     def __init__(
         self,
         stage: Stage,
-        shares: Sequence[Share],
+        shares: Sequence[ReduceShare],
         me: str,
         microbatches: int,
         *,

@@ -45,7 +45,7 @@ class Known(msgspec.Struct, frozen=True):
         return real.as_strided(self.view.shape, self.view.stride, self.view.offset)
 
 
-class Line:
+class TapeLine:
     """One operation that was not done.
 
     `made` has the numbers of its results, or -1 for a result that is no new tensor. `wrote` has the
@@ -96,7 +96,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.lines: list[Line] = []
+        self.lines: list[TapeLine] = []
         self.roots: list[int] = []  # for each tensor, the first number on its memory
         # The devices that memories were brought to, by the first number of each memory.
         self.places: dict[int, torch.device] = {}
@@ -123,7 +123,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             taken, named = before
             if "device" in named:
                 named["device"] = torch.device("cpu")
-            line = Line(func, taken, named, made)
+            line = TapeLine(func, taken, named, made)
             line.wrote = {self.roots[number] for number in (*made, *_written(func, before))}
             self.lines.append(line)
         return out
@@ -152,7 +152,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record an operation that fills a tensor and makes no new one."""
         known = self.known(tensor)
         self._refuse_placed([known])
-        line = Line(operation, (known, *args), kwargs, [-1])
+        line = TapeLine(operation, (known, *args), kwargs, [-1])
         line.wrote = {self.roots[known.number]}
         self.lines.append(line)
 

@@ -12,9 +12,9 @@ import msgspec
 
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
-from agent.pipeline.execute import Executor, Program, Step
+from agent.pipeline.execute import Executor, Program, StageStep
 from agent.pipeline.pieces import Piece
-from agent.pipeline.reduce import Share, StageSums, tell_tied
+from agent.pipeline.reduce import ReduceShare, StageSums, tell_tied
 from agent.pipeline.stage import Stage
 from agent.schedule import Schedule, one_by_one
 from agent.tensors.numbers import Numbers
@@ -78,7 +78,7 @@ class Worker:
         )
         self._single = Program(one_by_one(schedule), place)
         shares = [
-            Share(peer=replica.workers[place], first=replica.first, count=replica.count)
+            ReduceShare(peer=replica.workers[place], first=replica.first, count=replica.count)
             for replica in layout.replicas
         ]
         self.sums = {
@@ -145,7 +145,7 @@ class Worker:
     ) -> None:
         for sums in self.sums.values():
             sums.begin()
-        step = Step(
+        step = StageStep(
             name=name,
             first=first,
             batches=phase.batches,

@@ -102,7 +102,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     lacking: bool
 
 
-class Job:
+class KeptJob:
     def __init__(
         self,
         order: JobOrder,

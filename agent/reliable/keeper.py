@@ -42,7 +42,7 @@ from agent.net.wire import Connection, accept, job_secret
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.reliable.commits import CommitLog, RedisCommitLog
 from agent.reliable.forgetting import note_closed, note_open
-from agent.reliable.job import Job, Standing
+from agent.reliable.job import KeptJob, Standing
 from agent.reliable.member import Member
 from agent.reliable.memory_log import move_in, sweep
 from agent.reliable.offsite import Offsite
@@ -104,9 +104,9 @@ class Keeper:
         self._commits: CommitLog = PatientLog(RedisCommitLog(client), self._patiently)
         self._outbox = Outbox(client)
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, KeptJob] = {}
         self._open: dict[str, OpenJob] = {}
-        self._kept: dict[str, Job] = {}  # closed, but not on the disk
+        self._kept: dict[str, KeptJob] = {}  # closed, but not on the disk
         self._owing: dict[str, Offsite] = {}  # closed, but not yet copied to remote storage
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
@@ -178,9 +178,9 @@ class Keeper:
             self._commits.strike(name)
             self._strike(name)
 
-    def _make(self, record: OpenJob, script: bytes) -> Job:
+    def _make(self, record: OpenJob, script: bytes) -> KeptJob:
         name = record.order.job
-        job = Job(
+        job = KeptJob(
             record.order,
             script,
             self._commits,
@@ -316,7 +316,7 @@ class Keeper:
                     with contextlib.suppress(Closed):
                         self._patiently(self._client.hdel)(KEPT_JOBS, name)
 
-    def _owe(self, name: str, job: Job) -> None:
+    def _owe(self, name: str, job: KeptJob) -> None:
         """Note a job that is on the disk but perhaps not yet in remote storage."""
         if job.vault.offsite is None or job.fenced:
             return
@@ -341,7 +341,7 @@ class Keeper:
             if thread.is_alive():
                 raise CheckpointError(f"{name} is being closed and cannot be opened again yet")
 
-    def _job(self, name: str) -> Job | None:
+    def _job(self, name: str) -> KeptJob | None:
         """Return an open job; reopen one that a newer keeper took, as it is requested here."""
         job = self._jobs.get(name)
         if job is not None and job.fenced and name not in self._closing:
@@ -547,7 +547,7 @@ def _opened(name: str, data: bytes) -> OpenJob:
     return record
 
 
-def _placer(job: Job, member: Member) -> Callable[[AnyMessage, int], memoryview | None]:
+def _placer(job: KeptJob, member: Member) -> Callable[[AnyMessage, int], memoryview | None]:
     return lambda message, size: job.place(member, message, size)
 
 

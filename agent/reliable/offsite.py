@@ -54,7 +54,7 @@ def earlier(url: str) -> Archive:
     return Archive(open_place(place), place.rpartition("/")[2], ours=False)
 
 
-class Offer(msgspec.Struct, frozen=True):
+class CopyOffer(msgspec.Struct, frozen=True):
     """A version in the source, and the version that this job's keeper went on from."""
 
     manifest: Manifest
@@ -74,9 +74,9 @@ class Offsite:
         self._every_s = every_s
         self._due_s = time.monotonic()
         self._lock = threading.Condition()
-        self._working: Offer | None = None
-        self._next: Offer | None = None
-        self._owed: Offer | None = None  # all tries to copy it have failed
+        self._working: CopyOffer | None = None
+        self._next: CopyOffer | None = None
+        self._owed: CopyOffer | None = None  # all tries to copy it have failed
         self._target: Archive | None = None
         self._source_generation = -1  # of the versions that are copied under `_generation`
         self._generation = 0
@@ -89,7 +89,7 @@ class Offsite:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._begin(Offer(manifest, since))
+            self._begin(CopyOffer(manifest, since))
 
     def again(self) -> bool:
         """Try an owed copy once more; return False if none is owed.
@@ -101,7 +101,7 @@ class Offsite:
                 self._begin(self._owed)
             return self._working is not None
 
-    def _begin(self, offer: Offer) -> None:
+    def _begin(self, offer: CopyOffer) -> None:
         self._next = offer
         self._pin()
         if self._working is None:  # else the thread that is at work takes it next
@@ -124,14 +124,14 @@ class Offsite:
             with self._lock:
                 self._owed = None if done else offer
 
-    def _take(self) -> Offer | None:
+    def _take(self) -> CopyOffer | None:
         with self._lock:
             self._working, self._next = self._next, None
             self._pin()
             self._lock.notify_all()
             return self._working
 
-    def _attempt(self, offer: Offer) -> bool:
+    def _attempt(self, offer: CopyOffer) -> bool:
         """Try to copy a few times. A failure of one that is owed was reported before."""
         for attempt in range(TRIES):
             if attempt:
@@ -152,7 +152,7 @@ class Offsite:
     def _say_failed(self, step: int, why: str) -> None:
         self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))
 
-    def _copy(self, offer: Offer) -> None:
+    def _copy(self, offer: CopyOffer) -> None:
         manifest = saving.beginning(offer.manifest)
         version = manifest.version
         target = self._taken_over(offer)
@@ -172,7 +172,7 @@ class Offsite:
             )
         )
 
-    def _taken_over(self, offer: Offer) -> Archive:
+    def _taken_over(self, offer: CopyOffer) -> Archive:
         """Return where copies go.
 
         If the source has a new generation, its keeper began again, and so do the copies.

@@ -158,7 +158,7 @@ def set_stream_state(state: torch.Tensor, device: torch.device) -> None:
 Mark = float | torch.Event
 
 
-class Watch:
+class DeviceWatch:
     """The host's times of events. A device records marks, whose times are read later."""
 
     def __init__(self, device: torch.device) -> None:

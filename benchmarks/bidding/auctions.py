@@ -28,7 +28,7 @@ DAY_S = 86_400.0
 NAMES = ("on-demand only", "standard + checkpoint", "standard + tiers", "bidbrain + checkpoint",
          "bidbrain as printed", "ours")  # fmt: skip
 OVERHEAD = 0.17  # of checkpoints, under standard bidding (Harlap 2019, section 4.5.2)
-BLIND = synthetic.Form(levels=(0.20, 0.30), wobble_every_s=3600.0, spike_every_s=18.8 * 3600)
+BLIND = synthetic.PriceForm(levels=(0.20, 0.30), wobble_every_s=3600.0, spike_every_s=18.8 * 3600)
 CLASSES = tuple(
     InstanceType(name=f"compute.{n}", cloud="aws", slots=n, memory_bytes=8 << 30,
                  on_demand_usd_per_h=0.2095 * n)

@@ -27,10 +27,10 @@ from bidding.backtest import Work, interval, mean_ratio, world_of
 from bidding.compiled import Floats, Ints, compiled
 from bidding.engine import (
     ANY_PRICE,
-    Job,
+    BacktestJob,
+    BacktestWorld,
     Leases,
     Orders,
-    World,
     carry_out,
     charge,
     evict,
@@ -190,7 +190,7 @@ def _step(
 
 @compiled
 def run_policy(
-    world: World, job: Job, policy: Policy, leases: Leases, span: tuple[int, int]
+    world: BacktestWorld, job: BacktestJob, policy: Policy, leases: Leases, span: tuple[int, int]
 ) -> tuple[float, float]:
     """(dollars, hours) of one job under the policy, billed by the engine of the backtest."""
     begin, limit = span

@@ -16,7 +16,7 @@ from bidding.acquire import decide
 from bidding.billing import AWS_TODAY
 from bidding.files import read_markets
 from bidding.market import fitting
-from bidding.model import Demand, Holding, Limits, Offer
+from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.model import InstanceType, Pool
 
 KINDS = [
@@ -44,7 +44,7 @@ def one_decision(pools: int, leases: int, rng: random.Random) -> float:
         for i in range(pools)
     ]  # fmt: skip
     holdings = [
-        Holding(lease=f"lease-{i}", pool=offers[i % pools].pool, type=offers[i % pools].type,
+        HeldMachine(lease=f"lease-{i}", pool=offers[i % pools].pool, type=offers[i % pools].type,
                 market="spot", price_usd_per_h=rng.uniform(0.2, 0.6), bid_usd_per_h=None,
                 started_at_s=rng.uniform(0, 7200), hazard_per_h=rng.uniform(0, 0.5))
         for i in range(leases)

@@ -235,7 +235,9 @@ def uniform(stages: int, forward_s: float, backward_s: float, *, input_share: fl
     return np.repeat(np.array(each)[:, None], stages, axis=1)
 
 
-def simulate(schedule: Schedule, costs: Costs, *, stash: int | None = None) -> simulator.Step:
+def simulate(
+    schedule: Schedule, costs: Costs, *, stash: int | None = None
+) -> simulator.SimulatedStep:
     """One pipeline, nothing reduced.
 
     With `stash` a worker whose input is late takes another action, as long as it holds at most so many

@@ -36,13 +36,13 @@ from agent.pipeline.channel import Exchange, Parcel
 from agent.pipeline.cut import build
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
-from agent.pipeline.reduce import Share, StageSums
+from agent.pipeline.reduce import ReduceShare, StageSums
 from agent.pipeline.stage import Stage
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.profile import Link, Network, Profile
 from orchestrator.morph import book, costing, schedules, search
-from orchestrator.morph.plans import Cost, Plan, Way, all_but_last
+from orchestrator.morph.plans import Cost, LayoutPlan, Way, all_but_last
 from orchestrator.morph.search import Task
 
 LINK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=100e-6)
@@ -186,7 +186,7 @@ class Clocked:
 class Crew:
     """The workers of one layout, each a process of its own, connected over loopback."""
 
-    def __init__(self, model: str, plan: Plan, afters) -> None:
+    def __init__(self, model: str, plan: LayoutPlan, afters) -> None:
         replicas, first = [], 0
         for index, count in enumerate(plan.shares):
             names = tuple(f"r{index}s{stage}" for stage in range(plan.way.depth))
@@ -268,14 +268,14 @@ def _together(tasks) -> None:
         thread.join()
 
 
-def planned(profile, task, name, depth, width, recompute) -> Plan:
+def planned(profile, task, name, depth, width, recompute) -> LayoutPlan:
     """This layout with the stages that the planner gives it, priced in full."""
     tables = costing.tables(profile)
     again = all_but_last(depth) if recompute else ()
     way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=again)
     full = schedules.pack(name, depth, MICROBATCHES, recompute=again)
     firsts = search.Splitter(tables).firsts(way, search.peaks(way, full))
-    plan = Plan(
+    plan = LayoutPlan(
         way=way,
         firsts=firsts,
         sections=len(profile.sections),
@@ -296,7 +296,7 @@ def reduce_link(factory, draw, rounds: int) -> Link:
     size = sum(p.numel() * p.element_size() for p in piece.module.parameters())
     times = []
     for width in (2, 3, 4):
-        shares = [Share(peer=f"r{i}", first=i, count=1) for i in range(width)]
+        shares = [ReduceShare(peer=f"r{i}", first=i, count=1) for i in range(width)]
         found = [_reduction(piece, shares) for _ in range(rounds + 1)][1:]
         times.append(RingTime(workers=width, size_bytes=size, seconds=statistics.median(found)))
     return fit_ring(times)
@@ -376,7 +376,7 @@ def gauge(model: str, ring: Link, cuts, pipe) -> None:
 class Found(NamedTuple):
     """Of a layout: what was predicted and measured by turns, and the wall times."""
 
-    plan: Plan
+    plan: LayoutPlan
     predicted: list[float]
     measured: list[float]
     walls: list[float]

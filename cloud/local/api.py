@@ -43,7 +43,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-class Sold(msgspec.Struct, frozen=True, kw_only=True):
+class SoldMachine(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[InstanceType, ...]
     pools: tuple[Pool, ...]
 
@@ -137,9 +137,9 @@ class Api:
     def _now_s(self) -> float:
         return self._service.clock.now_s()
 
-    async def _catalogue(self, _: Request) -> Sold:
+    async def _catalogue(self, _: Request) -> SoldMachine:
         types, pools = self._core.catalogue()
-        return Sold(types=types, pools=pools)
+        return SoldMachine(types=types, pools=pools)
 
     async def _quotes(self, _: Request) -> object:
         return self._core.quotes(self._now_s())

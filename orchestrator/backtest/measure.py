@@ -45,7 +45,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(
     data: str, strategy: str, starts: int, report: Path, choices: Choices
-) -> tuple[list[backtest_report.Section], str]:
+) -> tuple[list[backtest_report.ReportSection], str]:
     """Run the backtest on every chosen market, and write the report.
 
     Return the sections of the report, and a line on how it was run.
@@ -65,7 +65,7 @@ def measure(
     return sections, summary
 
 
-def figures(section: backtest_report.Section) -> dict[str, Any]:
+def figures(section: backtest_report.ReportSection) -> dict[str, Any]:
     """Return the figures of a market for programs: means over all starts, and 95 % intervals."""
     return {
         "market": section.name,
@@ -213,7 +213,7 @@ def _on_grid(listings: Sequence[Listing], rule: BillingRule) -> Market:
 
 def _section(
     name: str, market: Market, work: engine.Work, chosen: Sequence[Strategy], draw: tuple[int, int]
-) -> backtest_report.Section:
+) -> backtest_report.ReportSection:
     starts = engine.draw_starts(market, work, *draw)
     few = starts[:FRONTIER_STARTS]
     frontier = [
@@ -221,7 +221,7 @@ def _section(
         for f in DEADLINES
         if backtest_report.has_capacity_series(market)
     ]
-    return backtest_report.Section(
+    return backtest_report.ReportSection(
         name=name,
         market=market,
         work=work,

@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 NOTHING = '<p class="note">Nothing to draw.</p>'
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class PlotLine(msgspec.Struct, frozen=True, kw_only=True):
     """A named series of points; with `steps` each value holds until the next point.
 
     A value that is not a number is a gap. Without a `colour`, the line's index chooses one.
@@ -71,7 +71,7 @@ def frame(axes: Axes, label_x: bool = True) -> list[str]:
     return parts
 
 
-def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str:
+def lines(series: Sequence[PlotLine], x: str, y: str, from_zero: bool = True) -> str:
     """Draw lines over common axes, with a legend."""
     if not any(s.x for s in series):
         return NOTHING
@@ -96,7 +96,7 @@ def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str
     return "".join(parts) + _legend([s.name for s in series], colours)
 
 
-def stacked(series: Sequence[Line], x: str, y: str, until: float) -> str:
+def stacked(series: Sequence[PlotLine], x: str, y: str, until: float) -> str:
     """Draw stacked steps, the first series at the bottom; the last values hold until `until`."""
     if not series:
         return NOTHING
@@ -127,11 +127,11 @@ def _band(axes: Axes, xs: Sequence[float], below: Sequence[float], above: Sequen
     return path
 
 
-def _colours(series: Sequence[Line]) -> list[str]:
+def _colours(series: Sequence[PlotLine]) -> list[str]:
     return [s.colour or COLOURS[i % len(COLOURS)] for i, s in enumerate(series)]
 
 
-def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
+def _pieces(line: PlotLine) -> Iterator[list[tuple[float, float]]]:
     """Yield the parts of a line between gaps; a step lasts until the gap begins."""
     piece: list[tuple[float, float]] = []
     for x, y in zip(line.x, line.y, strict=True):

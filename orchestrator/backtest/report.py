@@ -12,7 +12,7 @@ from bidding.billing import HOUR_S
 from bidding.compiled import Floats, Ints
 from bidding.market import PLENTY, Market
 from bidding.risk import Calibration
-from orchestrator.backtest.plots import COLOURS, Line, boxes, lines, stacked
+from orchestrator.backtest.plots import COLOURS, PlotLine, boxes, lines, stacked
 from orchestrator.wording import plural
 
 POINTS_MAX = 1_500
@@ -31,7 +31,7 @@ border-radius:2px;margin-right:.35rem;vertical-align:-1px}.names{columns:3;font-
 """
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
+class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
     """One market of the report, with all results on it."""
 
     name: str
@@ -42,7 +42,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     calibration: Calibration | None
 
 
-def write(path: Path, sections: Sequence[Section], summary: str) -> None:
+def write(path: Path, sections: Sequence[ReportSection], summary: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     body = "".join(_section(s) for s in sections)
     path.write_text(
@@ -53,7 +53,7 @@ def write(path: Path, sections: Sequence[Section], summary: str) -> None:
     )
 
 
-def _section(s: Section) -> str:
+def _section(s: ReportSection) -> str:
     parts = [
         f"<h2>{escape(s.name)}</h2>",
         _table(s),
@@ -77,7 +77,7 @@ def _section(s: Section) -> str:
     return "".join(parts)  # fmt: skip
 
 
-def _costs(s: Section) -> str:
+def _costs(s: ReportSection) -> str:
     """Draw the costs as boxes; on demand is only named, because it is far above the others."""
     apart = [r for r in s.results if r.strategy == ON_DEMAND and len(s.results) > 1]
     groups = [
@@ -92,7 +92,7 @@ def _costs(s: Section) -> str:
     return boxes(groups, "dollars") + note
 
 
-def _table(s: Section) -> str:
+def _table(s: ReportSection) -> str:
     head = (
         "<tr><th>strategy<th>cost $<th>interval<th>hours<th>lost slot-h<th>evictions<th>free %"
         "<th>of bound<th>95th<th>of plain<th>late</tr>"
@@ -110,7 +110,7 @@ def _table(s: Section) -> str:
     return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _one_run(s: Section) -> str:
+def _one_run(s: ReportSection) -> str:
     """Draw one typical run of our strategy: prices of work, slots held, and dollars spent.
 
     It shows the pools that were held longest, then those with the cheapest work. A pool has the
@@ -127,9 +127,9 @@ def _one_run(s: Section) -> str:
     shown = np.lexsort((usd.mean(axis=1), -held[:-1].sum(axis=1)))[:POOLS_SHOWN]
     usd = np.where(s.market.capacity[:, ticks] > 0, usd, np.nan)
     prices = [
-        Line(name=s.market.pools[k].key, x=hours, y=usd[k].tolist(), steps=True) for k in shown
+        PlotLine(name=s.market.pools[k].key, x=hours, y=usd[k].tolist(), steps=True) for k in shown
     ]
-    spent = [Line(name="dollars so far", x=hours, y=rows[::every, backtest.DOLLARS].tolist())]
+    spent = [PlotLine(name="dollars so far", x=hours, y=rows[::every, backtest.DOLLARS].tolist())]
     return (
         '<p class="note">Lines break where a pool has nothing to sell. Holdings have the colours of their pools.</p>'
         + lines(prices, "hours since the start", "$ per hour of work", from_zero=False)
@@ -143,7 +143,7 @@ def _one_run(s: Section) -> str:
     )
 
 
-def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float]) -> list[Line]:
+def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float]) -> list[PlotLine]:
     """Return the slots held as one band per shown pool, one for all others, one for on demand.
 
     Bands without slots are left out.
@@ -153,7 +153,7 @@ def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float])
     bands.append((plural(len(others), "other pool"), held[others].sum(axis=0), OTHERS))
     bands.append(("on demand", held[-1], RELIABLE))
     return [
-        Line(name=name, x=hours, y=slots.tolist(), colour=colour)
+        PlotLine(name=name, x=hours, y=slots.tolist(), colour=colour)
         for name, slots, colour in bands
         if slots.any()
     ]
@@ -166,16 +166,18 @@ def _typical_start(result: backtest.Result) -> int:
     return int(result.starts[enough[np.argmin(evictions[enough])]])
 
 
-def _frontier(s: Section) -> str:
+def _frontier(s: ReportSection) -> str:
     names = [rush.strategy for rush in s.frontier[0][1]]
     series = [
-        Line(name=name, x=[h for h, _ in s.frontier], dots=True,
+        PlotLine(name=name, x=[h for h, _ in s.frontier], dots=True,
              y=[float(runs[i].cost_usd.mean()) for _, runs in s.frontier])
         for i, name in enumerate(names)
         if name != ON_DEMAND
     ]  # fmt: skip
     bound = [float(runs[0].bound_usd.mean()) for _, runs in s.frontier]
-    series.append(Line(name="clairvoyant bound", x=[h for h, _ in s.frontier], y=bound, dots=True))
+    series.append(
+        PlotLine(name="clairvoyant bound", x=[h for h, _ in s.frontier], y=bound, dots=True)
+    )
     missed = ", ".join(
         f"{name}: {sum(runs[i].missed for _, runs in s.frontier)}" for i, name in enumerate(names)
     )
@@ -188,10 +190,10 @@ def _frontier(s: Section) -> str:
 
 def _calibration(c: Calibration) -> str:
     top = max(*c.predicted, *c.observed)
-    points = Line(
+    points = PlotLine(
         name="tenths of the predictions", x=list(c.predicted), y=list(c.observed), dots=True
     )
-    ideal = Line(name="predicted = observed", x=[0.0, top], y=[0.0, top])
+    ideal = PlotLine(name="predicted = observed", x=[0.0, top], y=[0.0, top])
     return (
         lines([points, ideal], "predicted share", "observed share")
         + f'<p class="note">Mean error {c.mean_error:.3f} over {sum(c.count):,} machine-hours.</p>'

@@ -26,7 +26,7 @@ from orchestrator.brain import forecast, jobs, layouts, leases, pacing, workers
 from orchestrator.brain.layouts import Choice, Question, Seat
 from orchestrator.morph import transition
 from orchestrator.morph.errors import MorphError
-from orchestrator.morph.plans import Plan
+from orchestrator.morph.plans import LayoutPlan
 from orchestrator.morph.transition import Situation
 from orchestrator.state import (
     Job,
@@ -322,7 +322,7 @@ def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
     return msgspec.structs.replace(choice, because=f"{choice.because}; no plan: {why}")
 
 
-def _explained(asked: Question, job: Job) -> Plan | None:
+def _explained(asked: Question, job: Job) -> LayoutPlan | None:
     """Return the plan of a running layout that began before anything was measured.
 
     The gain of more machines is predicted from it; without a plan they count in full.

@@ -24,7 +24,7 @@ from orchestrator.morph import book, drift, engine, gantt, mixed, partition, sch
 from orchestrator.morph.compiled import Flags
 from orchestrator.morph.errors import DoesNotFit, MorphError
 from orchestrator.morph.formations import Chain, shared_by_pace
-from orchestrator.morph.plans import Holding, Plan, RunnerUp
+from orchestrator.morph.plans import Holding, LayoutPlan, RunnerUp
 from orchestrator.morph.search import SEARCHED, Task
 from orchestrator.morph.transition import Pace, Transition
 from orchestrator.wording import pause, plural
@@ -66,7 +66,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     training_bytes: float = 0.0  # of an unbuilt model; 0 if every worker builds the whole model
     room_bytes: float = 0.0  # of the worker with the least room
     before: Layout | None = None
-    before_plan: Plan | None = None
+    before_plan: LayoutPlan | None = None
     morph_s: float = 0.0  # the fixed pause of every change
 
 
@@ -74,7 +74,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen replicas in order, their plan, and the reason. Without a profile, no plan."""
 
     replicas: tuple[Replica, ...]
-    plan: Plan | None
+    plan: LayoutPlan | None
     because: str
     moving: str  # what it moves, and how long that will take
     left_out: tuple[str, ...]
@@ -110,7 +110,7 @@ def choose(asked: Question) -> Choice:
     )
 
 
-def plan_of(asked: Question, layout: Layout) -> Plan | None:
+def plan_of(asked: Question, layout: Layout) -> LayoutPlan | None:
     """Return the book's plan of a layout that was chosen without one, else `None`.
 
     It exists only for chains of one worker, a single pace, and the book's own shares.
@@ -247,7 +247,7 @@ def book_of(profile: Profile, task: Task, workers_max: int, pace: float = 1.0) -
 @lru_cache(maxsize=MIXES_KEPT)
 def _mix_of(
     profile: Profile, task: Task, groups: tuple[tuple[float, int], ...], groups_min: int
-) -> tuple[Plan, tuple[Chain, ...]]:
+) -> tuple[LayoutPlan, tuple[Chain, ...]]:
     profiles = {str(pace): _at(profile, pace) for pace, _ in groups}
     holdings = [Holding(instance_type=str(pace), instances=count) for pace, count in groups]
     try:
@@ -289,7 +289,7 @@ def rehearse() -> None:
 # --- with a profile --------------------------------------------------------------------------------
 
 
-def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
+def _planned(asked: Question) -> tuple[LayoutPlan, list[tuple[Seat, ...]]]:
     """Return the plan, and seats of the right paces for every replica.
 
     Which worker takes which stage is decided later.
@@ -418,7 +418,7 @@ def _end_s(chains: Sequence[tuple[Seat, ...]], shares: Sequence[int]) -> float:
 
 
 def _who_moves(
-    asked: Question, plan: Plan | None, chains: Sequence[tuple[Seat, ...]]
+    asked: Question, plan: LayoutPlan | None, chains: Sequence[tuple[Seat, ...]]
 ) -> Transition:
     """Assign workers to stages so that the fewest bytes move, then choose chain neighbours."""
     depth, before = len(chains[0]), asked.before
@@ -548,7 +548,7 @@ def _distance(one: Seat, other: Seat) -> float:
 # --- words -----------------------------------------------------------------------------------------
 
 
-def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str:
+def _sentence(asked: Question, plan: LayoutPlan | None, shape: tuple[int, int]) -> str:
     width, depth = shape
     said = f"{depth}x{width} on {plural(len(asked.seats), 'worker')}"
     if plan is not None:
@@ -563,7 +563,7 @@ def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str
     return said
 
 
-def _next_best(plan: Plan) -> str:
+def _next_best(plan: LayoutPlan) -> str:
     other = next((o for o in plan.runners_up if not _same_shape(plan, o)), None)
     other = other or next(iter(plan.runners_up), None)
     if other is None:
@@ -574,7 +574,7 @@ def _next_best(plan: Plan) -> str:
     return f"next best {name} at {pause(other.cost.step_s)}"
 
 
-def _same_shape(plan: Plan, other: RunnerUp) -> bool:
+def _same_shape(plan: LayoutPlan, other: RunnerUp) -> bool:
     return (plan.way.depth, plan.width) == (other.way.depth, other.width)
 
 

@@ -47,7 +47,7 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     else:
         believe(job, profile, None if worker is None else state.leases[worker.token].type)
     assert job.layouts.profile is not None
-    job.layouts.watch = drift.Watch()
+    job.layouts.watch = drift.DriftWatch()
     note(out, job.id, _measured(job.layouts.profile, before, told, event.worker))
     newcomer(state, job)
 
@@ -244,7 +244,7 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
         job.layouts.plan = drift.believed(plan, job.layouts.watch.wide, 1.0, ring=True)
     # The running layout may stay even if a different one is better now, so its plan is refitted too;
     # otherwise the same drift would be found again.
-    job.layouts.watch, job.layouts.refitted_at_s = drift.Watch(), state.now_s
+    job.layouts.watch, job.layouts.refitted_at_s = drift.DriftWatch(), state.now_s
     note(out, job.id, because)
     # The layout is chosen a moment later, so that the world can make the new book beside the loop.
     newcomer(state, job)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from bidding.billing import BillingRule, rule_of
-from bidding.model import Acquire, Bid, Demand, Holding, Limits, Offer, Throughput
+from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Throughput
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market
 from orchestrator.brain import crews, forecast, leases, ledger
@@ -22,7 +22,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What is sold, what the job holds, what it needs and what it may, and how fast machines are for it."""
 
     offers: list[Offer]
-    holdings: list[Holding]
+    holdings: list[HeldMachine]
     demand: Demand
     limits: Limits
     speed: Throughput
@@ -201,10 +201,10 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
     )
 
 
-def holdings(state: State, job: Job) -> list[Holding]:
+def holdings(state: State, job: Job) -> list[HeldMachine]:
     """What the job holds and keeps. What is about to go counts as noticed: it is replaced now."""
     return [
-        Holding(
+        HeldMachine(
             lease=token,
             pool=lease.pool,
             type=lease.type,

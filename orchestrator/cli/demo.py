@@ -27,7 +27,7 @@ from cloud.errors import CloudError
 from cloud.local.provider import Nodes
 from orchestrator.cli.command import INTERRUPTED, Command, no_interrupts
 from orchestrator.cli.logs import read_logs
-from orchestrator.cli.watch import Source, follow
+from orchestrator.cli.watch import ViewSource, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
@@ -153,7 +153,7 @@ class Director:
 class Passing:
     """The view without the trained model's address, because the demo deletes the model."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ViewSource) -> None:
         self._source = source
         self.house = source.house
 

@@ -21,9 +21,9 @@ from orchestrator.wording import clock, duration, memory, pause, plural, usd
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
     from agent.profile import Profile
     from orchestrator.morph.formations import Chain
-    from orchestrator.morph.plans import Candidate, Holding, Plan, Sharding
+    from orchestrator.morph.plans import Candidate, Holding, LayoutPlan, Sharding
     from orchestrator.morph.search import Task
-    from orchestrator.preview import Considered, Preview, Work
+    from orchestrator.preview import Considered, PlannedWork, Preview
 
 HELD = re.compile(
     r"(?P<instances>\d{1,6})(?:x(?P<each>\d{1,3}))?(?::(?P<profile>[^@]+))?(?:@(?P<zone>.+))?"
@@ -157,7 +157,7 @@ def _verdict(found: "Preview") -> list[Text]:
     return lines
 
 
-def _assumed(work: "Work") -> list[Text]:
+def _assumed(work: "PlannedWork") -> list[Text]:
     """Return the amount of work that is assumed, and where the figures come from."""
     parts = []
     if work.steps is not None:
@@ -300,7 +300,7 @@ def _task(source: Path, profile: "Profile", batch: int | None, sharding: "Shardi
     return Task(global_batch=batch, shardings=shardings)
 
 
-def _stages(found: "Plan", profile: "Profile") -> Table:
+def _stages(found: "LayoutPlan", profile: "Profile") -> Table:
     """Return the table of stages: which sections each computes, and the memory it needs."""
     made = tables.table("stage", "sections", "from", "holds#")
     for stage, (first, end) in enumerate(found.stages[:LISTED]):
@@ -313,7 +313,7 @@ def _stages(found: "Plan", profile: "Profile") -> Table:
     return made
 
 
-def _shares(found: "Plan", chains: "Sequence[Chain]", names: Sequence[str]) -> str:
+def _shares(found: "LayoutPlan", chains: "Sequence[Chain]", names: Sequence[str]) -> str:
     """Return in words how many microbatches the replicas get; for a mix, on which machines."""
     kinds: dict[tuple[tuple[str, ...], int], int] = {}
     for chain, share in zip(chains, found.shares, strict=True):

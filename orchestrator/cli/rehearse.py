@@ -15,7 +15,7 @@ from orchestrator.places import Places
 from orchestrator.wording import duration, pause, plural
 
 if TYPE_CHECKING:
-    from orchestrator.rehearsal.scenes import Scene, Verdict
+    from orchestrator.rehearsal.scenes import Scene, SceneVerdict
 
 STEPS, STEPS_MIN = 10, 8
 NAME_WIDTH = 36
@@ -63,7 +63,7 @@ def rehearse(
 
 def _play(
     command: Command, script: Path, packed: Packed, argv: tuple[str, ...], steps: int
-) -> "Verdict":
+) -> "SceneVerdict":
     from orchestrator.rehearsal.scenes import Rehearsal
     from orchestrator.rehearsal.stage import Stage, Unready
 

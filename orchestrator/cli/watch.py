@@ -39,7 +39,7 @@ TONES = {
 }  # fmt: skip
 
 
-class Source(Protocol):
+class ViewSource(Protocol):
     """The part of `orchestrator.client.Client` that watching needs."""
 
     def view(self) -> View | None: ...
@@ -59,7 +59,7 @@ class Look(NamedTuple):
     notes: tuple[str, ...]
 
 
-def looks(client: Source, job_id: str) -> Iterator[Look]:
+def looks(client: ViewSource, job_id: str) -> Iterator[Look]:
     """Yield the view with the job in it again and again; wait for a Redis that is restarting."""
     last: Look | None = None
     answered_s = known_s = time.monotonic()
@@ -94,7 +94,7 @@ def looks(client: Source, job_id: str) -> Iterator[Look]:
         asked = _reading(client)
 
 
-def _reading(client: Source) -> "SimpleQueue[View | Exception | None]":
+def _reading(client: ViewSource) -> "SimpleQueue[View | Exception | None]":
     """Start reading the view, and return the queue that will get it or the exception.
 
     A thread reads it, because an answer may take longer than a person should wait for a line.
@@ -118,7 +118,7 @@ def _answer(asked: "SimpleQueue[View | Exception | None]") -> View | None:
     return found
 
 
-def _give_up(client: Source, job_id: str, error: Exception, away_s: float) -> None:
+def _give_up(client: ViewSource, job_id: str, error: Exception, away_s: float) -> None:
     """Raise `NotRunning` if the house is dead, or silent for longer than `AWAY_S_MAX`.
 
     A living house that only waits for room on the disk is waited for without a limit.
@@ -171,7 +171,7 @@ def age(view: View) -> str:
 
 
 def follow(
-    client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
+    client: ViewSource, job_id: str, until: Callable[[JobView], bool], console: Console
 ) -> JobView:
     """Show the job until `until` is true of it; return the job in that state."""
     if not console.is_terminal:
@@ -185,7 +185,7 @@ def follow(
 
 
 def _lines(
-    client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
+    client: ViewSource, job_id: str, until: Callable[[JobView], bool], console: Console
 ) -> JobView:
     """Print a line at every change of status, and every `LINE_EVERY_S` in between."""
     said, said_at_s = "", -LINE_EVERY_S

@@ -8,7 +8,7 @@ from importlib.resources import files
 from fastapi import FastAPI
 from starlette.responses import Response, StreamingResponse
 
-from orchestrator.dashboard.feed import Feed, Source
+from orchestrator.dashboard.feed import Feed, FeedSource
 from orchestrator.dashboard.guard import Guard
 
 PAGES_MAX = 64
@@ -20,7 +20,9 @@ MEDIA = {
 }
 
 
-def create_app(client_factory: Callable[[], Source], token: str, period_s: float = 0.5) -> FastAPI:
+def create_app(
+    client_factory: Callable[[], FeedSource], token: str, period_s: float = 0.5
+) -> FastAPI:
     """Return the application.
 
     `client_factory` connects to the house; it is called again when the connection is lost.

@@ -24,7 +24,7 @@ UNAVAILABLE = (NotRunning, redis.RedisError, OSError, msgspec.DecodeError)
 Point = tuple[float, float]
 
 
-class Source(Protocol):
+class FeedSource(Protocol):
     """The part of `orchestrator.client.Client` that the page needs."""
 
     def view(self) -> View | None: ...
@@ -60,7 +60,7 @@ class Series:
 class Feed:
     """Reads the view again and again, and sends every change to every open page."""
 
-    def __init__(self, client_factory: Callable[[], Source], period_s: float = 0.5) -> None:
+    def __init__(self, client_factory: Callable[[], FeedSource], period_s: float = 0.5) -> None:
         self._connect = client_factory
         self._period_s = period_s
         self._losses = Series()
@@ -83,7 +83,7 @@ class Feed:
                 await self._show(self._away)
             await asyncio.sleep(self._period_s)
 
-    async def _read(self, source: Source) -> None:
+    async def _read(self, source: FeedSource) -> None:
         reading = asyncio.create_task(asyncio.to_thread(source.view))
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:

@@ -24,7 +24,7 @@ from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
 from bidding.history import Series
-from bidding.model import Demand, Holding, Limits, Offer
+from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
@@ -165,7 +165,7 @@ def rehearse() -> None:
     kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
     pool = Pool("none", "none", "none", "none")
     offer = Offer(pool=pool, type=kind, market="spot", price_usd_per_h=0.1)
-    held = Holding(
+    held = HeldMachine(
         lease="none",
         pool=pool,
         type=kind,

@@ -18,7 +18,7 @@ from orchestrator.morph.compiled import Codes, Reals
 from orchestrator.morph.costing import Firsts, Tables
 from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.partition import NEVER
-from orchestrator.morph.plans import Cost, Plan, RunnerUp, Way
+from orchestrator.morph.plans import Cost, LayoutPlan, RunnerUp, Way
 from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, WORKERS_MAX, Priced, Task
 from orchestrator.wording import memory, plural
 
@@ -32,7 +32,7 @@ SAME = 1e-9  # among ways that differ by less, the first one wins
 class Book(msgspec.Struct, frozen=True, kw_only=True):
     """The best layouts: `plans[n]` is the one for n workers, `None` if nothing fits."""
 
-    plans: tuple[Plan | None, ...]
+    plans: tuple[LayoutPlan | None, ...]
     fewest: int  # the fewest workers with which a layout fits; 0 if there is none
     missing: str  # the reason to give if nothing fits
 
@@ -40,7 +40,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     def workers_max(self) -> int:
         return len(self.plans) - 1
 
-    def at(self, workers: int) -> Plan:
+    def at(self, workers: int) -> LayoutPlan:
         """Return the layout for a number of workers; those beyond `workers_max` stay unused."""
         if workers < 1:
             raise DoesNotFit(_no_workers(self.fewest))
@@ -81,7 +81,7 @@ def book(profile: Profile, task: Task, workers_max: int) -> Book:
     return Book(plans=(None, *plans), fewest=fewest, missing=missing)
 
 
-def best(profile: Profile, task: Task, workers: int) -> Plan:
+def best(profile: Profile, task: Task, workers: int) -> LayoutPlan:
     """Return the best layout for one count, with the finalists' stages refined."""
     if workers < 1:
         raise DoesNotFit(_no_workers(0))
@@ -126,7 +126,7 @@ def _rank(desk: _Desk, counts: Codes, others: int) -> list[Ranked]:
     ]
 
 
-def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
+def _plan(desk: _Desk, ranked: Ranked, workers: int) -> LayoutPlan:
     """Return the first of the ranked ways as a plan, and the others as its runners-up."""
     (row, used), *others = ranked
     priced = desk.prices[row]
@@ -139,7 +139,7 @@ def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
     held = costing.memory_bytes(
         desk.tables, priced.curve.firsts, way, np.array([float(width)]), peaks
     )
-    return Plan(
+    return LayoutPlan(
         way=way,
         firsts=priced.curve.firsts,
         sections=len(desk.tables.profile.sections),
@@ -179,7 +179,7 @@ def shared_out(microbatches: int, width: int) -> tuple[int, ...]:
 # --- exactly, for one plan -------------------------------------------------------------------------
 
 
-def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
+def exact(tables: Tables, task: Task, plan: LayoutPlan) -> LayoutPlan:
     """Return the plan with its cost simulated in full, without linear extrapolation."""
     way, firsts = plan.way, plan.firsts
     like = costing.variant(way, task.per_instance, plan.width)
@@ -207,7 +207,7 @@ def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
     )
 
 
-def _refined(desk: _Desk, plan: Plan) -> Plan:
+def _refined(desk: _Desk, plan: LayoutPlan) -> LayoutPlan:
     """Return the plan with the best grouping of sections into stages.
 
     If there are many groupings, sections are moved over boundaries while that gains.
@@ -224,7 +224,7 @@ def _refined(desk: _Desk, plan: Plan) -> Plan:
     return plan
 
 
-def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
+def _least(desk: _Desk, plan: LayoutPlan, groupings: Sequence[Firsts]) -> LayoutPlan:
     """Return the fitting plan with the shortest exact step; `plan` itself if none is shorter."""
     least = plan
     for firsts in groupings:
@@ -235,7 +235,7 @@ def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
     return least
 
 
-def moved(plan: Plan) -> list[Firsts]:
+def moved(plan: LayoutPlan) -> list[Firsts]:
     """Return every grouping that differs from the plan's by one section at one boundary."""
     found = []
     for stage in range(1, len(plan.firsts)):

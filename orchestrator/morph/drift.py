@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from agent.profile import Link, Profile, Section
-from orchestrator.morph.plans import Plan
+from orchestrator.morph.plans import LayoutPlan
 
 WINDOW = 20
 TOLERANCE = 0.05
@@ -33,7 +33,7 @@ MODELS_WIDE = 2  # from this width on a step includes a reduction
 Advice = Literal["keep", "refit", "measure"]
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class DriftWatch(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed factors of narrow and of wide layouts, and how many steps each counts for."""
 
     narrow: float = 1.0
@@ -42,23 +42,23 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     wide_steps: float = 0.0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DriftVerdict(msgspec.Struct, frozen=True, kw_only=True):
     advice: Advice
     factor: float
     because: str
 
 
-def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
+def observe(watch: DriftWatch, plan: LayoutPlan, observed_s: float) -> DriftWatch:
     """Add one committed step, which must not have been interrupted by a morph or a loss."""
     factor, share = observed_s / plan.step_s, 2 / (WINDOW + 1)
     if plan.width >= MODELS_WIDE:
-        return Watch(
+        return DriftWatch(
             narrow=watch.narrow,
             narrow_steps=watch.narrow_steps * (1 - 1 / KEPT),
             wide=factor if watch.wide_steps == 0 else (1 - share) * watch.wide + share * factor,
             wide_steps=min(KEPT, watch.wide_steps + 1.0),
         )
-    return Watch(
+    return DriftWatch(
         narrow=factor if watch.narrow_steps == 0 else (1 - share) * watch.narrow + share * factor,
         narrow_steps=min(KEPT, watch.narrow_steps + 1.0),
         wide=watch.wide,
@@ -66,7 +66,7 @@ def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
     )
 
 
-def judge(watch: Watch) -> Verdict:
+def judge(watch: DriftWatch) -> DriftVerdict:
     """Decide whether to keep the profile, scale its times, or scale its ring."""
     known = [
         factor
@@ -75,19 +75,19 @@ def judge(watch: Watch) -> Verdict:
     ]
     off = [factor for factor in known if abs(factor - 1) > TOLERANCE]
     if not off:
-        return Verdict(advice="keep", factor=1.0, because="steps take what was predicted")
+        return DriftVerdict(advice="keep", factor=1.0, because="steps take what was predicted")
     if max(known) - min(known) <= TOLERANCE * min(known):
         factor = sum(known) / len(known)
         why = f"steps take {factor:.2f} times what was predicted: times are scaled by it"
-        return Verdict(advice="refit", factor=factor, because=why)
+        return DriftVerdict(advice="refit", factor=factor, because=why)
     why = (
         f"steps take {watch.narrow:.2f} times what was predicted alone and {watch.wide:.2f} times "
         "with a reduction: the ring is scaled until it is measured again"
     )
-    return Verdict(advice="measure", factor=1.0, because=why)
+    return DriftVerdict(advice="measure", factor=1.0, because=why)
 
 
-def apart(plan: Plan, overhead_s: float, factor: float, busy_s: float) -> tuple[float, float]:
+def apart(plan: LayoutPlan, overhead_s: float, factor: float, busy_s: float) -> tuple[float, float]:
     """Return how much slower computing is, and the overhead of every step.
 
     Steps take `factor` times the prediction. `busy_s` is how long the busiest worker computed in a
@@ -114,7 +114,9 @@ def refit(profile: Profile, factor: float, overhead_s: float | None = None) -> P
     )
 
 
-def believed(plan: Plan, factor: float, computing: float, *, ring: bool = False) -> Plan:
+def believed(
+    plan: LayoutPlan, factor: float, computing: float, *, ring: bool = False
+) -> LayoutPlan:
     """Return the plan's cost after the profile was refitted.
 
     With `ring` the additional time is the ring's; else computing is scaled, and the rest is
@@ -131,7 +133,7 @@ def believed(plan: Plan, factor: float, computing: float, *, ring: bool = False)
     return msgspec.structs.replace(plan, cost=cost)
 
 
-def refit_ring(profile: Profile, plan: Plan, factor: float) -> Profile:
+def refit_ring(profile: Profile, plan: LayoutPlan, factor: float) -> Profile:
     """Return the profile with the ring scaled so that this wide plan is `factor` times slower."""
     tail_s = max(plan.cost.reduce_s, plan.step_s / RING_MAX)
     slower = min(max(1 + (factor - 1) * plan.step_s / tail_s, 1 / RING_MAX), RING_MAX)

@@ -20,7 +20,7 @@ import numpy as np
 from orchestrator.morph import costing, engine, partition, schedules, search
 from orchestrator.morph.compiled import Reals
 from orchestrator.morph.costing import Firsts, Tables
-from orchestrator.morph.plans import Cost, Holding, Plan, Way
+from orchestrator.morph.plans import Cost, Holding, LayoutPlan, Way
 from orchestrator.morph.search import Task
 
 FULL = 4  # depths until a pipeline is full
@@ -35,7 +35,7 @@ class Chain(NamedTuple):
     groups: tuple[int, ...]
 
 
-class Group(NamedTuple):
+class WorkerGroup(NamedTuple):
     holding: Holding
     tables: Tables
     pace: float  # seconds of the whole model, a sample
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 def formed(
-    groups: Sequence[Group], depth: int, most: int, groups_min: int
+    groups: Sequence[WorkerGroup], depth: int, most: int, groups_min: int
 ) -> list[tuple[Chain, ...]]:
     """Return all formations if they are few; else those with as few mixed chains as possible."""
     few = _every_formation(groups, depth, most, groups_min)
@@ -66,7 +66,7 @@ def formed(
 
 
 def _every_formation(
-    groups: Sequence[Group], depth: int, most: int, groups_min: int
+    groups: Sequence[WorkerGroup], depth: int, most: int, groups_min: int
 ) -> list[tuple[Chain, ...]] | None:
     """Return every formation that the workers suffice for, or `None` if there are too many.
 
@@ -106,7 +106,7 @@ def _sufficing(
 
 
 def even_firsts(
-    groups: Sequence[Group], way: Way, chains: tuple[Chain, ...], share: int
+    groups: Sequence[WorkerGroup], way: Way, chains: tuple[Chain, ...], share: int
 ) -> Firsts | None:
     """Return cuts that balance the slowest chain.
 
@@ -132,7 +132,7 @@ def even_firsts(
     return partition.split(load) or partition.split(load._replace(limit=np.full(way.depth, np.inf)))
 
 
-def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bool:
+def has_room(groups: Sequence[WorkerGroup], way: Way, chains: tuple[Chain, ...]) -> bool:
     """Return whether a chain could hold state and one microbatch if it could be cut anywhere."""
     room, used = _room(groups, way, chains), {g for chain in chains for g in chain.groups}
     tables = [groups[g].tables for g in used]
@@ -149,7 +149,7 @@ def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bo
     return min(room) >= 0 and sum(room) >= (state + one) * (1 - ROUNDING)
 
 
-def _room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> list[float]:
+def _room(groups: Sequence[WorkerGroup], way: Way, chains: tuple[Chain, ...]) -> list[float]:
     """Return the memory of the smallest worker of every stage."""
     free, kinds = [group.room_bytes for group in groups], set(chains)
     return [min(free[chain.groups[s]] for chain in kinds) for s in range(way.depth)]
@@ -174,7 +174,7 @@ class Lanes:
     cached.
     """
 
-    def __init__(self, groups: Sequence[Group], way: Way, firsts: Firsts) -> None:
+    def __init__(self, groups: Sequence[WorkerGroup], way: Way, firsts: Firsts) -> None:
         self.groups, self.way, self.firsts = groups, way, firsts
         self._seconds: dict[int, Reals] = {}
         self._wires: dict[tuple[int, bool], Reals] = {}
@@ -395,7 +395,7 @@ class Play:
     def _overhead_s(self) -> float:
         return max(self.lanes.groups[group].tables.profile.overhead_s for group in self._used)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> LayoutPlan | None:
         """Return the plan with the best shares, in which a stage's replicas wait for the slowest."""
         shares, lanes = self.shares, self.lanes
         if shares is None:
@@ -404,7 +404,7 @@ class Play:
         compute_s = max(max(lanes.ready_s(*pair)) for pair in pairs)
         held = [lanes.held_bytes(chain, self._width, n) for chain, n in pairs]
         busy_s = max(n * float(search.busy(lanes.way, lanes.costs(c)).max()) for c, n in pairs)
-        return Plan(
+        return LayoutPlan(
             way=lanes.way,
             firsts=lanes.firsts,
             sections=len(lanes.groups[0].tables.profile.sections),

@@ -13,7 +13,7 @@ from agent.schedule import Kind, Schedule
 from agent.timeline import Timeline
 from orchestrator.morph import costing, schedules
 from orchestrator.morph.engine import Costs
-from orchestrator.morph.plans import Plan, Way
+from orchestrator.morph.plans import LayoutPlan, Way
 from orchestrator.morph.search import Task
 from orchestrator.morph.simulator import Bar, timeline
 
@@ -70,7 +70,7 @@ def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[f
     return "\n".join([*parts, "</svg>", ""])
 
 
-def picture(profile: Profile, task: Task, plan: Plan) -> str:
+def picture(profile: Profile, task: Task, plan: LayoutPlan) -> str:
     """Draw the predicted step of a plan's fullest replica, titled with the plan's reason."""
     way, tables = plan.way, costing.tables(profile)
     schedule = schedules.make(

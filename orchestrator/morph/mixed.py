@@ -17,8 +17,16 @@ from orchestrator.morph import costing, gantt, schedules, search
 from orchestrator.morph.book import ROUNDS_MAX, best, moved, smallest
 from orchestrator.morph.costing import Firsts
 from orchestrator.morph.errors import DoesNotFit, ProfileError
-from orchestrator.morph.formations import Chain, Group, Lanes, Play, even_firsts, formed, has_room
-from orchestrator.morph.plans import Holding, Plan, RunnerUp, Way
+from orchestrator.morph.formations import (
+    Chain,
+    Lanes,
+    Play,
+    WorkerGroup,
+    even_firsts,
+    formed,
+    has_room,
+)
+from orchestrator.morph.plans import Holding, LayoutPlan, RunnerUp, Way
 from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, Task
 from orchestrator.wording import memory, plural
 
@@ -33,7 +41,7 @@ ROUNDING = 1e-9
 
 def best_mix(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding], groups_min: int = 1
-) -> tuple[Plan, tuple[Chain, ...]]:
+) -> tuple[LayoutPlan, tuple[Chain, ...]]:
     """Return the best layout for the holdings, and the group of every worker of every replica.
 
     Groups are numbered from the fastest on. Slow ones may be left out, except the first
@@ -48,7 +56,7 @@ def best_mix(
 
 def _best_of(
     known: "_Known", task: Task, numbers: tuple[int, ...], groups_min: int = 1
-) -> tuple[Plan, tuple[Chain, ...]]:
+) -> tuple[LayoutPlan, tuple[Chain, ...]]:
     """Return the best layout of some of the groups."""
     groups = [known.groups[number] for number in numbers]
     if len(groups) == 1:
@@ -75,7 +83,7 @@ def _best_of(
     return msgspec.structs.replace(plan, runners_up=others), chains
 
 
-def _together(task: Task, groups: Sequence[Group]) -> Task:
+def _together(task: Task, groups: Sequence[WorkerGroup]) -> Task:
     """Return the task reduced to what all groups can do.
 
     It must be common to all, because chains of unlike workers compute the same microbatches.
@@ -95,7 +103,7 @@ def _together(task: Task, groups: Sequence[Group]) -> Task:
 
 def _with_fewer(
     known: "_Known", task: Task, numbers: tuple[int, ...], step_s: float
-) -> list[tuple[Plan, tuple[Chain, ...]]]:
+) -> list[tuple[LayoutPlan, tuple[Chain, ...]]]:
     """Return layouts of fewer kinds of workers that could be faster than `step_s`.
 
     A search among fewer kinds has more ways. Each kind is tried alone, and few kinds also without
@@ -133,7 +141,7 @@ def in_order(
     return tuple(group.holding for group in _groups(profiles, task, holdings))
 
 
-def _nothing_fits(task: Task, groups: Sequence[Group], workers: int) -> str:
+def _nothing_fits(task: Task, groups: Sequence[WorkerGroup], workers: int) -> str:
     roomy = max(groups, key=lambda group: group.tables.profile.memory_bytes)
     held = memory(roomy.tables.profile.memory_bytes)
     least = smallest(roomy.tables, task, workers)
@@ -142,8 +150,8 @@ def _nothing_fits(task: Task, groups: Sequence[Group], workers: int) -> str:
 
 def _groups(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding]
-) -> list[Group]:
-    """Group equal instances of one zone, the fastest group first."""
+) -> list[WorkerGroup]:
+    """WorkerGroup equal instances of one zone, the fastest group first."""
     merged: dict[tuple[str, str, int], Holding] = {}
     for holding in holdings:
         key = (holding.instance_type, holding.zone, holding.per_instance)
@@ -160,12 +168,12 @@ def _groups(
         row = tables.size(search.sizes(task, profile)[-1])
         seconds = float(tables.forward[row, -1] + tables.backward[row, -1])
         if holding.workers:
-            groups.append(Group(holding, tables, seconds / profile.microbatch_sizes[row]))
+            groups.append(WorkerGroup(holding, tables, seconds / profile.microbatch_sizes[row]))
     _check_one_model(groups)
     return sorted(groups, key=_rank)
 
 
-def _rank(group: Group) -> tuple[float, float, str, str, int]:
+def _rank(group: WorkerGroup) -> tuple[float, float, str, str, int]:
     """Return a sort key: the fastest first, then the roomiest.
 
     So the answer does not depend on the order in which holdings are listed.
@@ -174,7 +182,7 @@ def _rank(group: Group) -> tuple[float, float, str, str, int]:
     return group.pace, -room, holding.zone, holding.instance_type, holding.per_instance
 
 
-def _check_one_model(groups: Sequence[Group]) -> None:
+def _check_one_model(groups: Sequence[WorkerGroup]) -> None:
     counts = {len(group.tables.profile.sections) for group in groups}
     if len(counts) > 1:
         raise ProfileError(
@@ -205,11 +213,11 @@ class _Known(NamedTuple):
     """
 
     profiles: Mapping[str, Profile]
-    groups: Sequence[Group]
+    groups: Sequence[WorkerGroup]
     lanes: dict[tuple[Way, Firsts], Lanes]
-    plans: dict[int, Plan]
+    plans: dict[int, LayoutPlan]
 
-    def alone(self, task: Task, number: int) -> Plan:
+    def alone(self, task: Task, number: int) -> LayoutPlan:
         """Return the best layout of one group."""
         if number not in self.plans:
             held = self.groups[number].holding
@@ -225,7 +233,7 @@ class _Desk(NamedTuple):
     """
 
     task: Task
-    groups: Sequence[Group]
+    groups: Sequence[WorkerGroup]
     numbers: tuple[int, ...]
     known: _Known
 
@@ -273,9 +281,9 @@ def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
     return _Draft(step_s, way, chains, firsts)
 
 
-def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[Plan, tuple[Chain, ...]]]:
+def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[LayoutPlan, tuple[Chain, ...]]]:
     """Return fully simulated drafts: all if that is little work, else enough of the fastest."""
-    found = list[tuple[Plan, tuple[Chain, ...]]]()
+    found = list[tuple[LayoutPlan, tuple[Chain, ...]]]()
     few = sum(_groupings(desk, draft) for draft in drafts) <= GROUPINGS_OF_ALL_MAX
     for tried, draft in enumerate(drafts[:UNFIT_MAX]):
         if found and not few:
@@ -286,13 +294,13 @@ def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[Plan, tuple[
     return found
 
 
-def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]:
+def _refined(desk: _Desk, draft: _Draft) -> list[tuple[LayoutPlan, tuple[Chain, ...]]]:
     """Return the draft as a plan with its best cuts, or nothing if none fits.
 
     If there are many cuts, sections are moved over boundaries while that gains.
     """
 
-    def laid(every: Sequence[Firsts]) -> list[Plan]:
+    def laid(every: Sequence[Firsts]) -> list[LayoutPlan]:
         plays = [desk.play(draft.way, firsts, draft.chains) for firsts in every]
         plan = min(plays, key=_step_s).plan() if plays else None
         return [plan] if plan is not None else []
@@ -322,7 +330,7 @@ def picture(
     profiles: Mapping[str, Profile],
     task: Task,
     holdings: Sequence[Holding],
-    plan: Plan,
+    plan: LayoutPlan,
     chains: Sequence[Chain],
 ) -> str:
     """Return the predicted step of the slowest chain, for which the others wait, as SVG."""

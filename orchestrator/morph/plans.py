@@ -76,7 +76,7 @@ class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LayoutPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A layout: P x D, the stages and shares, and the predicted cost."""
 
     way: Way
@@ -132,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{head}; {_compare(self, self.runners_up[0])}."
 
 
-def _compare(plan: Plan, other: RunnerUp) -> str:
+def _compare(plan: LayoutPlan, other: RunnerUp) -> str:
     slower = other.cost.step_s / plan.step_s - 1
     name = f"{other.way.depth}x{other.width} ({other.way.describe()})"
     if slower < 5e-4:

@@ -36,7 +36,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True):
     """The duration of a step: `compute_s` to the last gradient, `step_s` until it is applied."""
 
     step_s: float
@@ -87,14 +87,14 @@ def _why_stuck(programs: Programs, stages: int, at: int) -> str:
 
 def finish(
     outcomes: Sequence[Outcome], tail_s: Reals | None = None, overhead_s: float = 0.0
-) -> Step:
+) -> SimulatedStep:
     """Return the whole step: the replicas of a stage wait for each other, reduce and apply."""
     ready = np.max([outcome.stage_done for outcome in outcomes], axis=0)
     compute_s = max(float(outcome.done.max()) for outcome in outcomes)
     end_s = compute_s if tail_s is None else float((ready + tail_s).max())
     busy_s = sum(float(outcome.busy.sum()) for outcome in outcomes)
     workers = sum(len(outcome.done) for outcome in outcomes)
-    return Step(
+    return SimulatedStep(
         step_s=max(end_s, compute_s) + overhead_s,
         compute_s=compute_s,
         idle=1 - busy_s / (workers * compute_s) if compute_s > 0 else 0.0,

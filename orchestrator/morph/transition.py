@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from agent.profile import Profile
 from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.errors import DoesNotFit
-from orchestrator.morph.plans import Plan
+from orchestrator.morph.plans import LayoutPlan
 from orchestrator.wording import duration, pause, plural
 
 BACKUP = ""
@@ -61,7 +61,7 @@ def section_bytes(profile: Profile) -> tuple[float, ...]:
     return tuple(section.parameter_bytes + section.optimizer_bytes for section in profile.sections)
 
 
-def held_by(plan: Plan, chains: Sequence[Sequence[str]]) -> dict[str, frozenset[int]]:
+def held_by(plan: LayoutPlan, chains: Sequence[Sequence[str]]) -> dict[str, frozenset[int]]:
     """Return the sections that each worker of a layout holds."""
     held: dict[str, set[int]] = {}
     for chain in chains:
@@ -73,7 +73,7 @@ def held_by(plan: Plan, chains: Sequence[Sequence[str]]) -> dict[str, frozenset[
 def transition(
     held: Mapping[str, frozenset[int]],
     workers: Sequence[str],
-    plan: Plan,
+    plan: LayoutPlan,
     sizes: Sequence[float],
     pace: Pace,
     barred: Flags | None = None,
@@ -188,13 +188,13 @@ def _length(seconds: float) -> str:
     return pause(seconds) if seconds < 60 else duration(seconds)
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class MorphVerdict(msgspec.Struct, frozen=True, kw_only=True):
     go: bool
     because: str
     later: bool = False  # the morph would pay, but it is too early
 
 
-def worthwhile(now: Situation) -> Verdict:
+def worthwhile(now: Situation) -> MorphVerdict:
     """Return whether a morph pays.
 
     A voluntary morph must win back its pause before the next change, and leave 97 % for training:
@@ -202,16 +202,16 @@ def worthwhile(now: Situation) -> Verdict:
     it nothing trains.
     """
     if now.steps_per_s <= 0:
-        return Verdict(go=True, because="nothing is trained as it is: this morph is forced")
+        return MorphVerdict(go=True, because="nothing is trained as it is: this morph is forced")
     stay = now.calm_s * now.steps_per_s
     move = max(now.calm_s - now.pause_s, 0.0) * now.steps_per_s_after
     if now.steps_per_s_after <= now.steps_per_s:
-        return Verdict(
+        return MorphVerdict(
             go=False,
             because=f"it would train no faster: {now.steps_per_s_after:.4g} steps/s there, {now.steps_per_s:.4g} here",
         )
     if move <= stay:
-        return Verdict(
+        return MorphVerdict(
             go=False,
             because=(
                 f"a pause of {pause(now.pause_s)} would not be won back: {now.steps_per_s_after:.4g} "
@@ -226,7 +226,7 @@ def worthwhile(now: Situation) -> Verdict:
             if now.morphs == 0
             else f"{plural(now.morphs + 1, 'pause')}, this one counted,"
         )
-        return Verdict(
+        return MorphVerdict(
             go=False,
             later=True,
             because=(
@@ -235,7 +235,7 @@ def worthwhile(now: Situation) -> Verdict:
                 f"{_length(opens_s(now.morphs, now.pause_s))}"
             ),
         )
-    return Verdict(
+    return MorphVerdict(
         go=True,
         because=(
             f"{move - stay:.4g} steps are gained in the {_length(now.calm_s)} until the next change, "

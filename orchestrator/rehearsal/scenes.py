@@ -53,7 +53,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class SceneVerdict(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool
     line: str
     steps: int
@@ -82,7 +82,7 @@ class Rehearsal:
         self._steps = order.stop_at
         self._near = False
 
-    def play(self) -> Verdict:
+    def play(self) -> SceneVerdict:
         try:
             alone, troupe = self._alone()
             self._with_losses(1, alone, troupe)
@@ -98,8 +98,8 @@ class Rehearsal:
         line = f"it comes to the same{near}, whoever joins and whoever is lost"
         return self._verdict(passed=True, line=line)
 
-    def _verdict(self, *, passed: bool, line: str, traceback: str = "") -> Verdict:
-        return Verdict(
+    def _verdict(self, *, passed: bool, line: str, traceback: str = "") -> SceneVerdict:
+        return SceneVerdict(
             passed=passed,
             line=line,
             steps=self._steps,

@@ -34,7 +34,7 @@ from agent.protocol import (
     Snapshot,
     State,
 )
-from agent.reliable.job import Job
+from agent.reliable.job import KeptJob
 from agent.reliable.vault import Place
 from agent.store.format import lay_out
 from agent.store.shares import Extent
@@ -103,7 +103,7 @@ class House:
 
     def open(self) -> None:
         place = Place(checkpoints=self.folder, memory=self.memory)
-        self.job = Job(self.order, b"", self.log, self.said, place, lambda _: None)  # type: ignore[arg-type]
+        self.job = KeptJob(self.order, b"", self.log, self.said, place, lambda _: None)  # type: ignore[arg-type]
 
     @property
     def version(self) -> int:

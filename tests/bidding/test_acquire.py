@@ -3,7 +3,7 @@
 import msgspec
 
 from bidding.acquire import decide
-from bidding.model import Demand, Holding, Limits, Offer
+from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.model import InstanceType, Pool
 
 SMALL = InstanceType(name="small", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
@@ -24,7 +24,7 @@ def offer(zone, price, market="spot", **more):
 
 def holding(lease, zone, price, **more):
     pool = Pool("aws", "r", zone, "small")
-    return Holding(lease=lease, pool=pool, type=SMALL, market="spot", price_usd_per_h=price,
+    return HeldMachine(lease=lease, pool=pool, type=SMALL, market="spot", price_usd_per_h=price,
                    bid_usd_per_h=None, started_at_s=0.0, **more)  # fmt: skip
 
 

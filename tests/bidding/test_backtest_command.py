@@ -7,7 +7,7 @@ import pytest
 from bidding.errors import BiddingError
 from bidding.files import read_markets
 from orchestrator.backtest.measure import Choices, measure
-from orchestrator.backtest.plots import NOTHING, Line, lines, stacked
+from orchestrator.backtest.plots import NOTHING, PlotLine, lines, stacked
 
 SHORT = Choices(hours=2.0)
 
@@ -42,19 +42,21 @@ def test_every_plot_is_sound_svg(page):
 def test_a_line_breaks_where_there_is_no_number():
     """Steps hold their last value up to the gap, begin anew after it, and nothing that is no number is drawn."""
     gap = [1.0, float("nan"), float("nan"), 2.0, 3.0]
-    drawn = lines([Line(name="price", x=[0, 1, 2, 3, 4], y=gap, steps=True)], "hours", "dollars")
+    drawn = lines(
+        [PlotLine(name="price", x=[0, 1, 2, 3, 4], y=gap, steps=True)], "hours", "dollars"
+    )
     (path,) = ElementTree.fromstring(drawn.split("</svg>")[0] + "</svg>").iter("path")
     assert path.get("d").count("M") == 2
     assert "nan" not in drawn
-    nothing = lines([Line(name="price", x=[0, 1], y=[float("nan")] * 2)], "hours", "dollars")
+    nothing = lines([PlotLine(name="price", x=[0, 1], y=[float("nan")] * 2)], "hours", "dollars")
     assert "nan" not in nothing
 
 
 def test_holdings_are_drawn_on_top_of_each_other():
     """What is held together is as high as both, what is not held is not drawn, and nothing held is said."""
     held = [
-        Line(name="a", x=[0, 1, 2], y=[2.0, 2.0, 0.0]),
-        Line(name="b", x=[0, 1, 2], y=[0.0, 2.0, 2.0]),
+        PlotLine(name="a", x=[0, 1, 2], y=[2.0, 2.0, 0.0]),
+        PlotLine(name="b", x=[0, 1, 2], y=[0.0, 2.0, 2.0]),
     ]
     drawn = stacked(held, "hours", "slots", until=3.0)
     a, b = ElementTree.fromstring(drawn.split("</svg>")[0] + "</svg>").iter("path")

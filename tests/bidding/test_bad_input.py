@@ -13,7 +13,7 @@ from bidding.files import read_markets
 from bidding.history import Series, build, read_aws
 from bidding.market import Listing
 from bidding.market import build as on_grid
-from bidding.model import Demand, Holding, Limits, Offer
+from bidding.model import Demand, HeldMachine, Limits, Offer
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, Pool
 from orchestrator.backtest.measure import Choices, measure
@@ -48,7 +48,7 @@ def offer(zone="a", price=0.3, market="spot", **more):
 
 
 def lease(**more):
-    return Holding(lease="m", pool=Pool("aws", "r", "a", "kind"), type=KIND, market="spot",
+    return HeldMachine(lease="m", pool=Pool("aws", "r", "a", "kind"), type=KIND, market="spot",
                    price_usd_per_h=0.3, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
 
 

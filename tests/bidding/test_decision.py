@@ -13,8 +13,8 @@ from bidding.acquire import decide
 from bidding.billing import AWS_2016, AWS_TODAY, AZURE
 from bidding.core import code_of
 from bidding.deadline import IDLE, NO_BOOK, ON_DEMAND, SPOT, Book
-from bidding.engine import ANY_PRICE, Job, Plan, World, no_leases
-from bidding.model import Bid, Demand, Holding, Limits, Offer
+from bidding.engine import ANY_PRICE, BacktestJob, BacktestWorld, Decision, no_leases
+from bidding.model import Bid, Demand, HeldMachine, Limits, Offer
 from bidding.policies import OURS, hazard_of, ours, with_deadline
 from cloud.model import InstanceType, Pool
 
@@ -97,7 +97,7 @@ def as_world(m):
     n = len(m.away)
     rule = {r.name: r for r in (AWS_TODAY, AZURE, AWS_2016)}[m.rule]
     price = np.array(m.usd_per_slot_h) * np.array(m.slots)
-    return World(
+    return BacktestWorld(
         price=column(price), capacity=column([0 if a else 1_000_000 for a in (*m.away, False)]),
         hazard_per_h=column((*m.hazard_per_h, 0.0)), losses_seen=column((*m.losses_seen, False)),
         moved=np.ones(NOW + 1, np.bool_), slots=np.array(m.slots), speed=np.array(m.speed),
@@ -110,7 +110,7 @@ def as_world(m):
 
 
 def as_job(m, finish_tick=0):
-    return Job(
+    return BacktestJob(
         slots=m.wanted, work_h=100.0, start_h=m.start_s / 3600, morph_h=m.morph_s / 3600,
         recovery_h=m.recovery_s / 3600,
         recovery_all_h=(m.recovery_s + m.recovery_all_s) / 3600, manager_usd_per_h=m.manager_usd_per_h, scaling=m.scaling,
@@ -119,7 +119,7 @@ def as_job(m, finish_tick=0):
 
 
 def as_plan(m, book_=NO_BOOK):
-    return Plan(
+    return Decision(
         policy=OURS, allowed=np.ones(len(m.slots), np.bool_), rechoose_ticks=0, checkpoint_h=0.0,
         haste=m.haste, bid_on_demand=False, book=book_,
         phase=np.zeros(NOW + 1, np.int64),
@@ -184,7 +184,7 @@ def as_the_manager_sees_it(m, world):
     for i, row in enumerate(m.rows):
         o = offers[row.pool]
         bid = bid_of(m, world, row)
-        held += [Holding(
+        held += [HeldMachine(
             lease=f"{i:02}-{j}", pool=o.pool, type=o.type, market=o.market, price_usd_per_h=o.price_usd_per_h,
             bid_usd_per_h=float(bid), started_at_s=(NOW - row.age) * TICK_S, billing=m.rule,
             doing="starts" if row.age * TICK_S < m.start_s else "works", losses_seen=o.losses_seen,

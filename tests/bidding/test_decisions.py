@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bidding import core
 from bidding.acquire import _Footprint, _other, decide
 from bidding.errors import ConstraintError
-from bidding.model import Bid, Climate, Demand, Holding, Limits, Offer
+from bidding.model import Bid, Climate, Demand, HeldMachine, Limits, Offer
 from cloud.model import InstanceType, Pool
 
 H = 3600.0
@@ -52,7 +52,7 @@ offers = st.lists(offer(), max_size=8, unique_by=lambda o: o.pool)
 @st.composite
 def holding(draw):
     n = draw(st.sampled_from([1, 2]))
-    return Holding(
+    return HeldMachine(
         lease=str(draw(st.integers(0, 10**6))), pool=Pool("aws", "r", draw(st.sampled_from("xyz")), f"kind.{n}"),
         type=KINDS[n], market="spot", price_usd_per_h=draw(prices) * n, bid_usd_per_h=None,
         started_at_s=draw(st.floats(0, 2 * H)), noticed=draw(st.booleans()),
@@ -176,7 +176,7 @@ def one(zone, price, market="spot", **more):
 
 
 def lease(name, zone, price, **more):
-    return Holding(lease=name, pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market="spot",
+    return HeldMachine(lease=name, pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market="spot",
                    price_usd_per_h=price, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
 
 

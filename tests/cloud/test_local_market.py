@@ -13,7 +13,7 @@ from running_cloud import POOLS, request
 
 from cloud.errors import NoCapacity
 from cloud.local.ledger import Page, start_of_market
-from cloud.market import LOCAL, Conduct, SpotMarket, Step
+from cloud.market import LOCAL, Conduct, PriceStep, SpotMarket
 from cloud.replay import read_prices
 from cloud.simulated import Books, Booted, Evicted, Noticed, PricesMoved, SimulatedCloud
 
@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 CERTAIN = Conduct(startup_s=45.0, refused_share=0.0, unwarned_share=0.0)
 
 
-def few(steps, count: int = 50) -> list[Step]:
+def few(steps, count: int = 50) -> list[PriceStep]:
     return list(islice(steps, count))
 
 
@@ -185,9 +185,9 @@ def test_recorded_prices_are_replayed(tmp_path: Path):
     )
     market = SpotMarket(start_s=100.0, tempo=10.0, replay=read_prices(path, LOCAL))
     assert few(market.prices(POOL)) == [
-        Step(100.0, 0.03),
-        Step(100.0 + 360.0, 0.04),
-        Step(100.0 + 720.0, 0.05),
+        PriceStep(100.0, 0.03),
+        PriceStep(100.0 + 360.0, 0.04),
+        PriceStep(100.0 + 720.0, 0.05),
     ]
 
 
@@ -206,7 +206,7 @@ def test_other_systems_are_left_out_and_times_without_a_zone_are_utc(
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"SpotPriceHistory": rows}))
     try:
-        assert read_prices(path, LOCAL)[POOL] == [Step(0.0, 0.03), Step(7200.0, 0.04)]
+        assert read_prices(path, LOCAL)[POOL] == [PriceStep(0.0, 0.03), PriceStep(7200.0, 0.04)]
     finally:
         monkeypatch.undo()
         time.tzset()

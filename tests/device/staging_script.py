@@ -14,7 +14,7 @@ from agent.pipeline.channel import Parcel
 from agent.pipeline.wires import asked_for, pack, unpack
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
-from agent.tensors.device import Watch, set_stream_state, stream_state
+from agent.tensors.device import DeviceWatch, set_stream_state, stream_state
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import partial_of
 from agent.tensors.shards import bytes_of
@@ -174,7 +174,7 @@ def streams_go_on_where_they_were() -> None:
 
 def a_watch_tells_when_it_was_done() -> None:
     """Marks of a device have times of the host, one behind the other."""
-    watch = Watch(DEVICE)
+    watch = DeviceWatch(DEVICE)
     watch.begin()
     marks = [watch.mark() for _ in range(3)]
     seconds = [watch.seconds(each) for each in marks]

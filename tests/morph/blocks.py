@@ -49,7 +49,7 @@ def uniform(stages: int, forward_s: float, backward_s: float) -> np.ndarray:
     return np.repeat(np.array(each)[:, None], stages, axis=1)
 
 
-def simulate(schedule: Schedule, costs: engine.Costs) -> simulator.Step:
+def simulate(schedule: Schedule, costs: engine.Costs) -> simulator.SimulatedStep:
     """One pipeline, nothing reduced."""
     return simulator.finish([simulator.run(schedules.arrays(schedule), costs, schedule.name)])
 

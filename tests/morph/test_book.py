@@ -9,7 +9,7 @@ from blocks import make_profile, network
 
 from orchestrator.morph import book, costing, search
 from orchestrator.morph.errors import BatchError, DoesNotFit
-from orchestrator.morph.plans import Cost, Plan
+from orchestrator.morph.plans import Cost, LayoutPlan
 from orchestrator.morph.schedules import MODULO
 from orchestrator.morph.search import Task
 
@@ -25,7 +25,7 @@ def exhaustive(profile, task: Task, workers: int) -> float:
             if way.schedule in MODULO and (shares[0] != shares[-1] or shares[0] % way.depth):
                 continue
             for cuts in itertools.combinations(range(1, sections), way.stages - 1):
-                plan = Plan(
+                plan = LayoutPlan(
                     way=way,
                     firsts=(0, *cuts),
                     sections=sections,

@@ -4,7 +4,7 @@ import pytest
 from blocks import make_profile
 
 from orchestrator.morph import book, costing, drift
-from orchestrator.morph.drift import Watch
+from orchestrator.morph.drift import DriftWatch
 from orchestrator.morph.search import Task
 
 PROFILE, TASK = make_profile(6), Task(global_batch=48)
@@ -12,8 +12,8 @@ NARROW = book.best(PROFILE, Task(global_batch=48, width_max=1), 3)
 WIDE = book.best(PROFILE, Task(global_batch=48, depth_max=1), 3)
 
 
-def after(plan, factor: float, steps: int, watch: Watch | None = None) -> Watch:
-    watch = watch or Watch()
+def after(plan, factor: float, steps: int, watch: DriftWatch | None = None) -> DriftWatch:
+    watch = watch or DriftWatch()
     for _ in range(steps):
         watch = drift.observe(watch, plan, factor * plan.step_s)
     return watch

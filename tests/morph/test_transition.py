@@ -8,16 +8,16 @@ from blocks import make_profile
 
 from orchestrator.morph import book, transition
 from orchestrator.morph.errors import DoesNotFit
-from orchestrator.morph.plans import Cost, Plan, Way
+from orchestrator.morph.plans import Cost, LayoutPlan, Way
 from orchestrator.morph.search import Task
 from orchestrator.morph.transition import BACKUP, Pace, Situation
 
 PACE = Pace(1e9, 5e8, 0.1)
 
 
-def layout(firsts: tuple[int, ...], width: int, sections: int = 6, chunks: int = 1) -> Plan:
+def layout(firsts: tuple[int, ...], width: int, sections: int = 6, chunks: int = 1) -> LayoutPlan:
     depth = len(firsts) // chunks
-    return Plan(
+    return LayoutPlan(
         way=Way(schedule="1f1b", depth=depth, microbatch_size=1, chunks=chunks),
         firsts=firsts,
         sections=sections,

@@ -10,7 +10,7 @@ from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
 from agent.protocol import Held
 from agent.reliable.commits import Commit
-from agent.reliable.job import Job
+from agent.reliable.job import KeptJob
 from agent.reliable.member import Pace
 from agent.reliable.regrouping import RECONNECT_S
 from agent.reliable.roster import SILENT_EARLY_S, SILENT_S, TICK_S
@@ -37,7 +37,9 @@ class Said:
 def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Path) -> None:
     """A script that holds up all threads at a step for longer than our patience gets past it in the end."""
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(
+        order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
+    )
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
@@ -60,7 +62,9 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
 def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
     """A busy machine may keep a spare worker from speaking for a while; once it is in the layout, no longer."""
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(
+        order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
+    )
     spare: Any = SimpleNamespace(
         worker="w1",
         ready=object(),
@@ -83,7 +87,9 @@ def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -
     """To find out whether a script can be cut is done once, and nobody is tried a third time soon: who dies of it is heard of by its
     connection. Once it is told, silence is what it was."""
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(
+        order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
+    )
     silent: Any = SimpleNamespace(
         worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(1.0),
         silent_s=lambda _: 2.0 * SILENT_S,
@@ -107,7 +113,7 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
     said to owe them, after no more silence than inside; the manager then asks for another layout."""
     said = Said()
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
     half = Held(layers=("a",), of=2)
     inside: Any = SimpleNamespace(
         worker="w1",
@@ -138,15 +144,15 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         assert said.reports[-1].owed_state == owed
 
 
-def restarted(tmp_path: Path, *workers: str) -> tuple[Job, Said]:
+def restarted(tmp_path: Path, *workers: str) -> tuple[KeptJob, Said]:
     """A keeper that was restarted while these were in the layout."""
     order, said = JobOrder(job="job", script="train.py", script_sha=""), Said()
-    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
     job.restore(data_parallel(1, 2, workers))
     return job, said
 
 
-def ticks(job: Job, since_s: float, until_s: float, late_s: float = 0.0) -> None:
+def ticks(job: KeptJob, since_s: float, until_s: float, late_s: float = 0.0) -> None:
     """Looks of a keeper each of which is late by so much."""
     while since_s < until_s:
         job.tick(since_s, late_s)
@@ -191,7 +197,9 @@ def test_silence_is_measured_by_how_late_others_are(tmp_path: Path) -> None:
     """Where the heartbeats of one come late in a row, another is not presumed dead for a silence of the kind; and it is again
     once they come on time."""
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    job = KeptJob(
+        order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
+    )
     job.roster.layout = data_parallel(1, 2, ("w1", "w2"))
     one, other = (
         SimpleNamespace(

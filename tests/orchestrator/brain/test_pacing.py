@@ -304,9 +304,9 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
             uncuttable="",
         )
         quotes = tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools)
-        sold = preview.Sold(types=types, pools=pools, quotes=quotes, source="")
+        sold = preview.PlannedSale(types=types, pools=pools, quotes=quotes, source="")
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
-        _, job = preview.ask_the_brain(Config(), sold, spec, preview.Work(), model)
+        _, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
         assert job.layouts.profile.memory_bytes == room
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bidding.files import listed_types, read_markets, read_prices, stored_prices
 from bidding.history import Series
-from cloud.market import Catalogue, SpotMarket, Step, Zone
+from cloud.market import Catalogue, PriceStep, SpotMarket, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop
@@ -191,9 +191,9 @@ def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> No
     zone = Zone(name="a", region="r", dialect="ec2")
     catalogue = Catalogue(cloud="simulated", types=(KIND,), zones=(zone,), pool_machines=50)
     (pool,) = catalogue.pools
-    spikes = [Step(0.0, 0.2)]
+    spikes = [PriceStep(0.0, 0.2)]
     for n in range(1, 12):
-        spikes += [Step(n * 2.7 * HOUR_S, 3.0), Step(n * 2.7 * HOUR_S + 600.0, 0.2)]
+        spikes += [PriceStep(n * 2.7 * HOUR_S, 3.0), PriceStep(n * 2.7 * HOUR_S + 600.0, 0.2)]
     settings = Settings(
         deployment="simulated", billing="aws_2016", rethink_s=30.0, control_period_s=10.0,
         listing_period_s=30.0,
