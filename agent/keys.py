@@ -1,7 +1,7 @@
 """Every key in Redis, with its type and how long it lives. No torch here.
 
 "Overwritten" means that there is one key, for ever. "Forgotten" means that the keys of a job are
-removed when 1500 jobs were closed after it (`agent.reliable.forgetting`).
+removed when 1500 jobs were closed after it (`agent.keeper.storage.retention`).
 """
 
 # --- the manager's journal ----------------------------------------------------------------------

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
+from agent.checks.graph import Outside
+from agent.checks.optimizers import Optimizers
+from agent.checks.registry import Registered
 from agent.data.data import Data
 from agent.errors import Misuse, WireError
 from agent.replica import BEFORE, Replica
-from agent.script.graph import Outside
-from agent.script.optimizers import Optimizers
-from agent.script.registered import Registered
 from agent.step import VOID, LossOf, Result, Step, check_call
 from agent.world import Abandoned, Facts, World
 

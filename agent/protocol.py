@@ -100,7 +100,7 @@ class Beat(Message, frozen=True, kw_only=True):
     """A sign of life from a worker.
 
     It carries the recent duration of a microbatch (0 if none was computed), the step that the
-    worker is in, and for how long its script's thread has done nothing: see `agent.net.stuck`.
+    worker is in, and for how long its script's thread has done nothing: see `agent.net.watchdog`.
     """
 
     microbatch_s: float = 0.0
@@ -411,7 +411,7 @@ class Enter(Message, frozen=True, kw_only=True):
     the layers that a worker asks for if it is to keep only its own; and each worker asks for the
     `redo` sums after that copy. `snapshot` and `sums` are as in `Commit`. `record` asks the first
     worker whether the script can be cut, because that is not known yet; the others begin their
-    first share by waiting for its word (`agent.crew.helping`). `unled` is the committed step that
+    first share by waiting for its word (`agent.worker.survey.helper`). `unled` is the committed step that
     the first worker leads once more when it applies it again.
     """
 
@@ -486,7 +486,7 @@ class Prove(Message, frozen=True, kw_only=True):
 
 
 class ProofWanted(Message, frozen=True, kw_only=True):
-    """Start a second process of this worker, which proves a step: see `agent.reliable.trial`."""
+    """Start a second process of this worker, which proves a step: see `agent.keeper.lone_proof`."""
 
 
 class Noticed(Message, frozen=True, kw_only=True):

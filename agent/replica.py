@@ -15,21 +15,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from agent.checks.arguments import scaler_of
+from agent.checks.form import Form
+from agent.checks.registry import Registered
 from agent.errors import Misuse, StateError
-from agent.owned.holdings import Holdings
-from agent.pipeline.births import Unborn
-from agent.pipeline.recorder import Recorder
-from agent.script.form import Form
-from agent.script.given import scaler_of
-from agent.script.registered import Registered
+from agent.pipeline.deferred.initial_values import Unborn
+from agent.pipeline.tracing.recorder import Recorder
+from agent.sharded.holdings import Holdings
 from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered, Share
 from agent.tensors import shards
-from agent.tensors.away import watch
+from agent.tensors.absent import watch
 from agent.tensors.staging import here
-from agent.tensors.still import Still
 from agent.tensors.sums import Sum, Summed, SumSpace
+from agent.tensors.unchanged import Still
 from agent.timeline import Notes
 
 # With a dot in it, because a model may have a layer of any other name.
@@ -177,7 +177,7 @@ class Replica:
         """Allocate the memory of a step ahead; `arena` is for the optimizer state to be loaded.
 
         The first backward reuses the memory that is freed here: see
-        `agent.instance.worker.keep_memory`.
+        `agent.machine.worker_process.keep_memory`.
         """
         self.total().flat.zero_()
         self.reserve()

@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from agent.checks.arguments import check_modules, check_trained, check_unborn
+from agent.checks.registry import registered
+from agent.checks.state import ScriptState
 from agent.data.data import Data, opened
 from agent.errors import Misuse
 from agent.loop import Loop
-from agent.output.saving import save
-from agent.owned import scaling
-from agent.owned.clipping import clip_grad_norm_, clip_grad_value_
-from agent.pipeline.births import Unborn
+from agent.output.save import save
+from agent.pipeline.deferred.initial_values import Unborn
 from agent.replica import Replica
-from agent.script.given import check_modules, check_trained, check_unborn
-from agent.script.registered import registered
-from agent.script.state import ScriptState
+from agent.sharded import scaling
+from agent.sharded.clipping import clip_grad_norm_, clip_grad_value_
 from agent.step import LossOf, Result
 from agent.world import Alone, World
 

@@ -16,21 +16,21 @@ from typing import Any
 import msgspec
 import torch
 
+from agent.checks.graph import Outside
+from agent.checks.optimizers import Optimizers
 from agent.data.data import Microbatches
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
-from agent.pipeline import modes
-from agent.pipeline.record import attributes_kept
-from agent.pipeline.returned import called
+from agent.pipeline import autocast_nodes
+from agent.pipeline.tracing.loss_value import called
+from agent.pipeline.tracing.trace import attributes_kept
 from agent.proof.evidence import Evidence, copied, versions_of
 from agent.proof.turns import sampled
 from agent.replica import AFTER, Replica
 from agent.schedule import Kind
-from agent.script.graph import Outside
-from agent.script.optimizers import Optimizers
 from agent.tensors.device import settle
-from agent.tensors.numbers import Numbers
-from agent.tensors.partial import Partial, partial_of
+from agent.tensors.metrics import Numbers
+from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Summed
 from agent.world import Interrupted, World
 
@@ -101,7 +101,7 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
         )
     if not torch.is_grad_enabled():
         raise Misuse(f"{WHERE} is called under torch.no_grad(), where nothing has a gradient")
-    if modes.nesting():
+    if autocast_nodes.nesting():
         raise Misuse(
             f"{WHERE} is called under an autocast, which would change what its backward computes: put "
             "`with torch.autocast(...)` into loss_of, around the forward"

@@ -11,7 +11,7 @@ from agent.messages import NanPolicy
 from agent.output.folder import Output
 from agent.proof.turns import Shown
 from agent.replica import Replica
-from agent.tensors.partial import Partial
+from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from _crew import Crew, crew_of, machine, spread, until
 
-from agent.reliable.commits import Commit, RedisCommitLog
+from agent.keeper.commits import Commit, RedisCommitLog
 
 SCRIPT = """
 import json, statistics, sys, time

@@ -34,14 +34,14 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from agent.instance.worker import keep_memory
 from agent.layout import Layout, Replica
+from agent.machine.worker_process import keep_memory
 from agent.net.mesh import Mesh
-from agent.pipeline.cut import Sections, build
-from agent.pipeline.examine import examine
-from agent.pipeline.record import record
-from agent.pipeline.wires import MeshChannel
-from agent.pipeline.work import Worker
+from agent.pipeline.stages.cut import Sections, build
+from agent.pipeline.stages.stage_worker import Worker
+from agent.pipeline.stages.transport import MeshChannel
+from agent.pipeline.tracing.analysis import examine
+from agent.pipeline.tracing.trace import record
 from agent.schedule import Schedule
 
 WIDTH, WIDE = int(os.environ.get("WIDTH", "256")), 1024  # the latter where it is about memory
@@ -226,7 +226,7 @@ def memory_bytes(field: str) -> int:
 
 def schedule_of(name: str) -> Schedule | None:
     """The manager makes it; a worker is told, and has no planner in its memory."""
-    from orchestrator.morph.schedules import make
+    from orchestrator.planner.simulation.schedules import make
 
     who, _, what = name.partition("-")
     if who != "ours":

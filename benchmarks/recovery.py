@@ -29,8 +29,8 @@ import redis
 from agent.keys import JOURNAL, commit_key
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobCancelled, JobSpec, JobSubmitted, ShutdownAsked
-from orchestrator.house import processes
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "gpt.py"
@@ -131,7 +131,13 @@ def running_house(folder: Path) -> Iterator[tuple[Client, Places]]:
     (folder / "orchestrator.toml").write_text(CONFIG)
     places = Places(folder / "state")
     house = processes.start(
-        [sys.executable, "-m", "orchestrator.house", "--config", str(folder / "orchestrator.toml")],
+        [
+            sys.executable,
+            "-m",
+            "orchestrator.supervisor",
+            "--config",
+            str(folder / "orchestrator.toml"),
+        ],
         env={**os.environ, processes.MARK: places.identity},
         log=folder / "house.log",
     )

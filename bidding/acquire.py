@@ -23,7 +23,6 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from bidding.billing import HOUR_S, rule_of
 from bidding.compiled import Flags, Floats, Ints
 from bidding.core import Best, Bounds, Units, code_of
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
@@ -40,7 +39,8 @@ from bidding.decision import (
     price_of_work,
     weighed,
 )
-from bidding.history import USD_PER_H_MAX
+from bidding.markets.billing import HOUR_S, rule_of
+from bidding.markets.history import USD_PER_H_MAX
 from bidding.model import (
     Acquire,
     Climate,

@@ -1,6 +1,6 @@
 """The one place that calls numba: machine code of typed functions, kept between runs.
 
-`orchestrator/morph` uses it too. Numba checks only a function's own file to see whether its cache
+`orchestrator/planner` uses it too. Numba checks only a function's own file to see whether its cache
 is stale, but callees and constants live in other files. So the cache of a package lies under a name
 that depends on all of its sources that matter.
 """

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bidding.billing import HOUR_S, BillingRule
 from bidding.compiled import Flags, Floats, Ints, compiled
+from bidding.markets.billing import HOUR_S, BillingRule
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}

@@ -1,6 +1,6 @@
 """The decision: what is kept and what is bought, compiled, for the manager and for the backtest.
 
-`bidding.acquire` fills the columns from offers and leases, `bidding.policies` from a market on a
+`bidding.acquire` fills the columns from offers and leases, `bidding.backtests.baselines` from a market on a
 grid. Both then ask, in this order:
     weighed(machines, need)           every row with its outlook over the horizon
     planned(machines, weighed, ...)   whether anything is held at all, and the walks over the rows

@@ -42,7 +42,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     A `blocked` pool is not bought from for now; `blocked_because` says why. `hazard_per_h` is the
     rate at which the pool loses machines, `return_per_h` the rate at which it sells again after it
-    refused; `None` means that only the prior is known. `billing` names a rule of `bidding.billing`;
+    refused; `None` means that only the prior is known. `billing` names a rule of `bidding.markets.billing`;
     `None` means the usual one of the cloud. `losses_seen` says whether the hazard rests on machines
     that the pool took, or only on assumptions. `egress_usd` is the cost per machine of bringing the
     job's data and state there; `disk_usd_per_h` is the cost of its disks, which no rule refunds.

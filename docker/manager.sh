@@ -12,4 +12,4 @@ fi
 if [ -n "${SPOT_ADDRESS:-}" ]; then
     export ORCHESTRATOR__RAY__HEAD_ADDRESS="$SPOT_ADDRESS"
 fi
-exec python -m orchestrator.house --config orchestrator.toml
+exec python -m orchestrator.supervisor --config orchestrator.toml

@@ -34,7 +34,7 @@ from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobSubmitted
-from orchestrator.places import Places, no_room
+from orchestrator.paths import Places, no_room
 from orchestrator.redis_client import retry_policy
 from orchestrator.validity import flaw_of, flaw_of_spec
 from orchestrator.view import Sentence, View

@@ -14,8 +14,8 @@ import msgspec
 import redis.asyncio
 
 from agent.errors import RecordError
+from agent.keeper.storage.records import seal_of
 from agent.keys import EPOCH, HOUSE, INBOX, INBOX_READ, JOURNAL, SNAPSHOT, TURN
-from agent.reliable.records import seal_of
 from orchestrator.actions import AnyAction
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent

@@ -14,25 +14,25 @@ import msgspec
 
 from agent.layout import Layout, Replica
 from agent.profile import Profile
-from bidding.billing import HOUR_S, cost_usd, rule_of
+from bidding.markets.billing import HOUR_S, cost_usd, rule_of
 from bidding.model import Purchase
 from cloud.market import LOCAL, SpotMarket
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
-from orchestrator.brain import crews, forecast, layouts, leases, pacing
+from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
 from orchestrator.brain.jobs import Least, least_of
-from orchestrator.brain.layouts import Choice, Question, Seat
+from orchestrator.brain.layout_choice import Choice, Question, Seat
 from orchestrator.brain.leases import cost_now_usd_per_h
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config, ConfigError
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
 from orchestrator.live.manager import settings_from
-from orchestrator.morph import drift
-from orchestrator.morph.errors import MorphError
-from orchestrator.morph.plans import Candidate
+from orchestrator.planner import drift
+from orchestrator.planner.errors import MorphError
+from orchestrator.planner.plans import Candidate
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
@@ -113,7 +113,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     def picture(self) -> str:
         assert self.asked is not None
         assert self.choice is not None
-        return layouts.picture(self.asked, self.choice)
+        return layout_choice.picture(self.asked, self.choice)
 
     def value(self) -> dict[str, object]:
         """Return the preview as plain values for programs."""
@@ -157,7 +157,7 @@ def preview(
     asked, choice, no_layout = None, None, "nothing would be bought"
     if model is not None and (asked := _question(state, job, purchase)) is not None:
         try:
-            choice = layouts.choose(asked)
+            choice = layout_choice.choose(asked)
         except MorphError as error:
             no_layout = str(error)
     return Preview(
@@ -266,7 +266,7 @@ def ask_the_brain(
     if model is not None:
         job.layouts.microbatches, job.layouts.stages_max = model.microbatches, model.stages_max
         job.layouts.uncuttable = model.uncuttable
-        pacing.believe(job, model.profile, _narrowest(state, model.profile))
+        stragglers.believe(job, model.profile, _narrowest(state, model.profile))
         job.layouts.profile = _as_shown(job, work)
         if work.known and work.step_s is not None:
             job.progress.steps_total, job.progress.step_s = work.steps or 0, work.step_s
@@ -291,10 +291,10 @@ def _as_shown(job: Job, work: PlannedWork) -> Profile:
     """Return the job's profile, scaled to the step time in `work` if that is known."""
     assert job.layouts.profile is not None
     profile = job.layouts.profile
-    task = layouts.task_of(
+    task = layout_choice.task_of(
         profile, job.layouts.microbatches, job.spec.depth, job.layouts.stages_max, 1
     )
-    plans = layouts.book_of(profile, task, job.workers_max).plans
+    plans = layout_choice.book_of(profile, task, job.workers_max).plans
     least = next((plan for plan in plans if plan is not None), None)
     if least is None or work.step_s is None:
         return profile
@@ -315,7 +315,9 @@ def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
                     slots=kind.slots, pace=pace,
                 )
             )  # fmt: skip
-    return crews.question_of(state, job, tuple(seats[: job.workers_max])) if seats else None
+    return (
+        layout_changes.question_of(state, job, tuple(seats[: job.workers_max])) if seats else None
+    )
 
 
 def expectation(

@@ -12,13 +12,13 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, Unbuilt
 from agent.profile import Network, Profile
-from bidding.observed import PoolRecord, Times
+from bidding.markets.observations import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool, Quote
 from orchestrator.actions import AnyAction, Note
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, Odds
-from orchestrator.morph.drift import DriftWatch
-from orchestrator.morph.plans import LayoutPlan
+from orchestrator.planner.drift import DriftWatch
+from orchestrator.planner.plans import LayoutPlan
 from orchestrator.settings import Settings
 from orchestrator.view import JobStatus, Sentence
 

@@ -1,8 +1,8 @@
 """A model measured once, section by section: a profile that answers for every layout.
 
 What is measured does not depend on the number of workers, so a few microbatches on one worker are
-enough (see `agent.calibration.gauge`). Other workers may take over parts of it
-(`agent.calibration.board`).
+enough (see `agent.calibration.section_times`). Other workers may take over parts of it
+(`agent.calibration.assignment`).
 
 The clock is the caller's: wall time on an accelerator that is not shared, the thread's own time on
 a machine that is shared with other processes.
@@ -20,15 +20,15 @@ import msgspec
 import torch
 from torch import fx
 
-from agent.calibration.board import Board
-from agent.calibration.gauge import Batch, Clock, Gauge, How, Patience, spent_s
+from agent.calibration.assignment import Board
+from agent.calibration.section_times import Batch, Clock, Gauge, How, Patience, spent_s
+from agent.checks.optimizers import twin_of
 from agent.errors import Misuse
-from agent.pipeline.cut import build, worth_cutting
-from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
-from agent.pipeline.pieces import Piece
-from agent.pipeline.record import LossOf, attributes_kept, buffers_kept, record
+from agent.pipeline.stages.cut import build, worth_cutting
+from agent.pipeline.stages.stage_parts import Piece
+from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, examine
+from agent.pipeline.tracing.trace import LossOf, attributes_kept, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
-from agent.script.optimizers import twin_of
 from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 

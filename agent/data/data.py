@@ -26,11 +26,11 @@ from torch.utils.data import (
     default_collate,
 )
 
-from agent.data import streams
-from agent.data.ahead import Ahead, Answer, FetchShare
+from agent.data import random_streams
 from agent.data.fetch import Collate, Direct, Fetch, MapSource, Request, SampleSource, say
+from agent.data.iterable import Cut, Ended, StreamSource
 from agent.data.order import Batches, Order, Rows, number
-from agent.data.stream import Cut, Ended, StreamSource
+from agent.data.prefetch import Ahead, Answer, FetchShare
 from agent.errors import Misuse
 
 STEPS_KEPT = 4
@@ -347,8 +347,8 @@ class Chosen:
             )
 
     def __call__(self, epoch: int) -> list[int]:
-        with streams.kept():
-            streams.seed(number(self._seed, "chosen", epoch))
+        with random_streams.kept():
+            random_streams.seed(number(self._seed, "chosen", epoch))
             chosen = [int(each) for each in self._order(epoch)]
         wrong = next((each for each in chosen if not 0 <= each < self._samples), None)
         if wrong is not None or not chosen:

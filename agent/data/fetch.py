@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.data import Dataset
 
-from agent.data import streams
+from agent.data import random_streams
 from agent.data.order import Rows, number
 
 Collate = Callable[[list[Any]], Any]
@@ -21,7 +21,7 @@ class Request(NamedTuple):
     step: int
     microbatch: int
     rows: Rows
-    # The turn of the process that fetches ahead: see `agent.data.ahead`.
+    # The turn of the process that fetches ahead: see `agent.data.prefetch`.
     turn: int = 0
 
 
@@ -49,7 +49,7 @@ class MapSource:
         self._dataset, self._seed = dataset, seed
 
     def samples(self, request: Request, check: Callable[[], None]) -> list[Any]:
-        streams.seed(
+        random_streams.seed(
             number(self._seed, "samples", request.epoch, request.place, request.microbatch)
         )
         if callable(several := getattr(self._dataset, "__getitems__", None)):
@@ -78,9 +78,9 @@ class Fetch(Dataset[Any]):
 
     def get(self, request: Request, check: Callable[[], None]) -> Any:
         place = (request.epoch, request.place, request.microbatch)
-        with streams.kept():
+        with random_streams.kept():
             samples = self.source.samples(request, check)
-            streams.seed(number(self._seed, "collate", *place))
+            random_streams.seed(number(self._seed, "collate", *place))
             with noted("collate_fn", request):
                 return self._collate(samples)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from agent.checksum import Buffer
 from agent.errors import Refused, WireError
-from agent.net.stuck import Stuck
+from agent.net.watchdog import Stuck
 from agent.net.wire import Connection, dial
 from agent.protocol import AnyMessage, Beat, Dismissal, Message
 

@@ -3,7 +3,7 @@
 Every frame says to which generation and step it belongs. Frames of older generations are dropped,
 those of newer ones are held until their time comes. The mesh itself never waits: what has arrived
 is in `mailbox`, and `changed` is notified of every change. So one waiting place (in
-`agent.crew.group`) sees frames, broken peers and messages from the keeper alike.
+`agent.worker.group`) sees frames, broken peers and messages from the keeper alike.
 """
 
 import logging

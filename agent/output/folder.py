@@ -2,7 +2,7 @@
 
 Every worker of a job has one, and notes after each step what the step changed in it. The leader
 sends that to the job's storage while the next steps run; the next leader sends from its notes what
-the storage lacks (see `agent.output.sending`).
+the storage lacks (see `agent.output.sender`).
 
 What is guaranteed:
 
@@ -28,8 +28,8 @@ import msgspec
 
 from agent.output import files
 from agent.output.files import Bounds, Seen, open_file
-from agent.output.numbers import Log
-from agent.output.sending import Change, Send, Sending
+from agent.output.metrics import Log
+from agent.output.sender import Change, Send, Sending
 from agent.output.strays import Strays
 from agent.protocol import OutputTaken, Strayed
 

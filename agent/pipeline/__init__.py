@@ -1,14 +1,9 @@
-"""A model for one device, cut into stages that train it together with the same numbers.
+"""A model written for one device, cut into stages that train together without changing its numbers.
 
-returned  a loss, and the numbers beside it              (returned.py)
-loss      a script's loss function, recorded             (loss.py)
-closure   what it closes over                            (closure.py)
-record    the model and its loss, as one graph           (record.py)
-examine   what every position of the graph would send    (examine.py)
-cut       stages that own only their parameters          (cut.py)
-stage     forward and backward of one stage              (stage.py)
-execute   a schedule, interpreted with tensors           (execute.py)
-channel   tensors from worker to worker                  (channel.py)
-reduce    one stage's sums, over its replicas            (reduce.py)
-births    initial values, made only where they are owned (births.py)
+tracing    from a script's loss function to a graph that can be cut
+stages     from a graph to stages, and a schedule played with tensors
+deferred   initial values, made only on the workers that hold them
+
+What all three use lies beside them: `flatten` takes a microbatch apart, `autocast_nodes` and `loss_scale` are
+nodes of a graph that say under what it computes.
 """

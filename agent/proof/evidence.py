@@ -11,15 +11,15 @@ import torch
 from torch import fx
 
 from agent.errors import Misuse
-from agent.pipeline.flat import flatten, unflatten
+from agent.pipeline.flatten import flatten, unflatten
 from agent.proof.graph import digest_of
 from agent.proof.samples import Samples
 from agent.protocol import Computed, Digest, Reached
 from agent.replica import Replica
 from agent.tensors.device import rounding, where
-from agent.tensors.numbers import Numbers
-from agent.tensors.still import version_of
+from agent.tensors.metrics import Numbers
 from agent.tensors.sums import ALIGN_BYTES
+from agent.tensors.unchanged import version_of
 
 SPAN_MAX = 8  # a copy of a view takes at most so many times the view's size
 # The most that two calls may differ if only their rounding differs.

@@ -4,8 +4,8 @@ import hashlib
 
 from torch import fx
 
-from agent.pipeline.record import FIXED, METRICS
-from agent.pipeline.variants import form_of
+from agent.pipeline.tracing.trace import FIXED, METRICS
+from agent.pipeline.tracing.variants import form_of
 from agent.proof.digest import MASK, digests
 from agent.tensors.device import anywhere
 

@@ -1,4 +1,4 @@
-"""A worker's report of its steps, so that others can compare: see `agent.reliable.proofs`."""
+"""A worker's report of its steps, so that others can compare: see `agent.keeper.proofs`."""
 
 import hashlib
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Turn models and other state into layers, and fill what is here from layers.
 
-Parameters keep the names that they have in the whole model (see `agent.tensors.naming` for several
+Parameters keep the names that they have in the whole model (see `agent.tensors.layer_names` for several
 models), and optimizer state has the name of its parameter, never a place in a list. So a worker
 that owns three modules writes and reads three layers, whichever worker had them before. Objects
 that are neither modules nor optimizers (schedules, scalers, script-defined state) are the same on
@@ -22,7 +22,7 @@ from agent.store.memory import Arena
 from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share
 from agent.tensors.device import CPU, where
-from agent.tensors.naming import named_parameters, prefixes
+from agent.tensors.layer_names import named_parameters, prefixes
 from agent.tensors.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
 from agent.tensors.staging import Away, Piece, mark
 

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from agent.errors import Misuse
-from agent.tensors.away import is_away
+from agent.tensors.absent import is_away
 from agent.tensors.device import CPU, home
-from agent.tensors.naming import Models, named_buffers, named_modules, summed_parameters
-from agent.tensors.numbers import WIDTH, Names, Numbers, alike, decoded, encoded
+from agent.tensors.layer_names import Models, named_buffers, named_modules, summed_parameters
+from agent.tensors.metrics import WIDTH, Names, Numbers, alike, decoded, encoded
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import TypeVar
 
 from agent.tensors.device import CPU, settle
-from agent.tensors.numbers import Numbers
+from agent.tensors.metrics import Numbers
 from agent.tensors.sums import Contribution, Lent, Sum, SumSpace
 
 Node = tuple[int, int]

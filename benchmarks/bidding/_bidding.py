@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bidding.backtest import Interval, Result, interval, mean_ratio
-from bidding.billing import AWS_2016, AWS_TODAY, BillingRule
-from bidding.files import read_markets
-from bidding.market import Listing, Market, build, fitting
+from bidding.backtests.backtest import Interval, Result, interval, mean_ratio
+from bidding.markets.billing import AWS_2016, AWS_TODAY, BillingRule
+from bidding.markets.files import read_markets
+from bidding.markets.grid import Listing, Market, build, fitting
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TICK_S = 300.0

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from bidding.errors import HistoryError
-from bidding.files import AWS_ACCELERATORS, read_prices
-from bidding.history import Series
+from bidding.markets.files import AWS_ACCELERATORS, read_prices
+from bidding.markets.history import Series
 
 Strategy = Literal["1xV100", "+gpu type", "+multi-gpu", "+multi-cloud", "+dynamic"]
 STRATEGIES: tuple[Strategy, ...] = (

@@ -17,11 +17,12 @@ import sys
 import numpy as np
 from _bidding import data, k80_alone, on_grid, show
 
-from bidding import backtest, synthetic
-from bidding.billing import AWS_2016
-from bidding.files import read_markets
-from bidding.market import Market, build
-from bidding.strategies import STRATEGIES, Strategy
+from bidding.backtests import backtest
+from bidding.backtests.strategies import STRATEGIES, Strategy
+from bidding.markets import synthetic
+from bidding.markets.billing import AWS_2016
+from bidding.markets.files import read_markets
+from bidding.markets.grid import Market, build
 from cloud.model import InstanceType
 
 DAY_S = 86_400.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from _bidding import against, real_markets, show
 
-from bidding import backtest
+from bidding.backtests import backtest
 
 
 def least(results: Sequence[backtest.Result], best: str) -> float:

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 from _bidding import data, real_markets, show
 
-from bidding import backtest
-from bidding.billing import AZURE
-from bidding.files import read_probes
-from bidding.history import Series
-from bidding.market import Listing, build
+from bidding.backtests import backtest
+from bidding.markets.billing import AZURE
+from bidding.markets.files import read_probes
+from bidding.markets.grid import Listing, build
+from bidding.markets.history import Series
 from cloud.model import InstanceType, Pool
 
 V100 = InstanceType(

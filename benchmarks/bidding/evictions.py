@@ -8,7 +8,7 @@ import sys
 import numpy as np
 from _bidding import data, show
 
-from bidding.history import Series
+from bidding.markets.history import Series
 
 START_S, MORPH_S, RECOVERY_S = 30.0, 2.0, 5.0
 STALLS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0)

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from _bidding import real_markets, show
 
-from bidding import backtest
-from bidding.backtest import interval
+from bidding.backtests import backtest
+from bidding.backtests.backtest import interval
+from bidding.backtests.strategies import STRATEGIES
 from bidding.compiled import Floats, Ints
-from bidding.market import Market
-from bidding.strategies import STRATEGIES
+from bidding.markets.grid import Market
 
 AGES_H = np.array([0, 1 / 6, 1 / 3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 48])
 SURE_PER_H = 5.0  # a hazard that as good as says: within the hour

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 from _bidding import data, show
 
-from bidding import observed
-from bidding.files import read_probes
-from bidding.history import HOUR_S, Series
-from bidding.observed import PoolRecord
+from bidding.markets import observations
+from bidding.markets.files import read_probes
+from bidding.markets.history import HOUR_S, Series
+from bidding.markets.observations import PoolRecord
 
 MEMORIES_H = (3.0, 6.0, 12.0, 24.0, 48.0, 168.0, 1e6)
 CERTAIN = 1e-6
@@ -50,7 +50,7 @@ def main() -> None:
     long = {n: s for n, s in probes.items() if s.at_s[-1] >= DAYS_LEAST * 24 * HOUR_S}
     rows = []
     for memory_h in MEMORIES_H:
-        observed.MEMORY_H = memory_h
+        observations.MEMORY_H = memory_h
         per_pool = [scores(series) for series in long.values()]
         every = [score for pool in per_pool for score in pool]
         means = [float(np.mean(pool)) for pool in per_pool if pool]

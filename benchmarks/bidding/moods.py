@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 from _bidding import data, k80_alone, on_grid, show
 
-from bidding import backtest, synthetic
-from bidding.billing import AWS_2016
-from bidding.files import read_markets
-from bidding.market import Market
-from bidding.strategies import STRATEGIES
+from bidding.backtests import backtest
+from bidding.backtests.strategies import STRATEGIES
+from bidding.markets import synthetic
+from bidding.markets.billing import AWS_2016
+from bidding.markets.files import read_markets
+from bidding.markets.grid import Market
 
 PRINTED, OURS = STRATEGIES[-2:]
 

@@ -22,10 +22,9 @@ import numpy as np
 from _bidding import real_markets, show
 from numpy.typing import NDArray
 
-from bidding import backtest, clairvoyant
-from bidding.backtest import Work, interval, mean_ratio, world_of
-from bidding.compiled import Floats, Ints, compiled
-from bidding.engine import (
+from bidding.backtests import backtest, clairvoyant
+from bidding.backtests.backtest import Work, interval, mean_ratio, world_of
+from bidding.backtests.engine import (
     ANY_PRICE,
     BacktestJob,
     BacktestWorld,
@@ -38,8 +37,9 @@ from bidding.engine import (
     no_leases,
     work_rate,
 )
-from bidding.market import Market
-from bidding.strategies import STRATEGIES
+from bidding.backtests.strategies import STRATEGIES
+from bidding.compiled import Floats, Ints, compiled
+from bidding.markets.grid import Market
 
 HOUR_TICKS = 12
 ON_EDGES = np.array([0, 1, 2, 3, 4, 6, 9, 12, 24, 48, 96, 192])

@@ -6,8 +6,8 @@ parquet_to_npz.py IN.parquet OUT.npz     columns: cloud, region, zone, type, at_
 import sys
 from pathlib import Path
 
-from bidding.files import write_prices
-from bidding.history import Point, build
+from bidding.markets.files import write_prices
+from bidding.markets.history import Point, build
 from cloud.model import Pool
 
 COLUMNS = ["cloud", "region", "zone", "type", "at_s", "value"]

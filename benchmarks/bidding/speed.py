@@ -11,11 +11,11 @@ import time
 
 from _bidding import on_grid, show
 
-from bidding import backtest
 from bidding.acquire import decide
-from bidding.billing import AWS_TODAY
-from bidding.files import read_markets
-from bidding.market import fitting
+from bidding.backtests import backtest
+from bidding.markets.billing import AWS_TODAY
+from bidding.markets.files import read_markets
+from bidding.markets.grid import fitting
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.model import InstanceType, Pool
 

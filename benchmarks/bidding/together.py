@@ -6,8 +6,8 @@ import numpy as np
 from _bidding import data, show
 
 from bidding.compiled import Floats
-from bidding.files import read_probes
-from bidding.history import Series
+from bidding.markets.files import read_probes
+from bidding.markets.history import Series
 
 WINDOW_S = 600.0
 LOSSES_MIN = 5

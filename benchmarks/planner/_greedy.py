@@ -12,9 +12,10 @@ import numpy as np
 from numba import njit
 
 from agent.schedule import Schedule
-from orchestrator.morph import engine, schedules, simulator
-from orchestrator.morph.compiled import Codes, Reals
-from orchestrator.morph.engine import (
+from orchestrator.planner.compiled import Codes, Reals
+from orchestrator.planner.errors import ScheduleError
+from orchestrator.planner.simulation import kernel, schedules, simulator
+from orchestrator.planner.simulation.kernel import (
     ABSENT,
     FORWARD,
     INPUT_GRADIENT,
@@ -28,7 +29,6 @@ from orchestrator.morph.engine import (
     Programs,
     drawn,
 )
-from orchestrator.morph.errors import ScheduleError
 
 NEVER = 1e300
 REACH = 32  # how many actions ahead a worker looks when it deviates
@@ -264,15 +264,15 @@ def _outcome(programs: Programs, costs: Costs, taken: Taken) -> Outcome:
         mine = slice(offsets[worker], offsets[worker + 1])
         done[worker] = taken.ends[mine].max()
         busy[worker] = (taken.ends[mine] - taken.starts[mine]).sum()
-    kinds, stage = codes >> 56, codes >> 32 & engine.STAGE
-    ending = (kinds != engine.FORWARD) & (kinds != engine.RECOMPUTE)
+    kinds, stage = codes >> 56, codes >> 32 & kernel.STAGE
+    ending = (kinds != kernel.FORWARD) & (kinds != kernel.RECOMPUTE)
     np.maximum.at(stage_done, stage[ending], taken.ends[ending])
     return Outcome(done, stage_done, busy, -1)
 
 
 def in_flight(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Per stage, the most microbatches stashed and the most weight-gradients owed at any time."""
-    stashed, owed = engine.peaks(schedules.arrays(schedule), schedule.stages)
+    stashed, owed = kernel.peaks(schedules.arrays(schedule), schedule.stages)
     return tuple(stashed.tolist()), tuple(owed.tolist())
 
 
@@ -280,7 +280,7 @@ def replay(schedule: Schedule, seconds: Reals, owed: int = 0) -> Schedule:
     """The schedule that workers follow if each always takes the first of its actions that is ready."""
     programs = schedules.arrays(schedule)
     wire = np.zeros((2, schedule.stages, 3))
-    costs = engine.Costs(seconds, np.ones(schedule.workers), wire, 0)
+    costs = kernel.Costs(seconds, np.ones(schedule.workers), wire, 0)
     rules = Rules(len(programs.codes), 0, owed)
     order = run_greedy(programs, costs, rules).order
     if (order < 0).any():

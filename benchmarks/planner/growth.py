@@ -13,8 +13,9 @@ from pathlib import Path
 from _greedy import uniform
 from speed import blocks
 
-from orchestrator.morph import book, schedules, simulator
-from orchestrator.morph.search import Task
+from orchestrator.planner import plan_book
+from orchestrator.planner.search import Task
+from orchestrator.planner.simulation import schedules, simulator
 
 WIDTH, HEIGHT, EDGE, RIGHT = 720, 440, 64, 40
 MARGIN, KEY = 14, 17
@@ -39,12 +40,12 @@ def step(depth: int, share: int) -> float:
 
 def searched(sections: int, workers: int) -> float:
     profile = blocks(sections, (4,))
-    return once(lambda: book.best(profile, Task(global_batch=8192), workers))
+    return once(lambda: plan_book.best(profile, Task(global_batch=8192), workers))
 
 
 def booked(sections: int, workers: int) -> float:
     profile = blocks(sections, (4,))
-    return once(lambda: book.book(profile, Task(global_batch=8192), workers))
+    return once(lambda: plan_book.book(profile, Task(global_batch=8192), workers))
 
 
 def series() -> dict[str, list[tuple[int, float]]]:

@@ -32,8 +32,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from agent.profile import Link, Network, Profile, Section, render
-from orchestrator.morph.compiled import Codes, Reals
-from orchestrator.morph.errors import DoesNotFit, ProfileError
+from orchestrator.planner.compiled import Codes, Reals
+from orchestrator.planner.errors import DoesNotFit, ProfileError
 
 AGAIN = "profile it again, or name another file"
 NEVER = 1e300

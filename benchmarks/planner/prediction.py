@@ -29,21 +29,22 @@ from torch import nn
 
 from agent.calibration.calibrate import Settings, calibrate
 from agent.calibration.links import RingTime, fit_ring
-from agent.instance.worker import keep_memory
 from agent.layout import Layout, Replica
+from agent.machine.worker_process import keep_memory
 from agent.net.mesh import Mesh
-from agent.pipeline.channel import Exchange, Parcel
-from agent.pipeline.cut import build
-from agent.pipeline.examine import examine
-from agent.pipeline.record import record
-from agent.pipeline.reduce import ReduceShare, StageSums
-from agent.pipeline.stage import Stage
-from agent.pipeline.wires import MeshChannel
-from agent.pipeline.work import Worker
+from agent.pipeline.stages.channel import Exchange, Parcel
+from agent.pipeline.stages.cut import build
+from agent.pipeline.stages.reduce import ReduceShare, StageSums
+from agent.pipeline.stages.stage import Stage
+from agent.pipeline.stages.stage_worker import Worker
+from agent.pipeline.stages.transport import MeshChannel
+from agent.pipeline.tracing.analysis import examine
+from agent.pipeline.tracing.trace import record
 from agent.profile import Link, Network, Profile
-from orchestrator.morph import book, costing, schedules, search
-from orchestrator.morph.plans import Cost, LayoutPlan, Way, all_but_last
-from orchestrator.morph.search import Task
+from orchestrator.planner import cost_model, plan_book, search
+from orchestrator.planner.plans import Cost, LayoutPlan, Way, all_but_last
+from orchestrator.planner.search import Task
+from orchestrator.planner.simulation import schedules
 
 LINK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=100e-6)
 MICROBATCHES, SIZE, ROUNDS = 8, 2, 2
@@ -270,7 +271,7 @@ def _together(tasks) -> None:
 
 def planned(profile, task, name, depth, width, recompute) -> LayoutPlan:
     """This layout with the stages that the planner gives it, priced in full."""
-    tables = costing.tables(profile)
+    tables = cost_model.tables(profile)
     again = all_but_last(depth) if recompute else ()
     way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=again)
     full = schedules.pack(name, depth, MICROBATCHES, recompute=again)
@@ -279,13 +280,13 @@ def planned(profile, task, name, depth, width, recompute) -> LayoutPlan:
         way=way,
         firsts=firsts,
         sections=len(profile.sections),
-        shares=book.shared_out(MICROBATCHES, width),
+        shares=plan_book.shared_out(MICROBATCHES, width),
         workers=depth * width,
         samples=SIZE * MICROBATCHES,
         cost=Cost(step_s=0, busy_s=0, bubble_s=0, reduce_s=0),
         memory_bytes=(),
     )
-    return book.exact(tables, task, plan)
+    return plan_book.exact(tables, task, plan)
 
 
 def reduce_link(factory, draw, rounds: int) -> Link:
@@ -408,7 +409,9 @@ def compare(model: str, steps: int) -> list[Found]:
             if not turn:
                 continue
             for n, (clock_s, wall_s) in zip(some, clocks, strict=True):
-                each = [book.exact(costing.tables(p), task, plans[n]).step_s for p in profiles]
+                each = [
+                    plan_book.exact(cost_model.tables(p), task, plans[n]).step_s for p in profiles
+                ]
                 found[n].predicted.append(statistics.mean(each))
                 found[n].measured.append(clock_s)
                 found[n].walls.append(wall_s)

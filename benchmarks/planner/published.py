@@ -22,8 +22,9 @@ from _megatron import Shape
 from pipedream import Graph, Level, Node
 
 from agent.schedule import Kind
-from orchestrator.morph import book, schedules, simulator
-from orchestrator.morph.search import Task
+from orchestrator.planner import plan_book
+from orchestrator.planner.search import Task
+from orchestrator.planner.simulation import schedules, simulator
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "profiles" / "pipedream"
 GBIT = 1e9 / 8
@@ -86,7 +87,7 @@ def transformers() -> None:
         memory_bytes=80e9,
         sizes=(1,),
     )
-    plan = book.best(profile, Task(global_batch=512), 64)
+    plan = plan_book.best(profile, Task(global_batch=512), 64)
     deep = plan.way.depth >= 8 and max(plan.memory_bytes) <= 80e9
     row("39e9 parameters on 80 GB: a pipeline of 8 or more that fits", True, deep)
 

@@ -20,8 +20,9 @@ from _greedy import uniform
 from pipedream import Level
 
 from agent.profile import Link, Network, Profile, Section
-from orchestrator.morph import book, schedules, simulator
-from orchestrator.morph.search import Task
+from orchestrator.planner import plan_book
+from orchestrator.planner.search import Task
+from orchestrator.planner.simulation import schedules, simulator
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "profiles" / "pipedream"
 
@@ -89,8 +90,8 @@ def booked() -> None:
     for sizes in ((4,), (1, 2, 4)):
         profile, task = blocks(72, sizes), Task(global_batch=8192)
         label = f"book for 1..1024, 72 sections, sizes {','.join(map(str, sizes))}"
-        show(label, timed(lambda p=profile, t=task: book.book(p, t, 1024), 4), 1.0)
-    made = book.book(blocks(72, (4,)), Task(global_batch=8192), 1024)
+        show(label, timed(lambda p=profile, t=task: plan_book.book(p, t, 1024), 4), 1.0)
+    made = plan_book.book(blocks(72, (4,)), Task(global_batch=8192), 1024)
     show("a look-up in the book", timed(lambda: made.at(777), 1000), 10e-6)
     print(made.at(128).because)
 
@@ -107,7 +108,7 @@ def templates() -> None:
         )
 
         def all_of_them(task=task, per_node=per_node):
-            made = book.book(profile, task, 16 * per_node)
+            made = plan_book.book(profile, task, 16 * per_node)
             return [made.at(nodes * per_node) for nodes in range(4, 17)]
 
         label = f"templates, 34 layers, 4..16 nodes of {per_node}"

@@ -20,8 +20,8 @@ from cloud import private
 from cloud.clock import CLOCK, SystemClock
 from cloud.errors import CloudError
 from cloud.local.api import Api
-from cloud.local.ledger import Ledger, start_of_market
-from cloud.local.listening import Listener
+from cloud.local.books import Ledger, start_of_market
+from cloud.local.http_server import Listener
 from cloud.local.service import LocalCloud, read_boot_env
 from cloud.market import LOCAL, Conduct, SpotMarket
 from cloud.replay import read_prices

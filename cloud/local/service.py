@@ -19,9 +19,9 @@ from pathlib import Path
 from shutil import rmtree
 
 from cloud.clock import Clock
-from cloud.local import processes, way
-from cloud.local.ledger import Ledger
-from cloud.local.listening import Listener
+from cloud.local import processes, short_path
+from cloud.local.books import Ledger
+from cloud.local.http_server import Listener
 from cloud.local.metadata import metadata_app
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
@@ -63,7 +63,7 @@ def _short_way(directory: Path) -> Path:
     if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
         return directory
     name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
-    return way.SHORT / f"sc-{name}"
+    return short_path.SHORT / f"sc-{name}"
 
 
 class _Host:
@@ -127,7 +127,7 @@ class LocalCloud:
 
     def _keep_way(self) -> None:
         if self._short != self._disks:
-            way.keep(self._short, self._disks)
+            short_path.keep(self._short, self._disks)
 
     async def run(self) -> None:
         """Carry out the core's changes when they are due, and write the books regularly."""
@@ -151,7 +151,7 @@ class LocalCloud:
         await self._kill(self._hosts)
         self._record_or_say()
         if self._short != self._disks:
-            way.remove(self._short, self._disks)
+            short_path.remove(self._short, self._disks)
 
     def record(self) -> None:
         """Write the books. Raises OSError if the disk is full."""
@@ -219,7 +219,7 @@ class LocalCloud:
                 [
                     sys.executable,
                     "-m",
-                    "cloud.local.machine",
+                    "cloud.local.machine_init",
                     str(os.getpid()),
                     str(self._boot_script),
                 ],

@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bidding import backtest as engine
-from bidding import synthetic
-from bidding.billing import AWS_2016, RULES, BillingRule
+from bidding.backtests import backtest as engine
+from bidding.backtests.strategies import STRATEGIES, Strategy
 from bidding.errors import ConstraintError
-from bidding.files import read_markets
-from bidding.history import Repairs, Series
-from bidding.market import Listing, Market, build, fitting
+from bidding.markets import synthetic
+from bidding.markets.billing import AWS_2016, RULES, BillingRule
+from bidding.markets.files import read_markets
+from bidding.markets.grid import Listing, Market, build, fitting
+from bidding.markets.history import Repairs, Series
 from bidding.risk import Calibration, CapacityRisk, calibrate
-from bidding.strategies import STRATEGIES, Strategy
 from orchestrator.backtest import report as backtest_report
-from orchestrator.wording import plural
+from orchestrator.formatting import plural
 
 SYNTHETIC = "synthetic"
 TICK_S = 300.0

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bidding import backtest, strategies
-from bidding.billing import HOUR_S
+from bidding.backtests import backtest, strategies
 from bidding.compiled import Floats, Ints
-from bidding.market import PLENTY, Market
+from bidding.markets.billing import HOUR_S
+from bidding.markets.grid import PLENTY, Market
 from bidding.risk import Calibration
 from orchestrator.backtest.plots import COLOURS, PlotLine, boxes, lines, stacked
-from orchestrator.wording import plural
+from orchestrator.formatting import plural
 
 POINTS_MAX = 1_500
 POOLS_SHOWN = 5

@@ -5,7 +5,7 @@ import math
 from bidding import acquire
 from bidding.model import Purchase
 from orchestrator.actions import AnyAction, KeepQuotes
-from orchestrator.brain import crews, leases, ledger, situation
+from orchestrator.brain import layout_changes, leases, ledger, situation
 from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
 from orchestrator.state import Job, Lease, State, leases_of, move_lease, note, want_layout
 from orchestrator.validity import is_time
@@ -154,7 +154,11 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
             leases.intend(state, out, job, part, worth, egress_usd)
             bought += 1
     if not _holds_out(state, out, job, purchase):
-        ends = "the job ends before its layout may change; " if crews.settled(state, job) else ""
+        ends = (
+            "the job ends before its layout may change; "
+            if layout_changes.settled(state, job)
+            else ""
+        )
         for release in purchase.release:
             state.leases[release.lease].released = f"{ends}{release.because}"
     if bought < sum(part.count for part in purchase.acquire):

@@ -37,7 +37,16 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
-from orchestrator.brain import buying, crews, jobs, leases, ledger, machines, pacing, workers
+from orchestrator.brain import (
+    buying,
+    inventory,
+    jobs,
+    layout_changes,
+    leases,
+    ledger,
+    staffing,
+    stragglers,
+)
 from orchestrator.brain.sentences import remember
 from orchestrator.events import (
     AnyEvent,
@@ -77,9 +86,9 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
         _, alarm, key = heappop(state.alarms)
         _ring(state, out, alarm, key)
     _handle(state, out, event)
-    crews.regroup(state, out)
+    layout_changes.regroup(state, out)
     buying.buy_for_considered(state, out)
-    crews.regroup(state, out)  # purchases may make other machines leave
+    layout_changes.regroup(state, out)  # purchases may make other machines leave
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
@@ -122,16 +131,16 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case QuotesKept():
             buying.on_quotes_kept(state, out, event)
         case Listed():
-            machines.on_listed(state, out, event)
+            inventory.on_listed(state, out, event)
             _stop_if_done(state, out)
         case ListFailed():
-            machines.on_list_failed(state, out, event)
+            inventory.on_list_failed(state, out, event)
         case Launched():
-            machines.on_launched(state, out, event)
+            inventory.on_launched(state, out, event)
         case LaunchFailed():
-            machines.on_launch_failed(state, out, event)
+            inventory.on_launch_failed(state, out, event)
         case Terminated():
-            machines.on_terminated(state, out, event)
+            inventory.on_terminated(state, out, event)
         case JobSubmitted():
             jobs.on_submitted(state, out, event)
         case JobCancelled():
@@ -149,27 +158,27 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
     """Handle a report from a machine, a worker or the keeper."""
     match event:
         case AgentJoined():
-            machines.on_agent_joined(state, out, event)
+            inventory.on_agent_joined(state, out, event)
         case AgentLost():
-            machines.on_agent_lost(state, out, event)
+            inventory.on_agent_lost(state, out, event)
         case NoticeSeen():
-            machines.on_notice(state, out, event)
+            inventory.on_notice(state, out, event)
         case WorkerProving():
-            crews.on_worker_proving(state, event)
+            layout_changes.on_worker_proving(state, event)
         case WorkerReady():
-            crews.on_worker_ready(state, out, event)
+            layout_changes.on_worker_ready(state, out, event)
         case WorkerLost():
-            crews.on_worker_lost(state, out, event)
+            layout_changes.on_worker_lost(state, out, event)
         case WorkerFailed():
             jobs.on_worker_failed(state, out, event)
         case Progress():
-            crews.on_progress(state, out, event)
+            layout_changes.on_progress(state, out, event)
         case Regrouped():
-            crews.on_regrouped(state, out, event)
+            layout_changes.on_regrouped(state, out, event)
         case JobProfiled():
-            pacing.on_profiled(state, out, event)
+            stragglers.on_profiled(state, out, event)
         case Paced():
-            pacing.on_paced(state, out, event)
+            stragglers.on_paced(state, out, event)
         case BackupHeld():
             jobs.on_backup_held(state, event)
         case Logged():
@@ -205,19 +214,19 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  
         case "control":
             _control(state, out)
         case "boot":
-            machines.on_boot_alarm(state, out, key)
+            inventory.on_boot_alarm(state, out, key)
         case "worker":
-            crews.on_worker_alarm(state, out, key)
+            layout_changes.on_worker_alarm(state, out, key)
         case "staff":
-            workers.on_staff_alarm(state, out, key)
+            staffing.on_staff_alarm(state, out, key)
         case "settle":
-            crews.on_settle_alarm(state, key)
+            layout_changes.on_settle_alarm(state, key)
         case "pace":
-            pacing.on_pace_alarm(state, out, key)
+            stragglers.on_pace_alarm(state, out, key)
         case "probe":
-            pacing.on_probe_alarm(state, out, key)
+            stragglers.on_probe_alarm(state, out, key)
         case "notice":
-            machines.on_notice_alarm(state, out, key)
+            inventory.on_notice_alarm(state, out, key)
         case "ending":
             leases.on_ending_alarm(state, out, key)
         case "dry":
@@ -225,7 +234,7 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  
         case "drain":
             jobs.on_drain_alarm(state, out, key)
         case "stall":
-            crews.on_stall_alarm(state, out, key)
+            layout_changes.on_stall_alarm(state, out, key)
         case _:
             assert_never(alarm)
 
@@ -234,13 +243,13 @@ def _control(state: State, out: list[AnyAction]) -> None:
     """Check budgets, machines and the market, once per control period."""
     set_alarm(state, state.now_s + state.settings.control_period_s, "control")
     jobs.check_budgets(state, out)
-    machines.ask_for_lists(state, out)
+    inventory.ask_for_lists(state, out)
     jobs.admit(state, out)
     for job_id in list(state.live_jobs):
         job = state.jobs[job_id]
-        if job.active and workers.staying(state, job) < job.workers_max:
+        if job.active and staffing.staying(state, job) < job.workers_max:
             for lease in leases_of(state, job):
-                workers.staff(state, out, lease)
+                staffing.staff(state, out, lease)
     buying.buy_if_due(state, out)
     buying.keep_quotes(state, out)
 
@@ -265,7 +274,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     set_alarm(state, state.now_s, "control")
     for name in sorted(state.providers):
         provider = state.providers[name]
-        machines.ask_for_list(state, out, provider, "the manager restarted: what is there?")
+        inventory.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
         job = state.jobs[job_id]
         job.progress.heard_at_s = min(
@@ -274,7 +283,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         if job.active or job.status == "DRAINING":
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))
-            crews.repeat_orders(state, out, job)
+            layout_changes.repeat_orders(state, out, job)
     for job in state.jobs.values():
         if job.ended_at_s is not None and state.now_s - job.ended_at_s < CLOSED_AGAIN_S:
             why = "the manager restarted: the keeper may not have been told that the job has ended"

@@ -12,9 +12,9 @@ import msgspec
 
 from agent.profile import Profile
 from cloud.model import InstanceType
-from orchestrator.brain import layouts
-from orchestrator.morph.book import Book
-from orchestrator.morph.errors import MorphError
+from orchestrator.brain import layout_choice
+from orchestrator.planner.errors import MorphError
+from orchestrator.planner.plan_book import Book
 from orchestrator.state import Job, State
 
 SCALE_MAX = 5.0  # limits what a single odd step can do to purchases
@@ -48,14 +48,14 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return (1 - part) * self._rate(book, low) + part * self._rate(book, low + 1)
 
     def _book(self, held: Mapping[InstanceType, int], pace: float) -> Book:
-        task = layouts.task_of(
+        task = layout_choice.task_of(
             self.profile,
             self.microbatches,
             self.depth,
             self.stages_max,
             min(kind.slots for kind in held),
         )
-        return layouts.book_of(self.profile, task, self.slots_max, pace)
+        return layout_choice.book_of(self.profile, task, self.slots_max, pace)
 
     def _rate(self, book: Book, workers: int) -> float:
         plan = book.plans[min(workers, book.workers_max)] if workers else None
@@ -124,10 +124,10 @@ def fits(job: Job, slots: int) -> bool:
 
 
 def _book_of(job: Job, profile: Profile, slots: int) -> Book:
-    task = layouts.task_of(
+    task = layout_choice.task_of(
         profile, job.layouts.microbatches, job.spec.depth, job.layouts.stages_max, slots
     )
-    return layouts.book_of(profile, task, job.workers_max)
+    return layout_choice.book_of(profile, task, job.workers_max)
 
 
 def _scale(job: Job) -> float:

@@ -20,10 +20,11 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from bidding.billing import HOUR_S
+from bidding.markets.billing import HOUR_S
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
-from orchestrator.brain import leases, ledger, pacing, workers
+from orchestrator.brain import leases, ledger, staffing, stragglers
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.formatting import loss, memory, nth, plural, usd
 from orchestrator.state import (
     Account,
     Job,
@@ -40,7 +41,6 @@ from orchestrator.state import (
 )
 from orchestrator.validity import flaw_of_spec
 from orchestrator.view import JobStatus
-from orchestrator.wording import loss, memory, nth, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -214,7 +214,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress.at_s = state.now_s
-        set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
+        set_alarm(state, state.now_s + stragglers.stall_s(state, job), "stall", job.id)
         consider(state, job)
 
 
@@ -278,7 +278,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     if started:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
     for worker in [state.workers[w] for w in job.workers]:
-        workers.stop(state, out, worker, f"{job.id} has ended")
+        staffing.stop(state, out, worker, f"{job.id} has ended")
     (
         job.layouts.current,
         job.layouts.plan,
@@ -309,7 +309,7 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
                 why = f"{lease.machine_id} is there for {heir.id} before it has started"
                 for other in spared:
                     leases.give_back(state, out, other, why)
-                workers.staff(state, out, lease)
+                staffing.staff(state, out, lease)
                 return
     leases.give_back(state, out, lease, because)
 
@@ -373,7 +373,7 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     if worker is None:
         return
     job, lease = state.jobs[worker.job], state.leases[worker.token]
-    workers.stop(state, out, worker, f"the script failed ({event.kind})")
+    staffing.stop(state, out, worker, f"the script failed ({event.kind})")
     if not job.active:
         return
     what = _failure(job, event)

@@ -5,11 +5,11 @@ What is heard of them is in `machines`. A launch is an intent in the journal bef
 
 from collections import Counter
 
-from bidding.billing import HOUR_S
+from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
 from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Market, Pool
 from orchestrator.actions import AnyAction, Launch, Terminate
-from orchestrator.brain import ledger, workers
+from orchestrator.brain import ledger, staffing
 from orchestrator.state import (
     Job,
     Lease,
@@ -177,7 +177,7 @@ def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) ->
         return
     move_lease(lease, "ending", state.now_s, because)
     lease.why_ended = because
-    workers.abandon(state, out, lease, "machine given back")
+    staffing.abandon(state, out, lease, "machine given back")
     _terminate(state, out, lease, because)
 
 

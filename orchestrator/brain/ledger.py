@@ -16,8 +16,8 @@ reserved as well.
 
 from collections.abc import Sequence
 
-from bidding.billing import HOUR_S, RULES, cost_usd, rule_of
-from bidding.history import USD_PER_H_MAX
+from bidding.markets.billing import HOUR_S, RULES, cost_usd, rule_of
+from bidding.markets.history import USD_PER_H_MAX
 from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State, set_alarm

@@ -6,11 +6,11 @@ from typing import Literal
 
 import msgspec
 
-from bidding.billing import BillingRule, rule_of
+from bidding.markets.billing import BillingRule, rule_of
 from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Throughput
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market
-from orchestrator.brain import crews, forecast, leases, ledger
+from orchestrator.brain import forecast, layout_changes, leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
@@ -94,8 +94,8 @@ def slots_least(job: Job) -> int:
 def _slots_most(state: State, job: Job) -> int:
     """As many as it has use for; near its end, those of the machines that work."""
     most = job.workers_max
-    if crews.settled(state, job):
-        most = min(most, crews.slots_serving(state, job))
+    if layout_changes.settled(state, job):
+        most = min(most, layout_changes.slots_serving(state, job))
     return max(most, slots_least(job))
 
 

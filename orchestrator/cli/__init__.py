@@ -48,7 +48,7 @@ from orchestrator.cli.command import (
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
 from orchestrator.errors import OrchestratorError
-from orchestrator.morph.errors import BatchError, ProfileError
+from orchestrator.planner.errors import BatchError, ProfileError
 
 HELP_WIDTH_MAX = 100
 # The errors that a person may meet, which become one line. Any other error is a mistake of ours and

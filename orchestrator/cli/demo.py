@@ -31,10 +31,10 @@ from orchestrator.cli.watch import ViewSource, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
-from orchestrator.house import processes
-from orchestrator.places import Places
+from orchestrator.formatting import nth, pause, plural
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View
-from orchestrator.wording import nth, pause, plural
 
 FOLDER = Path(".demo")
 SCRIPT = Path("examples/gpt.py")
@@ -259,7 +259,7 @@ def _folder(root: Path) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """Remove the folder, and the states that the keeper has kept in this machine's memory."""
-    from agent.reliable.memory_log import root_of
+    from agent.keeper.storage.memory_log import root_of
 
     with no_interrupts():
         shutil.rmtree(root_of(Places(folder / "state").checkpoints), ignore_errors=True)
@@ -281,7 +281,7 @@ def _end_what_is_left(folder: Path) -> None:
 
 
 def _lock_is_free(places: Places) -> bool:
-    from orchestrator.house.house import (  # it takes longer than all other imports
+    from orchestrator.supervisor.supervisor import (  # it takes longer than all other imports
         HouseError,
         only_one,
     )
@@ -297,7 +297,7 @@ def _lock_is_free(places: Places) -> bool:
 def _house(folder: Path, console: Console) -> Iterator[Client]:
     places = Places(folder / "state")
     environment = {**os.environ, processes.MARK: places.identity}
-    arguments = [sys.executable, "-P", "-m", "orchestrator.house"]
+    arguments = [sys.executable, "-P", "-m", "orchestrator.supervisor"]
     arguments += ["--config", str(folder / "orchestrator.toml")]
     house = processes.start(arguments, env=environment, log=folder / "house.log")
     try:

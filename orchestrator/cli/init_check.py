@@ -21,10 +21,10 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
-from orchestrator.house import processes
-from orchestrator.house.redis_server import RedisUnavailable, find_server, version
-from orchestrator.places import Places
-from orchestrator.wording import instead_of
+from orchestrator.formatting import instead_of
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisUnavailable, find_server, version
 
 GIB = 1 << 30
 DISK_BYTES_MIN = 2 * GIB
@@ -223,7 +223,7 @@ def _storage(config: Config) -> Finding:
     if url is None:
         return _good("storage", "off: nothing outlives this machine")
     from agent.errors import CheckpointError
-    from agent.reliable.offsite import open_place
+    from agent.keeper.storage.offsite import open_place
 
     key = f"check-{secrets.token_hex(8)}"
     try:

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import CheckpointError
-from agent.reliable.memory_log import kept, root_of
-from agent.reliable.offsite import Storage
+from agent.keeper.storage.memory_log import kept, root_of
+from agent.keeper.storage.offsite import Storage
 from agent.store.archive import Archive
 from agent.store.errors import Unavailable
 from agent.store.sinks import DiskSink
 from orchestrator.config import Config
-from orchestrator.places import Places
+from orchestrator.paths import Places
 from orchestrator.view import View
 
 LATELY_S = 3600.0  # jobs that ended earlier have been copied, or an earlier warning said so

@@ -15,8 +15,8 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_json
 from orchestrator.cli.jobs import Job, find
 from orchestrator.client import NotRunning
-from orchestrator.places import Places
-from orchestrator.wording import memory, plural
+from orchestrator.formatting import memory, plural
+from orchestrator.paths import Places
 
 STEPS_SHOWN = 20
 TRIES = 3  # a file may be rewritten while it is copied
@@ -32,7 +32,7 @@ To = Annotated[
 
 def output(command: Command, job: Job = None, to: To = None) -> None:
     """List the files that a job's script has written to session.output; --to copies them."""
-    from agent.output.shelf import listed
+    from agent.output.catalog import listed
 
     checkpoints = Places(command.config.state_dir).checkpoints
     name = _name(command, job, checkpoints)
@@ -72,7 +72,7 @@ def _step(step: int) -> str:
 
 def _copy(home: Path, path: str, to: Path) -> None:
     """Copy a file, and check it against the list; retry if it changes meanwhile."""
-    from agent.output.shelf import listed
+    from agent.output.catalog import listed
 
     for _ in range(TRIES):
         file = next((one for one in listed(home) if one.path == path), None)
@@ -84,8 +84,8 @@ def _copy(home: Path, path: str, to: Path) -> None:
 
 
 def _copied(home: Path, file: OutputFile, target: Path) -> bool:
+    from agent.output.catalog import FOLDER
     from agent.output.files import checksum_of, open_file, pieces
-    from agent.output.shelf import FOLDER
 
     source = open_file(home / FOLDER / file.path)
     if source is None:

@@ -24,7 +24,7 @@ from agent.source import parcel
 from orchestrator.cli.command import USAGE, CommandError
 from orchestrator.cli.imports import check_source, neighbours
 from orchestrator.config import Config
-from orchestrator.wording import plural
+from orchestrator.formatting import plural
 
 With = Annotated[
     list[str] | None,

@@ -16,13 +16,13 @@ from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, w
 from orchestrator.cli.pack import With, pack
 from orchestrator.cli.submit import job_spec, with_limits
 from orchestrator.client import NotRunning
-from orchestrator.wording import clock, duration, memory, pause, plural, usd
+from orchestrator.formatting import clock, duration, memory, pause, plural, usd
 
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
     from agent.profile import Profile
-    from orchestrator.morph.formations import Chain
-    from orchestrator.morph.plans import Candidate, Holding, LayoutPlan, Sharding
-    from orchestrator.morph.search import Task
+    from orchestrator.planner.chains import Chain
+    from orchestrator.planner.plans import Candidate, Holding, LayoutPlan, Sharding
+    from orchestrator.planner.search import Task
     from orchestrator.preview import Considered, PlannedWork, Preview
 
 HELD = re.compile(
@@ -218,17 +218,17 @@ def _on_machines(
     gantt: Path | None,
 ) -> None:
     """Answer with the best layout for these machines, its stages, and what else was compared."""
-    from orchestrator.morph import mixed
+    from orchestrator.planner import unlike_machines
 
     known, holdings = _held(source, on)
     profile = known[str(source)]
     task = _task(source, profile, *asked)
     began_s = time.perf_counter()
-    found, chains = mixed.best_mix(known, task, holdings)
+    found, chains = unlike_machines.best_mix(known, task, holdings)
     took_s = time.perf_counter() - began_s
     if gantt is not None:
-        write_file(gantt, mixed.picture(known, task, holdings, found, chains), "--gantt")
-    names = [group.instance_type for group in mixed.in_order(known, task, holdings)]
+        write_file(gantt, unlike_machines.picture(known, task, holdings, found, chains), "--gantt")
+    names = [group.instance_type for group in unlike_machines.in_order(known, task, holdings)]
     command.answer(
         {
             "profile": str(source), "on": on, "because": found.because, "plan": found,
@@ -246,9 +246,9 @@ def _on_machines(
 
 def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Holding]]":
     """Return the profiles by file, and the machines of each."""
-    from orchestrator.morph import profiles
-    from orchestrator.morph.plans import Holding
-    from orchestrator.morph.search import WORKERS_MAX
+    from orchestrator.planner import profiles
+    from orchestrator.planner.plans import Holding
+    from orchestrator.planner.search import WORKERS_MAX
 
     if not on:
         raise CommandError(
@@ -282,7 +282,7 @@ def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Ho
 
 
 def _task(source: Path, profile: "Profile", batch: int | None, sharding: "Sharding") -> "Task":
-    from orchestrator.morph.search import Task
+    from orchestrator.planner.search import Task
 
     sizes = profile.microbatch_sizes
     if batch is None:

@@ -11,8 +11,8 @@ from rich.text import Text
 from agent.messages import JobOrder
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.cli.pack import Packed, With, pack
-from orchestrator.places import Places
-from orchestrator.wording import duration, pause, plural
+from orchestrator.formatting import duration, pause, plural
+from orchestrator.paths import Places
 
 if TYPE_CHECKING:
     from orchestrator.rehearsal.scenes import Scene, SceneVerdict
@@ -64,8 +64,8 @@ def rehearse(
 def _play(
     command: Command, script: Path, packed: Packed, argv: tuple[str, ...], steps: int
 ) -> "SceneVerdict":
+    from orchestrator.rehearsal.bench import Stage, Unready
     from orchestrator.rehearsal.scenes import Rehearsal
-    from orchestrator.rehearsal.stage import Stage, Unready
 
     job = command.config.job
     order = JobOrder(

@@ -12,7 +12,7 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import Command, CommandError
 from orchestrator.cli.jobs import OnlyJob, find
 from orchestrator.cli.watch import age, panel, sentences_of, why_silent
-from orchestrator.places import Places
+from orchestrator.paths import Places
 from orchestrator.view import View
 
 WATCH_S = 1.0

@@ -228,7 +228,7 @@ def stored_at(url: str | None) -> str:
     if not url.startswith(STORAGES):
         raise CommandError(f"--from {url}: {as_written}", USAGE)
     from agent.errors import CheckpointError
-    from agent.reliable.offsite import earlier
+    from agent.keeper.storage.offsite import earlier
 
     try:
         newest = earlier(url).newest()

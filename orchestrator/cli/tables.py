@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.watch import TONES
+from orchestrator.formatting import clock, duration, loss, percent, plural, told, usd
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
-from orchestrator.wording import clock, duration, loss, percent, plural, told, usd
 
 ENDED_SHOWN = 5
 MACHINES_SHOWN = 50

@@ -20,10 +20,10 @@ from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
 from orchestrator.config import environment, in_force
 from orchestrator.events import ShutdownAsked
-from orchestrator.house import processes
-from orchestrator.places import Places, no_room
+from orchestrator.formatting import plural, usd
+from orchestrator.paths import Places, no_room
+from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View
-from orchestrator.wording import plural, usd
 
 UP_S_MAX = 180.0
 DOWN_S_MAX = 300.0
@@ -113,7 +113,7 @@ def _spawn(command: Command, places: Places, *more: str) -> tuple["subprocess.Po
     """Start a house; return its process, and the offset in the log where its lines begin."""
     places.make()
     # -P, because the person's own files in the current folder may have the names of modules.
-    words = [sys.executable, "-P", "-m", "orchestrator.house", *more]
+    words = [sys.executable, "-P", "-m", "orchestrator.supervisor", *more]
     if command.config_path is not None:
         words += ["--config", str(command.config_path)]
     with places.log("house").open("ab") as sink:
@@ -180,7 +180,7 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
     Nothing is swept up if another house, started before ours, holds the state directory.
     """
     with no_interrupts():
-        from orchestrator.house.house import HouseError, sweep_up
+        from orchestrator.supervisor.supervisor import HouseError, sweep_up
 
         process.terminate()
         try:
@@ -282,7 +282,7 @@ def _give_back(command: Command, places: Places, client: Client, *, force: bool)
 
 def _sweep_up(places: Places) -> list[int]:
     """End the processes that an ended house has left, and return their pids."""
-    from orchestrator.house.house import HouseError, sweep_up
+    from orchestrator.supervisor.supervisor import HouseError, sweep_up
 
     deadline = time.monotonic() + STOP_S_MAX
     while places.state_dir.exists():

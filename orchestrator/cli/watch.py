@@ -20,9 +20,9 @@ from rich.text import Text
 
 from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
-from orchestrator.places import Places
+from orchestrator.formatting import clock, duration, loss, pause, percent, plural, told, usd
+from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence, View
-from orchestrator.wording import clock, duration, loss, pause, percent, plural, told, usd
 
 LOOK_S = 0.25
 UNKNOWN_S_MAX = 30.0

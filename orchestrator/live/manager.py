@@ -23,22 +23,22 @@ from agent.keys import OPEN_JOBS
 from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
-from bidding.history import Series
+from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
-from orchestrator.brain import layouts
+from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
 from orchestrator.live.order import Order
-from orchestrator.live.quotes import LEAST_S, QuoteStore, odds_of
+from orchestrator.live.price_files import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume, run
-from orchestrator.morph.compiled import CACHE as MORPH_CODE
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.planner.compiled import CACHE as MORPH_CODE
 from orchestrator.redis_client import connect, retry_policy
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
@@ -103,7 +103,7 @@ async def live(order: Order) -> None:
     """Live from taking over to the clean end: load the state from the journal, run the loop."""
     import redis.asyncio
 
-    from orchestrator.live.engine import RayEngine
+    from orchestrator.live.ray_engine import RayEngine
 
     places = Places(Path(order.state_dir))
     config_path = Path(order.config_path) if order.config_path else None
@@ -177,7 +177,7 @@ def rehearse() -> None:
     demand = Demand(work_left=1.0, start_s=1.0, morph_s=1.0, recovery_s=1.0)
     speed = SlotSpeed(types={"none": kind}, slots_max=4)
     decide([offer], [held], demand, Limits(), speed, 0.0)
-    layouts.rehearse()
+    layout_choice.rehearse()
     odds_of(Series(at_s=np.array([0.0, 1.0]), value=np.ones(2)), at_s=2 * LEAST_S)
     for cache in (BIDDING_CODE, MORPH_CODE):
         forget_old(cache)

@@ -33,8 +33,8 @@ from orchestrator.actions import (
     Terminate,
     WriteCheckpoint,
 )
-from orchestrator.brain import crews, layouts
-from orchestrator.brain.layouts import Question
+from orchestrator.brain import layout_changes, layout_choice
+from orchestrator.brain.layout_choice import Question
 from orchestrator.brain.sentences import sentence
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
@@ -49,9 +49,9 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.journal import RedisJournal
-from orchestrator.live.quotes import QuoteStore
-from orchestrator.showing import view_of
+from orchestrator.live.price_files import QuoteStore
 from orchestrator.state import State
+from orchestrator.view_builder import view_of
 
 QUOTES_S = 1.0
 QUOTES_TOLD_S = 60.0  # the longest time between two events with prices, even without news
@@ -315,7 +315,7 @@ class LiveWorld:
     async def publish(self, state: State) -> None:
         view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
         await self._store.set(VIEW, msgspec.json.encode(view))
-        asked = crews.questions(state)
+        asked = layout_changes.questions(state)
         if asked != self._asked and not self._foreseeing:
             self._asked, self._foreseeing = asked, True
             self._spawn(self._foresee(asked))
@@ -324,7 +324,7 @@ class LiveWorld:
         """Plan layouts beside the loop, so that the layout after a loss is ready."""
         try:
             for question in asked:
-                await asyncio.to_thread(layouts.foresee, question)
+                await asyncio.to_thread(layout_choice.foresee, question)
         finally:
             self._foreseeing = False
 

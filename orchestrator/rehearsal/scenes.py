@@ -20,12 +20,12 @@ from contextlib import contextmanager
 import msgspec
 
 from agent.errors import AgentError
+from agent.keeper.storage.backup import Backup
 from agent.keys import log_key
 from agent.messages import UNRECORDED, JobOrder
-from agent.reliable.backup import Backup
-from orchestrator.rehearsal import likeness
-from orchestrator.rehearsal.stage import Stage, Unready
-from orchestrator.rehearsal.troupe import Fault, Troupe
+from orchestrator.rehearsal import comparison
+from orchestrator.rehearsal.bench import Stage, Unready
+from orchestrator.rehearsal.rehearsed_job import Fault, Troupe
 
 STEPS_MIN = 8
 # The second worker joins after JOINS_AT steps; the last LEFT steps are kept for the later scenes.
@@ -160,9 +160,9 @@ class Rehearsal:
         if done != self._steps:
             raise Fault(f"the loop ended after {done} steps, and after {self._steps} alone")
         other = self._ended(troupe)
-        if not (differs := likeness.difference(alone, other)):
+        if not (differs := comparison.difference(alone, other)):
             return
-        if not (self._rounds(troupe, before) and likeness.nearly(alone, other)):
+        if not (self._rounds(troupe, before) and comparison.nearly(alone, other)):
             raise Fault(
                 f"after {done} steps {differs} came out otherwise than alone, and no worker was seen to do anything "
                 "otherwise: something that the script keeps outside of its session, or reads from its machine, decides it"
@@ -191,7 +191,7 @@ class Rehearsal:
         return Troupe(self._stage, order, self._script, depth)
 
     def _ended(self, troupe: Troupe) -> Backup:
-        found = likeness.ended(self._stage.checkpoints, troupe.job)
+        found = comparison.ended(self._stage.checkpoints, troupe.job)
         troupe.close()
         return found
 

@@ -5,7 +5,7 @@ takes through a month in seconds. Instances, workers and the keeper are modelled
 can see of them: when they join, commit and fall silent, and which reports of that are lost.
 """
 
-from orchestrator.simulated.running import Report, play, simulate
+from orchestrator.simulated.runs import Report, play, simulate
 from orchestrator.simulated.scenario import FAULTS, Scenario
 
 __all__ = ["FAULTS", "Report", "Scenario", "play", "simulate"]

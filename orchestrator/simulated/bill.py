@@ -2,7 +2,7 @@
 
 from itertools import takewhile
 
-from bidding.billing import HOUR_S, cost_usd, rule_of
+from bidding.markets.billing import HOUR_S, cost_usd, rule_of
 from cloud.model import DEPLOYMENT_TAG, Pool
 from cloud.simulated import SimulatedCloud
 from orchestrator.settings import Settings

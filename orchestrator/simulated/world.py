@@ -36,9 +36,9 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
-from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.price_files import QuoteStore
 from orchestrator.settings import Settings
-from orchestrator.simulated.bad_days import DROUGHT, BadDays
+from orchestrator.simulated.disturbances import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet
 from orchestrator.simulated.scenario import DAY_S, Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline

@@ -4,7 +4,7 @@ import sys
 
 import injection  # noqa: F401 - arms this process
 
-from agent.instance import worker
+from agent.machine import worker_process
 
 if __name__ == "__main__":
-    sys.exit(worker.main())
+    sys.exit(worker_process.main())

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
+from agent.keeper.storage.backup import Backup, LoggedSum, Saved
+from agent.keeper.storage.offsite import Storage
+from agent.keeper.storage.vault import Place, Vault
 from agent.messages import JobOrder, Report
-from agent.reliable.backup import Backup, LoggedSum, Saved
-from agent.reliable.offsite import Storage
-from agent.reliable.vault import Place, Vault
 from agent.store.archive import Archive
 from agent.store.layers import LiveLayer, collect
 from agent.store.sinks import DiskSink

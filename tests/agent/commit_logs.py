@@ -3,8 +3,8 @@
 import threading
 
 from agent.errors import Fenced
+from agent.keeper.commits import Commit
 from agent.messages import Rewound
-from agent.reliable.commits import Commit
 
 
 class MemoryCommitLog:

@@ -18,14 +18,14 @@ import redis
 from injection import VARIABLE
 
 from agent import messages
-from agent.crew import anew
-from agent.instance.crashes import DISK_VARIABLE
+from agent.keeper.keeper import Keeper, connect
+from agent.keeper.storage.offsite import Storage
+from agent.keeper.storage.vault import Place
 from agent.layout import Layout, data_parallel
+from agent.machine.crashes import DISK_VARIABLE
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
 from agent.net.wire import job_secret
-from agent.reliable.keeper import Keeper, connect
-from agent.reliable.offsite import Storage
-from agent.reliable.vault import Place
+from agent.worker import rerecording
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0
@@ -471,7 +471,7 @@ def ends_alike(crew: Crew, alone: tuple[list[str], bytes], steps: int) -> None:
     """The job ends, no step was done twice by anyone who prints, and the bits are the same."""
     lines, weights = alone
     assert crew.completed().step == steps
-    printed = [line for line in crew.printed() if not line.startswith(anew.SAID)]
+    printed = [line for line in crew.printed() if not line.startswith(rerecording.SAID)]
     assert set(printed) <= set(lines)
     assert len(printed) == len(set(printed))
     assert (crew.folder / "out.pt").read_bytes() == weights

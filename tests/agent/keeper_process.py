@@ -9,7 +9,7 @@ import threading
 import explain
 import injection  # noqa: F401 - arms this process
 
-from agent.instance.actor import KeeperActor
+from agent.machine.actor import KeeperActor
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import explain
 import injection
 import msgspec
 
-from agent.instance import worker
+from agent.machine import worker_process
 from agent.messages import WorkerOrder
 
 
@@ -23,7 +23,7 @@ class Birth(msgspec.Struct):
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    worker.warm_up()
+    worker_process.warm_up()
     for line in sys.stdin.buffer:
         birth = msgspec.json.decode(line, type=Birth)
         pid = os.fork()
@@ -34,7 +34,7 @@ def main() -> None:
                 injection.arm(birth.faults)
             code = 0
             try:
-                worker.run(birth.order, birth.host)
+                worker_process.run(birth.order, birth.host)
             except Exception as error:
                 sys.stderr.write(f"{birth.order.worker}: {error}\n")
                 code = 1

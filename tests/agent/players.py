@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from commit_logs import MemoryCommitLog
 
+from agent.keeper.job import KeptJob
+from agent.keeper.storage.vault import Place
 from agent.layout import Layout, data_parallel
 from agent.messages import JobOrder, Report, Unbuilt, WorkerFailed, WorkerReady
 from agent.protocol import (
@@ -34,8 +36,6 @@ from agent.protocol import (
     Snapshot,
     State,
 )
-from agent.reliable.job import KeptJob
-from agent.reliable.vault import Place
 from agent.store.format import lay_out
 from agent.store.shares import Extent
 

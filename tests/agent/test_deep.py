@@ -10,7 +10,7 @@ from crews import Crew, ends_alike, played_alone, until
 from injection import Fault, Plan
 
 from agent.messages import BackupHeld, WorkerFailed, WorkerLost, WorkerReady
-from orchestrator.morph import schedules
+from orchestrator.planner.simulation import schedules
 
 pytestmark = pytest.mark.processes
 

@@ -24,6 +24,7 @@ from injection import Fault, Kind, Line, Plan
 
 import agent
 from agent import faults
+from agent.keeper import roster
 from agent.messages import (
     AnyReport,
     CheckpointFailed,
@@ -34,7 +35,6 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable import roster
 
 HERE = Path(__file__).parent
 STEPS = 240

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
+from agent.keeper.layouts import RECONNECT_S
+from agent.keeper.roster import SILENT_S
 from agent.keys import OPEN_JOBS
 from agent.messages import (
     CheckpointCopied,
@@ -24,8 +26,6 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable.regrouping import RECONNECT_S
-from agent.reliable.roster import SILENT_S
 
 pytestmark = pytest.mark.processes
 

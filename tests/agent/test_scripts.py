@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from crews import Crew, until
 
+from agent.keeper import roster
 from agent.messages import (
     BackupHeld,
     FailureKind,
@@ -15,7 +16,6 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from agent.reliable import roster
 
 pytestmark = pytest.mark.processes
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
+from agent.keeper import job
+from agent.keeper.storage.vault import Vault
 from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, WorkerLost
-from agent.reliable import job
-from agent.reliable.vault import Vault
 
 pytestmark = pytest.mark.processes
 

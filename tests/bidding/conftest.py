@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bidding import synthetic
-from bidding.billing import AWS_2016
-from bidding.market import build
+from bidding.markets import synthetic
+from bidding.markets.billing import AWS_2016
+from bidding.markets.grid import build
 
 
 @pytest.fixture(scope="session")

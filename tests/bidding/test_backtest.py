@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from bidding import backtest
-from bidding.billing import AWS_TODAY, AZURE, cost_usd
-from bidding.engine import evict, no_leases
+from bidding.backtests import backtest
+from bidding.backtests.engine import evict, no_leases
+from bidding.backtests.strategies import STRATEGIES
 from bidding.errors import ConstraintError, HistoryError
-from bidding.market import build
-from bidding.strategies import STRATEGIES
+from bidding.markets.billing import AWS_TODAY, AZURE, cost_usd
+from bidding.markets.grid import build
 
 WORK = backtest.Work(hours=4.0, slots=4)
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bidding.errors import BiddingError
-from bidding.files import read_markets
+from bidding.markets.files import read_markets
 from orchestrator.backtest.measure import Choices, measure
 from orchestrator.backtest.plots import NOTHING, PlotLine, lines, stacked
 

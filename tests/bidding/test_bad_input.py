@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from bidding.acquire import decide
-from bidding.backtest import Work
+from bidding.backtests.backtest import Work
 from bidding.errors import BiddingError, ConstraintError
-from bidding.files import read_markets
-from bidding.history import Series, build, read_aws
-from bidding.market import Listing
-from bidding.market import build as on_grid
+from bidding.markets.files import read_markets
+from bidding.markets.grid import Listing
+from bidding.markets.grid import build as on_grid
+from bidding.markets.history import Series, build, read_aws
+from bidding.markets.observations import PoolRecord, Times
 from bidding.model import Demand, HeldMachine, Limits, Offer
-from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, Pool
 from orchestrator.backtest.measure import Choices, measure
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bidding.billing import AWS_2016, AWS_TODAY, AZURE, LOCAL, cost_usd
+from bidding.markets.billing import AWS_2016, AWS_TODAY, AZURE, LOCAL, cost_usd
 
 H = 3600.0
 RISING = [(0.0, 1.0), (1.5 * H, 2.0), (3 * H, 4.0)]

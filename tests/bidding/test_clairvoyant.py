@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bidding import backtest, clairvoyant
-from bidding.billing import AWS_2016, AWS_TODAY, AZURE, BillingRule, cost_usd
-from bidding.history import Series
-from bidding.market import Listing, Market, build
+from bidding.backtests import backtest, clairvoyant
+from bidding.markets.billing import AWS_2016, AWS_TODAY, AZURE, BillingRule, cost_usd
+from bidding.markets.grid import Listing, Market, build
+from bidding.markets.history import Series
 from cloud.model import InstanceType, Pool
 
 TICK_S = 1200.0

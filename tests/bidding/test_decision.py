@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from bidding import acquire
 from bidding.acquire import decide
-from bidding.billing import AWS_2016, AWS_TODAY, AZURE
+from bidding.backtests.baselines import OURS, hazard_of, ours, with_deadline
+from bidding.backtests.engine import ANY_PRICE, BacktestJob, BacktestWorld, Decision, no_leases
 from bidding.core import code_of
 from bidding.deadline import IDLE, NO_BOOK, ON_DEMAND, SPOT, Book
-from bidding.engine import ANY_PRICE, BacktestJob, BacktestWorld, Decision, no_leases
+from bidding.markets.billing import AWS_2016, AWS_TODAY, AZURE
 from bidding.model import Bid, Demand, HeldMachine, Limits, Offer
-from bidding.policies import OURS, hazard_of, ours, with_deadline
 from cloud.model import InstanceType, Pool
 
 TICK_S, NOW = 300.0, 400

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bidding.errors import HistoryError
-from bidding.files import read_prices, read_probes
-from bidding.history import (
+from bidding.markets.files import read_prices, read_probes
+from bidding.markets.history import (
     Point,
     Series,
     build,

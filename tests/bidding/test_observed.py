@@ -2,7 +2,7 @@
 
 import pytest
 
-from bidding.observed import PoolRecord
+from bidding.markets.observations import PoolRecord
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR
 
 H = 3600.0

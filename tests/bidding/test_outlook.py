@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from bidding.billing import AWS_2016, AWS_TODAY, AZURE
 from bidding.core import code_of, outlook
+from bidding.markets.billing import AWS_2016, AWS_TODAY, AZURE
 
 
 def weigh(rule, hazard, age_h):

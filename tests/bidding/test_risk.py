@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from bidding import synthetic
-from bidding.files import read_probes
-from bidding.history import Series
-from bidding.market import paired
+from bidding.markets import synthetic
+from bidding.markets.files import read_probes
+from bidding.markets.grid import paired
+from bidding.markets.history import Series
 from bidding.risk import (
     HAZARD_PRIOR,
     CapacityRisk,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bidding import files
 from bidding.errors import HistoryError
-from bidding.files import read_prices, stored_prices, write_prices
-from bidding.history import Series
+from bidding.markets import files
+from bidding.markets.files import read_prices, stored_prices, write_prices
+from bidding.markets.history import Series
 from cloud.model import Pool
 
 SHARED_FOLDER = [HealthCheck.function_scoped_fixture]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bidding import synthetic
-from bidding.history import HOUR_S
+from bidding.markets import synthetic
+from bidding.markets.history import HOUR_S
 
 DAYS = 90.0
 

@@ -17,8 +17,8 @@ import pytest
 
 from orchestrator.cli import main
 from orchestrator.client import Client
-from orchestrator.house import processes
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))  # for its object store
 

@@ -31,17 +31,17 @@ from orchestrator.actions import OpenJob, Regroup, StartWorker
 from orchestrator.client import House
 from orchestrator.config import in_force, load
 from orchestrator.events import ManagerStarted
-from orchestrator.house import processes
-from orchestrator.house.house import only_one
-from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import RedisJournal
-from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.price_files import QuoteStore
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import run
-from orchestrator.places import Places
+from orchestrator.paths import Places
 from orchestrator.redis_client import retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisServer
+from orchestrator.supervisor.supervisor import only_one
 
 STEPS = 8
 TRACEBACK = (

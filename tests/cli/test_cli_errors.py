@@ -15,7 +15,7 @@ from orchestrator.__main__ import main as start
 from orchestrator.cli import main
 from orchestrator.cli.command import INTERRUPTED
 from orchestrator.client import Client
-from orchestrator.house.house import only_one
+from orchestrator.supervisor.supervisor import only_one
 
 MISTAKES = {
     "a command that is not there": (("nope",), 2, "No such command 'nope'"),

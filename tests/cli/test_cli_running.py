@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.cli import up_down
 from orchestrator.cli.up_down import alive, news
-from orchestrator.house import processes
-from orchestrator.places import SHORT
+from orchestrator.paths import SHORT
+from orchestrator.supervisor import processes
 
 pytestmark = pytest.mark.processes
 
@@ -306,7 +306,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
     ("program", "heavy"),
     [
         ("from orchestrator.cli import main; main(['status'])", {"numba", "scipy", "numpy"}),
-        ("import orchestrator.house.enlist", {"numba", "scipy"}),
+        ("import orchestrator.supervisor.start_actors", {"numba", "scipy"}),
     ],
 )
 def test_what_plans_nothing_imports_no_planner(tmp_path, program, heavy):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Shell
 
-from orchestrator.house import processes
+from orchestrator.supervisor import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

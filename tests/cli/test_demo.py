@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_watch import JOB, Told, seen
 
-from agent.reliable.memory_log import root_of
+from agent.keeper.storage.memory_log import root_of
 from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,
@@ -24,7 +24,7 @@ from orchestrator.cli.demo import (
     _folder,
     _summary,
 )
-from orchestrator.places import Places
+from orchestrator.paths import Places
 
 
 def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named() -> None:

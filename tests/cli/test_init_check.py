@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from cloud.local.way import keep
+from cloud.local.short_path import keep
 from orchestrator.config import template
-from orchestrator.places import SHORT, Places, StateDirError, dangling_links
+from orchestrator.paths import SHORT, Places, StateDirError, dangling_links
 
 OFF = ("--set", "ray.head_address=127.0.41.7")
 
@@ -131,7 +131,7 @@ def test_a_state_directory_that_takes_no_file_is_told_with_the_remedy(shell, com
 
 
 def test_a_short_way_that_cannot_be_made_is_told_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path / "none")
+    monkeypatch.setattr("orchestrator.paths.SHORT", tmp_path / "none")
     with pytest.raises(
         StateDirError, match=r"cannot lead to .*\(No such file.*set manager.state_dir"
     ):
@@ -140,7 +140,7 @@ def test_a_short_way_that_cannot_be_made_is_told_with_the_remedy(tmp_path, monke
 
 def test_a_short_way_that_cannot_be_followed_is_left_alone(tmp_path, monkeypatch):
     """As that of another person's house, whose folder is private."""
-    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path)
+    monkeypatch.setattr("orchestrator.paths.SHORT", tmp_path)
     closed, gone = (tmp_path / f"spot-{digit * 12}" for digit in "01")
     closed.symlink_to("x" * 300)
     gone.symlink_to(tmp_path / "gone")
@@ -151,7 +151,7 @@ def test_a_short_way_that_cannot_be_followed_is_left_alone(tmp_path, monkeypatch
 
 def test_a_short_way_that_somebody_may_need_is_left_alone(tmp_path, monkeypatch):
     """A house in another container sees a folder that we do not; it says now and then that it lives."""
-    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path)
+    monkeypatch.setattr("orchestrator.paths.SHORT", tmp_path)
     link = tmp_path / f"spot-{'0' * 12}"
     link.symlink_to(tmp_path / "elsewhere")
     assert dangling_links() == []

@@ -16,7 +16,7 @@ from agent.store.sinks import DiskSink
 from orchestrator.cli import left_behind, up_down
 from orchestrator.cli.command import CommandError
 from orchestrator.config import Config, Manager, Storage
-from orchestrator.places import Places
+from orchestrator.paths import Places
 
 
 def version(folder, step, redo=0, job="gpt-1", behind=0):

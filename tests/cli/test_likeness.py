@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent.reliable.backup import Backup
+from agent.keeper.storage.backup import Backup
 from agent.store.format import lay_out
-from orchestrator.rehearsal import likeness
+from orchestrator.rehearsal import comparison
 
 
 def state(
@@ -47,7 +47,7 @@ def state(
 )
 def test_what_differs_is_named_the_weights_first(other: Backup, says: str) -> None:
     """To the bit."""
-    assert likeness.difference(state(), other) == says
+    assert comparison.difference(state(), other) == says
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_what_differs_is_named_the_weights_first(other: Backup, says: str) -> No
 )
 def test_what_rounds_is_near(other: Backup, near: bool) -> None:
     """Numbers only, and by little."""
-    assert likeness.nearly(state(), other) == near
+    assert comparison.nearly(state(), other) == near
 
 
 def test_another_model_is_not_near() -> None:
     """A layer that one of them has not."""
     one = state()
     other = msgspec.structs.replace(one, layers=one.layers[1:])
-    assert likeness.difference(one, other) == "the weights of layer fc"
-    assert not likeness.nearly(one, other)
+    assert comparison.difference(one, other) == "the weights of layer fc"
+    assert not comparison.nearly(one, other)

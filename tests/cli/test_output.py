@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from agent.messages import Logged, OutputFile, OutputKept
+from agent.output.catalog import Shelf
 from agent.output.files import Bounds
-from agent.output.shelf import Shelf
 from agent.protocol import OutputSent
 
 pytestmark = pytest.mark.processes

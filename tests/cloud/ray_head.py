@@ -59,7 +59,7 @@ class RayHead:
         ]  # fmt: skip
         with (self.directory.parent / "head.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.house.ray_head", *words],
+                [sys.executable, "-m", "orchestrator.supervisor.ray_head", *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -17,7 +17,7 @@ from cloud.errors import NoCapacity, NotOurs, ProviderUnreachable, Throttled, To
 from cloud.local import processes, service
 from cloud.local.__main__ import arguments, service_of
 from cloud.local.provider import LocalProvider
-from cloud.local.way import SHORT, leads
+from cloud.local.short_path import SHORT, leads
 from cloud.model import Machine
 
 pytestmark = pytest.mark.processes

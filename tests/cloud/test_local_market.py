@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from running_cloud import POOLS, request
 
 from cloud.errors import NoCapacity
-from cloud.local.ledger import Page, start_of_market
+from cloud.local.books import Page, start_of_market
 from cloud.market import LOCAL, Conduct, PriceStep, SpotMarket
 from cloud.replay import read_prices
 from cloud.simulated import Books, Booted, Evicted, Noticed, PricesMoved, SimulatedCloud

@@ -12,7 +12,7 @@ import pytest
 from running_cloud import POOLS, RunningCloud, request, until
 from scripted_metadata import Answer, scripted
 
-from agent.instance.notices import EC2_ACTION, EC2_REBALANCE, EC2_TOKEN, Watcher
+from agent.machine.notices import EC2_ACTION, EC2_REBALANCE, EC2_TOKEN, Watcher
 from cloud.clock import Clock, VirtualClock
 from cloud.model import Machine, Notice
 

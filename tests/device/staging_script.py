@@ -10,13 +10,13 @@ import sys
 import torch
 
 from agent.net.wire import room
-from agent.pipeline.channel import Parcel
-from agent.pipeline.wires import asked_for, pack, unpack
+from agent.pipeline.stages.channel import Parcel
+from agent.pipeline.stages.transport import asked_for, pack, unpack
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
 from agent.tensors.device import DeviceWatch, set_stream_state, stream_state
-from agent.tensors.numbers import Numbers
-from agent.tensors.partial import partial_of
+from agent.tensors.metrics import Numbers
+from agent.tensors.partial_sum import partial_of
 from agent.tensors.shards import bytes_of
 from agent.tensors.staging import Away, Fetch, here, mark, pinned
 from agent.tensors.sums import SumSpace

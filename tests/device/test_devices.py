@@ -163,7 +163,7 @@ Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)
 
 BORN = """
 import torch
-from agent.pipeline.births import Unborn
+from agent.pipeline.deferred.initial_values import Unborn
 from torch import nn
 device = torch.accelerator.current_accelerator().type
 class Late(nn.Module):

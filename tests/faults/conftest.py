@@ -8,9 +8,9 @@ import pytest
 import redis
 from houses import RunningHouse
 
-from orchestrator.house import processes
-from orchestrator.house.redis_server import RedisServer
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisServer
 
 
 @pytest.fixture

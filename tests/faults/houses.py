@@ -12,9 +12,9 @@ import redis
 
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
-from orchestrator.house import processes
-from orchestrator.places import Places
+from orchestrator.paths import Places
 from orchestrator.redis_client import connect
+from orchestrator.supervisor import processes
 from orchestrator.view import JobView
 
 UP_S_MAX = 180.0
@@ -69,7 +69,7 @@ class RunningHouse:
         return line
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "orchestrator.house", "--config", str(self.config)]
+        return [sys.executable, "-m", "orchestrator.supervisor", "--config", str(self.config)]
 
     def _ready(self) -> bool:
         assert self.process is not None

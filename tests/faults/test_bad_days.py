@@ -14,12 +14,12 @@ import torch
 from houses import RunningHouse, command_line, until
 from redis import RedisError
 
-from agent.reliable.memory_log import kept, root_of
+from agent.keeper.storage.memory_log import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator.cli.up_down import news
 from orchestrator.client import NotRunning, local_cloud
-from orchestrator.house import processes
+from orchestrator.supervisor import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -132,7 +132,10 @@ def test_redis_may_die_while_the_ray_head_is_started_again(new_house):
     house.start()
     os.kill(pid_of(house, "gcs_server"), signal.SIGKILL)
     redis = pid_of(house, "redis-server")
-    until("the next manager to be enlisted", lambda: running(house, "orchestrator.house.enlist"))
+    until(
+        "the next manager to be enlisted",
+        lambda: running(house, "orchestrator.supervisor.start_actors"),
+    )
     os.kill(redis, signal.SIGKILL)
 
     def goes_on() -> bool:

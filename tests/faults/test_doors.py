@@ -16,7 +16,7 @@ from sockets import Door, doors, paths
 
 from cloud.local.processes import living
 from orchestrator.events import AnyEvent
-from orchestrator.house import processes
+from orchestrator.supervisor import processes
 
 pytestmark = pytest.mark.processes
 
@@ -91,7 +91,7 @@ def _kind(door: Door) -> str:
     words = command_line(door.pid)
     if "cloud.local" in words:
         return "cloud" if door.address == "127.0.0.1" else "metadata"
-    if "orchestrator.house " in words:
+    if "orchestrator.supervisor " in words:
         return "board"
     if door.is_local and words.startswith("ray::KeeperActor"):
         return "keeper"

@@ -19,16 +19,16 @@ from orchestrator.brain.leases import new_token
 from orchestrator.cli.status import seen
 from orchestrator.cli.watch import why_silent
 from orchestrator.events import JobCancelled, ManagerStarted, Tick
-from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import RedisJournal, Unreadable
 from orchestrator.live.order import Order
-from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.price_files import QuoteStore
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume
-from orchestrator.places import Places
+from orchestrator.paths import Places
 from orchestrator.redis_client import retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
+from orchestrator.supervisor.redis_server import RedisServer
 from orchestrator.view import Sentence
 from orchestrator.world import Superseded, encode_state
 

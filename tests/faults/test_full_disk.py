@@ -16,13 +16,13 @@ from orchestrator import client
 from orchestrator.client import Client, Silent
 from orchestrator.client import House as HouseFile
 from orchestrator.config import load
-from orchestrator.house import house as house_module
-from orchestrator.house.house import House
-from orchestrator.house.redis_server import RedisServer
 from orchestrator.live import manager
 from orchestrator.live.manager import Manager
 from orchestrator.live.order import Order
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor import supervisor as house_module
+from orchestrator.supervisor.redis_server import RedisServer
+from orchestrator.supervisor.supervisor import House
 
 pytestmark = pytest.mark.processes
 

@@ -9,8 +9,8 @@ import pytest
 
 from agent.keys import PULSE
 from cloud.local.processes import MARKER
-from orchestrator.house import processes
-from orchestrator.house.pulse import LOOK_S, LOOKS_MAX, Pulse
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.watchdog import LOOK_S, LOOKS_MAX, Pulse
 
 pytestmark = pytest.mark.processes
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from orchestrator.house.redis_server import RedisServer, RedisUnavailable
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 
 pytestmark = pytest.mark.processes
 

@@ -33,7 +33,7 @@ from agent.proof.evidence import Evidence
 from agent.replica import Replica
 from agent.store.layers import share_of
 from agent.store.shares import Gathered
-from agent.tensors.partial import Partial
+from agent.tensors.partial_sum import Partial
 from agent.tensors.staging import Away
 from agent.tensors.sums import Sum
 from agent.world import Alone, Facts

@@ -10,8 +10,8 @@ The first worker begins alone, and what it tells of its commits is remembered as
     lost k    all are lost behind step k: a worker proves itself by step k, applies it, and goes on alone
     together  two workers begin together, and nobody joins
 
-A worker of these has no process around it, and no keeper: what it tells is judged by `agent.reliable.proofs`, and what
-it does to prove itself is what `agent.crew.proving` does.
+A worker of these has no process around it, and no keeper: what it tells is judged by `agent.keeper.proofs`, and what
+it does to prove itself is what `agent.worker.proof.reproduction` does.
 """
 
 import json
@@ -31,16 +31,16 @@ from judge import STEPS, outcome, run, waited
 from snippets import SNIPPETS
 
 from agent import session
-from agent.crew.crew import ENDS
 from agent.errors import Misuse
+from agent.keeper.proofs import Proofs, Question, judge
 from agent.proof.turns import Shown, is_shown, sampled, turn_of
 from agent.protocol import Arrived, Computed, Prepared, Proved, Reached
-from agent.reliable.proofs import Proofs, Question, judge
 from agent.replica import Replica
 from agent.store.layers import share_of
 from agent.store.shares import Gathered, Share
-from agent.tensors.partial import Partial
+from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
+from agent.worker.peers import ENDS
 from agent.world import Alone, Facts, Left
 
 PROOF = Path(__file__).with_name("proof.json")
@@ -145,7 +145,7 @@ class Worker(Alone):
 
     @property
     def state_shown(self) -> Shown:  # type: ignore[override]
-        """As `agent.crew.group.Group.state_shown`, where a snapshot is taken in each of `STEPS`."""
+        """As `agent.worker.group.Group.state_shown`, where a snapshot is taken in each of `STEPS`."""
         assert self.replica is not None
         step = self.replica.step
         if self.replica.stage == "over" or step in STEPS or step - 1 in STEPS:
@@ -168,7 +168,7 @@ class Worker(Alone):
 
     @property
     def twice(self) -> int | None:  # type: ignore[override]
-        """As `agent.crew.group.Group.twice`."""
+        """As `agent.worker.group.Group.twice`."""
         assert self.replica is not None
         early, late = self.shares()
         step = self.replica.step
@@ -243,7 +243,7 @@ class Worker(Alone):
         assert self.channel is not None
         found = self.channel.hear()
         if isinstance(found, Over):
-            # As `agent.crew.crew.Crew.go_on`.
+            # As `agent.worker.peers.Crew.go_on`.
             assert self.replica is not None
             if self.replica.played:
                 raise Misuse(ENDS.format(self.replica.step))

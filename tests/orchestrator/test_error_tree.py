@@ -5,7 +5,7 @@ import pkgutil
 
 import orchestrator
 from orchestrator import errors
-from orchestrator.morph.errors import MorphError
+from orchestrator.planner.errors import MorphError
 
 NO_ERRORS = {"orchestrator.simulated"}  # its exceptions end a simulated life, or fail a test
 

@@ -11,14 +11,14 @@ from torch import nn
 
 from agent import session
 from agent.layout import Layout, Replica
-from agent.pipeline.channel import Exchange, Key, Local, Parcel
-from agent.pipeline.cut import Sections
-from agent.pipeline.examine import examine
-from agent.pipeline.record import record
-from agent.pipeline.variants import Pieces, Variant, Variants
-from agent.pipeline.work import Worker
+from agent.pipeline.stages.channel import Exchange, Key, Local, Parcel
+from agent.pipeline.stages.cut import Sections
+from agent.pipeline.stages.stage_worker import Worker
+from agent.pipeline.tracing.analysis import examine
+from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.variants import Pieces, Variant, Variants
 from agent.schedule import Schedule
-from orchestrator.morph import schedules
+from orchestrator.planner.simulation import schedules
 
 SEED = 7
 

@@ -10,8 +10,8 @@ from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 
 from agent.errors import CannotRecord
-from agent.pipeline.examine import cut_points
-from orchestrator.morph.schedules import MODULO
+from agent.pipeline.tracing.analysis import cut_points
+from orchestrator.planner.simulation.schedules import MODULO
 
 HALVES = (torch.bfloat16, torch.float16)
 

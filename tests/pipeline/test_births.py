@@ -6,12 +6,12 @@ from playing import MODELS, SEED, loss_of, made
 from torch import nn
 
 from agent.errors import Misuse
-from agent.pipeline.births import Unborn
-from agent.pipeline.cut import build, measured
-from agent.pipeline.examine import cut_points, examine
-from agent.pipeline.record import record
-from agent.pipeline.tape import CannotPlayBack
-from agent.tensors.away import any_away, is_away
+from agent.pipeline.deferred.initial_values import Unborn
+from agent.pipeline.deferred.tape import CannotPlayBack
+from agent.pipeline.stages.cut import build, measured
+from agent.pipeline.tracing.analysis import cut_points, examine
+from agent.pipeline.tracing.trace import record
+from agent.tensors.absent import any_away, is_away
 
 
 class Peculiar(nn.Module):

@@ -10,8 +10,8 @@ from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from agent.pipeline.examine import cut_points
-from orchestrator.morph.schedules import MODULO
+from agent.pipeline.tracing.analysis import cut_points
+from orchestrator.planner.simulation.schedules import MODULO
 
 STEPS = 2
 

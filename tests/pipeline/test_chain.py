@@ -11,18 +11,18 @@ import torch.nn.functional as F  # noqa: N812
 from playing import Turns, alone, batches, layout_of, made, rows
 from torch import nn
 
-from agent.crew.chain import Chain, How, Whole
-from agent.crew.deep import Deep
-from agent.owned.holdings import Holdings
-from agent.pipeline.channel import Exchange
-from agent.pipeline.cut import Sections
-from agent.pipeline.loss import record_loss
-from agent.pipeline.recording import Recording
+from agent.pipeline.stages.channel import Exchange
+from agent.pipeline.stages.cut import Sections
+from agent.pipeline.tracing.graphs import Recording
+from agent.pipeline.tracing.loss import record_loss
 from agent.proof.digest import digests
 from agent.proof.evidence import Staged
 from agent.proof.graph import digest_of
-from agent.tensors.numbers import decoded
+from agent.sharded.holdings import Holdings
+from agent.tensors.metrics import decoded
 from agent.tensors.sums import Sum, Summed, SumSpace
+from agent.worker.stages.pipeline_layout import Deep
+from agent.worker.stages.pipeline_step import Chain, How, Whole
 
 COUNTS, MICROBATCHES = (3, 1), 4
 

@@ -7,8 +7,8 @@ import torch
 
 from agent.errors import WireError
 from agent.net.mesh import Mesh
-from agent.pipeline.channel import Exchange, Parcel
-from agent.pipeline.wires import MeshChannel
+from agent.pipeline.stages.channel import Exchange, Parcel
+from agent.pipeline.stages.transport import MeshChannel
 
 CONNECT_S = 20.0
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from agent.crew.anew import Anew
-from agent.pipeline.closure import closed_over
-from agent.pipeline.loss import record_loss
+from agent.pipeline.tracing.closure import closed_over
+from agent.pipeline.tracing.loss import record_loss
+from agent.worker.rerecording import Anew
 
 RATE = 1.0
 

@@ -4,10 +4,10 @@ import playing
 import pytest
 from playing import MODELS, alone, same_weights, together
 
-from agent.pipeline.channel import Exchange, Parcel
-from agent.pipeline.execute import REACH, Counts, Program
+from agent.pipeline.stages.channel import Exchange, Parcel
+from agent.pipeline.stages.execute import REACH, Counts, Program
 from agent.schedule import Kind
-from orchestrator.morph import schedules
+from orchestrator.planner.simulation import schedules
 
 STEPS = 2
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from playing import alone, graph_of, same_weights, together
 from torch import nn
 
-from agent.pipeline.examine import cut_points
-from orchestrator.morph.schedules import MODULO, STEADY
+from agent.pipeline.tracing.analysis import cut_points
+from orchestrator.planner.simulation.schedules import MODULO, STEADY
 
 WIDTH, CLASSES, STEPS = 6, 5, 2
 

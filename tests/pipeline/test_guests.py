@@ -11,10 +11,10 @@ from test_witness import Library
 from torch import nn
 
 from agent.errors import CannotRecord
-from agent.pipeline.cut import Sections, build
-from agent.pipeline.examine import examine
-from agent.pipeline.guests import Guest, postpone
-from agent.pipeline.record import FIXED, record
+from agent.pipeline.stages.cut import Sections, build
+from agent.pipeline.tracing.analysis import examine
+from agent.pipeline.tracing.frozen_modules import Guest, postpone
+from agent.pipeline.tracing.trace import FIXED, record
 
 WORDS = 11
 

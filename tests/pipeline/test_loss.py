@@ -15,16 +15,17 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline import modes, variants
-from agent.pipeline.closure import closed_over
-from agent.pipeline.examine import Facts, cut_points, examine
-from agent.pipeline.loss import _as_before, record_loss, same_graph
-from agent.pipeline.record import FIXED, METRICS
-from agent.pipeline.recorder import Recorder
-from agent.pipeline.recording import Recording, mark_of
-from agent.pipeline.stage import Stage
-from agent.pipeline.variants import Pieces, Variant, Variants, form_of
-from agent.tensors.away import nothing
+from agent.pipeline import autocast_nodes
+from agent.pipeline.stages.stage import Stage
+from agent.pipeline.tracing import variants
+from agent.pipeline.tracing.analysis import Facts, cut_points, examine
+from agent.pipeline.tracing.closure import closed_over
+from agent.pipeline.tracing.graphs import Recording, mark_of
+from agent.pipeline.tracing.loss import _as_before, record_loss, same_graph
+from agent.pipeline.tracing.recorder import Recorder
+from agent.pipeline.tracing.trace import FIXED, METRICS
+from agent.pipeline.tracing.variants import Pieces, Variant, Variants, form_of
+from agent.tensors.absent import nothing
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -331,7 +332,7 @@ def test_a_distribution_of_weights_that_are_not_here() -> None:
 def test_a_graph_that_fails_leaves_the_modes_as_they_were() -> None:
     """In the middle of a stretch without gradients: the script trains on in one piece, and needs them."""
     with pytest.raises(ZeroDivisionError), _as_before(nn.Linear(1, 1)):
-        modes.grad(enabled=False)
+        autocast_nodes.grad(enabled=False)
         raise ZeroDivisionError
     assert torch.is_grad_enabled()
 

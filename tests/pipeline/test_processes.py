@@ -19,10 +19,10 @@ from playing import (
 
 from agent import session
 from agent.net.mesh import Mesh
-from agent.pipeline.cut import Sections, build
-from agent.pipeline.wires import MeshChannel
-from agent.pipeline.work import Worker
-from orchestrator.morph import schedules
+from agent.pipeline.stages.cut import Sections, build
+from agent.pipeline.stages.stage_worker import Worker
+from agent.pipeline.stages.transport import MeshChannel
+from orchestrator.planner.simulation import schedules
 
 DEPTH, COUNTS, STEPS, CONNECT_S = 2, (3, 1), 2, 60.0
 

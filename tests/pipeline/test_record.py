@@ -15,9 +15,9 @@ from torch.func import functional_call
 
 from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.cut import Sections, TooShort, balance, build
-from agent.pipeline.examine import cut_points, examine
-from agent.pipeline.record import record
+from agent.pipeline.stages.cut import Sections, TooShort, balance, build
+from agent.pipeline.tracing.analysis import cut_points, examine
+from agent.pipeline.tracing.trace import record
 
 X, Y = torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)
 

@@ -12,9 +12,9 @@ from playing import alone, rows, same_weights, together
 from torch import nn
 
 from agent.errors import Misuse
-from agent.pipeline.loss import record_loss
-from agent.pipeline.record import FIXED
-from agent.pipeline.returned import called
+from agent.pipeline.tracing.loss import record_loss
+from agent.pipeline.tracing.loss_value import called
+from agent.pipeline.tracing.trace import FIXED
 
 WEIGHT = nn.Parameter(torch.tensor([2.0, 3.0]))
 LOSS = WEIGHT.sum()

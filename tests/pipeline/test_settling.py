@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from agent import session
-from agent.owned.holdings import Holdings
-from agent.pipeline.births import Unborn
+from agent.pipeline.deferred.initial_values import Unborn
 from agent.session import Session
+from agent.sharded.holdings import Holdings
 from agent.store.layers import REST, share_of
 from agent.store.memory import Again, Copying
-from agent.tensors.away import is_away
+from agent.tensors.absent import is_away
 from agent.world import Alone
 
 

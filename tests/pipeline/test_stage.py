@@ -9,9 +9,9 @@ from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 
 from agent.errors import CannotRecord
-from agent.pipeline.cut import SELDOM_BYTES_MAX, build
-from agent.pipeline.examine import cut_points
-from agent.pipeline.stage import Stage
+from agent.pipeline.stages.cut import SELDOM_BYTES_MAX, build
+from agent.pipeline.stages.stage import Stage
+from agent.pipeline.tracing.analysis import cut_points
 
 
 class Force(nn.Module):

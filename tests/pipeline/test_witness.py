@@ -12,10 +12,10 @@ from playing import alone, graph_of, made, same_weights, together
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from agent.pipeline import modes
-from agent.pipeline.cut import Sections, build
-from agent.pipeline.examine import cut_points, examine
-from agent.pipeline.record import FIXED, LOOKS, record
+from agent.pipeline import autocast_nodes
+from agent.pipeline.stages.cut import Sections, build
+from agent.pipeline.tracing.analysis import cut_points, examine
+from agent.pipeline.tracing.trace import FIXED, LOOKS, record
 
 WIDTH, WORDS, BLOCKS = 16, 23, 6
 
@@ -266,7 +266,7 @@ def test_no_cut_where_gradients_are_not_wanted():
     graph = record(made(Library), loss_of, example)
     facts = examine(graph, example)
     nodes = [node.target for node in graph.graph.nodes]
-    off, on = (index for index, target in enumerate(nodes) if target is modes.grad)
+    off, on = (index for index, target in enumerate(nodes) if target is autocast_nodes.grad)
     assert on > off + 1
     assert not {point.after for point in cut_points(facts)} & set(range(off, on))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.house import processes
-from orchestrator.house.redis_server import RedisServer
-from orchestrator.places import Places
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisServer
 
 
 @pytest.fixture

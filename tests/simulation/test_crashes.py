@@ -5,7 +5,7 @@ import pytest
 
 from cloud.market import Conduct
 from orchestrator.settings import Settings
-from orchestrator.simulated.lives import Biography, live
+from orchestrator.simulated.restarts import Biography, live
 from orchestrator.simulated.scenario import Pace, Scenario
 
 SCENARIO = Scenario(

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.actions import Launch, Note
 from orchestrator.settings import Settings
-from orchestrator.simulated.lives import live
+from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import Pace, Scenario
 from orchestrator.world import MemoryJournal
 

@@ -11,10 +11,10 @@ from orchestrator.brain import ledger
 from orchestrator.brain.decide import decide
 from orchestrator.client import post
 from orchestrator.events import JobResumed, JobSpec, JobSubmitted, ManagerStarted
-from orchestrator.showing import view_of
-from orchestrator.simulated.lives import live
+from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 from orchestrator.state import State
+from orchestrator.view_builder import view_of
 from orchestrator.world import MemoryJournal, decode_state, encode_state
 from tests.simulation.fuzzed import KINDS, Fuzzer
 

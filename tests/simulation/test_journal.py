@@ -14,8 +14,8 @@ from orchestrator.actions import Note
 from orchestrator.loop import run_now
 from orchestrator.replay import export, read_incident, replay
 from orchestrator.simulated import simulate
-from orchestrator.simulated.lives import live
-from orchestrator.simulated.running import DigestJournal
+from orchestrator.simulated.restarts import live
+from orchestrator.simulated.runs import DigestJournal
 from orchestrator.simulated.scenario import wild
 from orchestrator.state import State
 from orchestrator.world import Diverged, Entry, MemoryJournal, encode_state, read_journal

@@ -10,7 +10,6 @@ import redis.asyncio
 from agent.keys import OPEN_JOBS
 from orchestrator import loop
 from orchestrator.events import JobSubmitted
-from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import RedisJournal
 from orchestrator.live.manager import put_away
 from orchestrator.redis_client import retry_policy
@@ -18,6 +17,7 @@ from orchestrator.replay import export, read_incident, replay
 from orchestrator.simulated.scenario import FAULTS, Scenario, cloud_of, jobs_of
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
+from orchestrator.supervisor.redis_server import RedisServer
 from orchestrator.world import encode_state
 
 SCENARIO = Scenario(seed=5, days=0.002, instances=6, job_slots=4, faults=FAULTS["none"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.simulated.lives import live
+from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 
 SEEDS, BLOCK = 500, 20

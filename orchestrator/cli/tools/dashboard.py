@@ -4,7 +4,7 @@ from rich.text import Text
 
 from orchestrator.cli.command import Command, CommandError
 from orchestrator.client import dashboard_address
-from orchestrator.places import Places
+from orchestrator.paths import Places
 
 
 def dashboard(command: Command) -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.client import local_cloud
-from orchestrator.wording import plural
+from orchestrator.formatting import plural
 
 NODES_MAX = 10_000
 

@@ -14,13 +14,13 @@ from rich.text import Text
 from orchestrator.cli import tables
 from orchestrator.cli.command import Command
 from orchestrator.client import NotRunning, local_cloud
-from orchestrator.house import processes
-from orchestrator.house.house import HouseError, only_one
+from orchestrator.formatting import plural
 from orchestrator.journal import RedisJournal
 from orchestrator.loop import resume
-from orchestrator.places import Places, dangling_links
+from orchestrator.paths import Places, dangling_links
 from orchestrator.redis_client import retry_policy
-from orchestrator.wording import plural
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.supervisor import HouseError, only_one
 
 RUN_DIRS = ("run", "cloud/machines")
 

@@ -12,8 +12,8 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import Command, CommandError, write_file
 from orchestrator.cli.jobs import find
 from orchestrator.cli.tools.trace import unmeasured
-from orchestrator.morph import profiles
-from orchestrator.wording import memory, plural
+from orchestrator.formatting import memory, plural
+from orchestrator.planner import profiles
 
 SECTIONS_LISTED = 60
 

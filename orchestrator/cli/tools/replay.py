@@ -9,12 +9,12 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.formatting import plural
 from orchestrator.journal import RedisJournal
 from orchestrator.redis_client import retry_policy
 from orchestrator.replay import export, read_incident
 from orchestrator.replay import replay as decide_again
 from orchestrator.state import State
-from orchestrator.wording import plural
 from orchestrator.world import Diverged, Entry
 
 RUNNING = "the running manager"

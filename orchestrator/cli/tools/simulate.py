@@ -9,8 +9,8 @@ import typer
 
 from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.formatting import plural, usd
 from orchestrator.simulated import simulate as run
-from orchestrator.wording import plural, usd
 
 
 def simulate(

@@ -11,7 +11,7 @@ from agent.timeline import Timeline
 from orchestrator.cli.command import Command, CommandError
 from orchestrator.cli.jobs import find
 from orchestrator.client import Client
-from orchestrator.morph import gantt
+from orchestrator.planner import gantt
 from orchestrator.view import JobView
 
 PATIENCE_S, LOOK_S = 120.0, 0.2

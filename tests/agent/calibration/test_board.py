@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.calibration.board import OWNER, ROUND, Alone, Board, Round, Times, deal
+from agent.calibration.assignment import OWNER, ROUND, Alone, Board, Round, Times, deal
 
 SECTIONS, ROUNDS = 12, 5
 

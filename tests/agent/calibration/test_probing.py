@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.calibration import probing
-from agent.calibration.measuring import NETWORK
-from agent.calibration.probing import probed
+from agent.calibration import network_probe
+from agent.calibration.measurement import NETWORK
+from agent.calibration.network_probe import probed
 from agent.net.mesh import Mesh
 from agent.profile import Profile, Section
 from agent.protocol import Part
@@ -31,7 +31,7 @@ class Member:
 
     def _answer(self, peer: str, part: Part) -> None:
         self.asked.append(peer)
-        probing.answer(self, self.mesh, peer, part)
+        network_probe.answer(self, self.mesh, peer, part)
 
     def know(self, addresses: dict[str, str]) -> None:
         self.mesh.want(addresses)

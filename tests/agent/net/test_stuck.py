@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from crews import Crew, until
 
+from agent.keeper import roster
 from agent.messages import WorkerLost
-from agent.net import stuck
-from agent.net.stuck import Stuck
-from agent.reliable import roster
+from agent.net import watchdog
+from agent.net.watchdog import Stuck
 
 BEATS = 20
 
@@ -26,7 +26,7 @@ def work(told):
 
 def ours(code: str, **names: Any) -> dict[str, Any]:
     """Code that lies where ours does."""
-    exec(compile(code, f"{stuck.OURS}anything.py", "exec"), names)
+    exec(compile(code, f"{watchdog.OURS}anything.py", "exec"), names)
     return names
 
 

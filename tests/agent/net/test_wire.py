@@ -12,9 +12,9 @@ import pytest
 from crews import until
 
 from agent.errors import Refused, WireError
+from agent.keeper.member import Member
 from agent.net.wire import FREE_BYTES, Connection, accept, dial, job_secret
 from agent.protocol import AnyMessage, Beat, Commit, Hello, Lines, PeerHello, Redo, Slice
-from agent.reliable.member import Member
 
 HELLO = PeerHello(worker="w1", serial=1)
 

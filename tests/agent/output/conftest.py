@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from agent.keeper.output_files import Outputs
 from agent.messages import JobOrder, Report
+from agent.output.catalog import listed
 from agent.output.files import Bounds
 from agent.output.folder import Output
-from agent.output.shelf import listed
 from agent.output.strays import Strays
 from agent.protocol import Message, Numbers, Strayed
-from agent.reliable.outputs import Outputs
 
 
 class Told:

@@ -5,7 +5,7 @@ import pytest
 from crews import Crew, until
 
 from agent.messages import OutputKept, WorkerFailed
-from agent.output.shelf import listed
+from agent.output.catalog import listed
 
 pytestmark = pytest.mark.processes
 

@@ -11,8 +11,8 @@ import torch
 
 from agent.errors import Misuse
 from agent.messages import Logged
-from agent.output.missing import hint
-from agent.output.saving import save
+from agent.output.missing_file import hint
+from agent.output.save import save
 
 Job = Any
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from agent.output.catalog import Shelf, listed
 from agent.output.files import Bounds
-from agent.output.shelf import Shelf, listed
 from agent.protocol import OutputSent, OutputTaken
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent.tensors.away import computable, is_away, nothing
+from agent.tensors.absent import computable, is_away, nothing
 
 
 def test_complex_numbers_are_stood_in_for() -> None:

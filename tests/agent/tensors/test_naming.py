@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from agent.tensors.naming import named_buffers, named_parameters, prefixes
+from agent.tensors.layer_names import named_buffers, named_parameters, prefixes
 from agent.tensors.sums import SumSpace
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import data_parallel
-from agent.tensors.numbers import Numbers
-from agent.tensors.partial import Partial, partial_of
-from agent.tensors.running import Running
+from agent.tensors.metrics import Numbers
+from agent.tensors.partial_sum import Partial, partial_of
+from agent.tensors.running_sum import Running
 from agent.tensors.sums import Sum, SumSpace
 from agent.tensors.tree import Canonical
 

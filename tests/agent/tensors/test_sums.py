@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent.tensors.numbers import Numbers
+from agent.tensors.metrics import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 from agent.tensors.tree import Canonical
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import data_parallel
-from agent.tensors.numbers import Numbers
+from agent.tensors.metrics import Numbers
 from agent.tensors.sums import Sum, SumSpace
 from agent.tensors.tree import Canonical, Tree
 

@@ -13,7 +13,7 @@ from orchestrator.actions import Launch, Terminate
 from orchestrator.brain import situation
 from orchestrator.brain.ledger import committed_usd, spent_usd
 from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
-from orchestrator.showing import view_of
+from orchestrator.view_builder import view_of
 
 
 def sold(h: Any, *more: Pool) -> tuple[Pool, ...]:

@@ -13,7 +13,7 @@ from orchestrator.brain import buying
 from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
 from orchestrator.settings import Settings
 from orchestrator.simulated.bill import bill_usd
-from orchestrator.simulated.running import DigestJournal
+from orchestrator.simulated.runs import DigestJournal
 from orchestrator.simulated.scenario import STEPS_FOREVER, Scenario, cloud_of, jobs_of
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State

@@ -40,8 +40,8 @@ from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, spent_usd
 from orchestrator.events import JobCancelled, JobResumed, ManagerStarted, ShutdownAsked
 from orchestrator.settings import Settings
-from orchestrator.showing import job_view, view_of
 from orchestrator.state import State
+from orchestrator.view_builder import job_view, view_of
 
 
 def completed(h: Any, step: int = 100) -> Any:

@@ -8,10 +8,10 @@ import pytest
 
 from agent.layout import Layout, data_parallel
 from agent.messages import UNRECORDED
-from orchestrator.brain import layouts
-from orchestrator.brain.layouts import Choice, Question, Seat
-from orchestrator.morph import book
-from orchestrator.morph.errors import DoesNotFit
+from orchestrator.brain import layout_choice
+from orchestrator.brain.layout_choice import Choice, Question, Seat
+from orchestrator.planner import plan_book
+from orchestrator.planner.errors import DoesNotFit
 
 
 def seats(count: int, *, machines: int = 0, **changes: Any) -> tuple[Seat, ...]:
@@ -34,7 +34,7 @@ def question(count: int, microbatches: int = 8, **changes: Any) -> Question:
 
 def after(asked: Question, choice: Choice) -> Question:
     """The same question, asked while that choice runs; its seats come first, in its order."""
-    layout = layouts.laid_out(1, asked, choice)
+    layout = layout_choice.laid_out(1, asked, choice)
     order = {worker: n for n, worker in enumerate(layout.workers)}
     sorted_seats = sorted(asked.seats, key=lambda seat: order.get(seat.worker, len(order)))
     return msgspec.structs.replace(
@@ -45,29 +45,29 @@ def after(asked: Question, choice: Choice) -> Question:
 def test_without_a_profile_it_is_data_parallel() -> None:
     """Equal workers share the microbatches as evenly as they go, in the order in which they came."""
     asked = question(3)
-    found = layouts.laid_out(1, asked, layouts.choose(asked))
+    found = layout_choice.laid_out(1, asked, layout_choice.choose(asked))
     assert found == data_parallel(1, 8, ("w0", "w1", "w2"))
 
 
 def test_more_workers_than_microbatches_are_left_out() -> None:
     """Nobody is in a layout to do nothing."""
-    found = layouts.choose(question(5, microbatches=2))
+    found = layout_choice.choose(question(5, microbatches=2))
     assert [replica.workers for replica in found.replicas] == [("w0",), ("w1",)]
 
 
 def test_a_person_can_ask_for_a_depth_before_anything_is_measured() -> None:
     """Chains of that depth, cut by the workers themselves; too few workers are a sentence."""
-    found = layouts.choose(question(5, depth=2, stages_max=4))
+    found = layout_choice.choose(question(5, depth=2, stages_max=4))
     assert [replica.workers for replica in found.replicas] == [("w0", "w1"), ("w2", "w3")]
     with pytest.raises(DoesNotFit, match="depth 2 needs 2 workers, and has 1"):
-        layouts.choose(question(1, depth=2, stages_max=4))
+        layout_choice.choose(question(1, depth=2, stages_max=4))
 
 
 def test_a_script_that_cannot_be_cut_is_not_cut(profile: Any) -> None:
     """The depth that was asked for is refused with the reason, and the job trains all the same."""
     why = "train.py:7: float(loss) looks at a value"
     for measured in (None, profile(4)):
-        found = layouts.choose(question(4, depth=2, uncuttable=why, profile=measured))
+        found = layout_choice.choose(question(4, depth=2, uncuttable=why, profile=measured))
         assert {len(replica.workers) for replica in found.replicas} == {1}
         assert f"depth 2 was asked for, but {why}" in found.because
 
@@ -75,9 +75,9 @@ def test_a_script_that_cannot_be_cut_is_not_cut(profile: Any) -> None:
 def test_with_a_profile_the_book_decides_and_names_the_next_best(profile: Any) -> None:
     """The answer is the book's own, with what it would take and what the runner-up would."""
     measured = profile(4)
-    found = layouts.choose(question(6, profile=measured, stages_max=4))
-    task = layouts.task_of(measured, 8, None, 4, 1)
-    assert found.plan == book.book(measured, task, 6).at(6)
+    found = layout_choice.choose(question(6, profile=measured, stages_max=4))
+    task = layout_choice.task_of(measured, 8, None, 4, 1)
+    assert found.plan == plan_book.book(measured, task, 6).at(6)
     assert found.because.startswith(f"{found.plan.describe()} on 6 workers: ")
     assert ": predicted " in found.because
     assert "ms a step; next best" in found.because
@@ -86,7 +86,7 @@ def test_with_a_profile_the_book_decides_and_names_the_next_best(profile: Any) -
 def test_the_depth_that_was_asked_for_beats_the_book(profile: Any) -> None:
     """Only plans of that depth are compared."""
     for depth in (1, 2, 4):
-        found = layouts.choose(question(4, profile=profile(4), stages_max=4, depth=depth))
+        found = layout_choice.choose(question(4, profile=profile(4), stages_max=4, depth=depth))
         assert {len(replica.workers) for replica in found.replicas} == {depth}
 
 
@@ -94,53 +94,55 @@ def test_what_does_not_fit_is_never_chosen(profile: Any) -> None:
     """With little memory only deep chains fit; with less nothing does, and the least that would is said."""
     state = 4 / 3 * (1 << 20)  # weights, gradients and optimizer
     little = profile(4, memory=0.6 * state)
-    found = layouts.choose(question(4, profile=little, stages_max=4))
+    found = layout_choice.choose(question(4, profile=little, stages_max=4))
     assert min(len(replica.workers) for replica in found.replicas) >= 2
     assert max(found.plan.memory_bytes) <= little.memory_bytes
     with pytest.raises(DoesNotFit, match=r"^on 1 worker: at least 2 are needed"):
-        layouts.choose(question(1, profile=little, stages_max=4, workers_max=4))
+        layout_choice.choose(question(1, profile=little, stages_max=4, workers_max=4))
     with pytest.raises(DoesNotFit, match="the least that would do is"):
-        layouts.choose(question(4, profile=profile(4, memory=1e5), stages_max=4))
+        layout_choice.choose(question(4, profile=profile(4, memory=1e5), stages_max=4))
 
 
 def test_workers_keep_the_whole_state_unless_it_does_not_fit(profile: Any) -> None:
     """Deep with room: all keep all, and the plan says so in bytes. Without: each its own, and the sentence says it."""
     state = 4 / 3 * (1 << 20)
     asked = question(4, profile=profile(4), stages_max=4, depth=2)
-    roomy = layouts.choose(asked)
-    assert not layouts.laid_out(1, asked, roomy).owned
+    roomy = layout_choice.choose(asked)
+    assert not layout_choice.laid_out(1, asked, roomy).owned
     assert min(roomy.plan.memory_bytes) >= state
     for paces in ((1.0,) * 4, (1.0, 1.0, 1.5, 1.5)):
         some = tuple(
             msgspec.structs.replace(s, pace=p) for s, p in zip(seats(4), paces, strict=True)
         )
         asked = question(4, profile=profile(4, memory=0.7 * state), stages_max=4, seats=some)
-        tight = layouts.choose(asked)
-        assert layouts.laid_out(1, asked, tight).owned
+        tight = layout_choice.choose(asked)
+        assert layout_choice.laid_out(1, asked, tight).owned
         assert max(tight.plan.memory_bytes) <= 0.7 * state
         assert "each keeps its own stages only" in tight.because
-        assert layouts.choose(after(asked, tight)).moved_bytes == 0
+        assert layout_choice.choose(after(asked, tight)).moved_bytes == 0
 
 
 def test_a_newcomer_to_owned_stages_brings_what_its_stage_needs(profile: Any) -> None:
     """Of 2x2 one is lost: only half of the state has to move; into a layout where all have all, nothing."""
     state = 4 / 3 * (1 << 20)
     asked = question(4, profile=profile(4, memory=0.7 * state), stages_max=4, depth=2)
-    running = layouts.choose(asked)
+    running = layout_choice.choose(asked)
     rest = [s for s in after(asked, running).seats if s.worker != running.replicas[1].workers[0]]
     new = Seat(worker="new", machine="m9", zone="east")
     again = msgspec.structs.replace(after(asked, running), seats=(*rest, new))
-    assert layouts.choose(again).moved_bytes == pytest.approx((1 << 20) / 2)
+    assert layout_choice.choose(again).moved_bytes == pytest.approx((1 << 20) / 2)
     whole = msgspec.structs.replace(after(asked, running).before, owned=False)
     before = msgspec.structs.replace(after(asked, running), before=whole)
-    assert layouts.choose(before).moved_bytes == 0
+    assert layout_choice.choose(before).moved_bytes == 0
 
 
 def test_unlike_workers_get_unlike_shares(profile: Any) -> None:
     """Whoever takes twice as long gets about half as much, with a profile and without."""
     fast, slow = seats(2), seats(4, pace=2.0)[2:]
     for measured in (None, profile(1)):
-        found = layouts.choose(question(4, microbatches=12, seats=(*fast, *slow), profile=measured))
+        found = layout_choice.choose(
+            question(4, microbatches=12, seats=(*fast, *slow), profile=measured)
+        )
         counts = {replica.workers[0]: replica.count for replica in found.replicas}
         assert counts == {"w0": 4, "w1": 4, "w2": 2, "w3": 2}
 
@@ -151,11 +153,11 @@ def test_a_slow_worker_is_left_out_only_when_its_share_was_cut_before(profile: A
         for eased, left_out in ((False, ()), (True, ("w3",))):
             some = (*seats(3), Seat(worker="w3", machine="m3", zone="", pace=8.0, eased=eased))
             asked = question(4, seats=some, profile=measured)
-            found = layouts.choose(asked)
+            found = layout_choice.choose(asked)
             inside = {worker for replica in found.replicas for worker in replica.workers}
             assert found.left_out == left_out
             assert ("w3" in inside) is not eased
-    kept = layouts.choose(msgspec.structs.replace(asked, profile=None, seats_min=4))
+    kept = layout_choice.choose(msgspec.structs.replace(asked, profile=None, seats_min=4))
     assert kept.left_out == ()
 
 
@@ -163,7 +165,7 @@ def test_stages_of_a_chain_are_neighbours(profile: Any) -> None:
     """Six workers on three machines in a muddle: every chain of two is on one machine."""
     muddled = list(seats(6, machines=3))
     Random(3).shuffle(muddled)
-    found = layouts.choose(
+    found = layout_choice.choose(
         question(6, seats=tuple(muddled), profile=profile(4), stages_max=4, depth=2)
     )
     where = {seat.worker: seat.machine for seat in muddled}
@@ -188,21 +190,21 @@ def test_the_same_question_again_changes_nothing(profile: Any, seed: int) -> Non
     measured = dice.choice((None, profile(4), profile(6)))
     stages = 1 if measured is None else len(measured.sections)
     asked = question(len(some), seats=some, profile=measured, stages_max=stages)
-    once = layouts.choose(asked)
+    once = layout_choice.choose(asked)
     again = after(asked, once)
-    assert layouts.choose(again).replicas == once.replicas
-    assert layouts.choose(again).moved_bytes == 0
+    assert layout_choice.choose(again).replicas == once.replicas
+    assert layout_choice.choose(again).moved_bytes == 0
 
 
 def test_a_newcomer_takes_the_place_of_the_lost(profile: Any) -> None:
     """Of 2x2 one is lost: those who stay keep their stages, and only the newcomer needs state."""
     asked = question(4, profile=profile(4), stages_max=4, depth=2)
-    running = layouts.choose(asked)
+    running = layout_choice.choose(asked)
     gone = running.replicas[1].workers[0]
     stage = {w: i for replica in running.replicas for i, w in enumerate(replica.workers)}
     rest = [seat for seat in after(asked, running).seats if seat.worker != gone]
     new = Seat(worker="new", machine="m9", zone="east")
-    found = layouts.choose(msgspec.structs.replace(after(asked, running), seats=(*rest, new)))
+    found = layout_choice.choose(msgspec.structs.replace(after(asked, running), seats=(*rest, new)))
     now = {w: i for replica in found.replicas for i, w in enumerate(replica.workers)}
     assert now == {w: i for w, i in stage.items() if w != gone} | {"new": stage[gone]}
     assert found.moved_bytes == 1e6
@@ -212,8 +214,8 @@ def test_a_newcomer_takes_the_place_of_the_lost(profile: Any) -> None:
 def test_workers_are_told_where_to_cut_and_what_to_play(profile: Any) -> None:
     """The cuts are the profile's nodes; every replica finds a program for its own share."""
     asked = question(4, microbatches=9, profile=profile(4), stages_max=4, depth=2)
-    choice = layouts.choose(asked)
-    layout = layouts.laid_out(1, asked, choice)
+    choice = layout_choice.choose(asked)
+    layout = layout_choice.laid_out(1, asked, choice)
     assert layout.cuts == tuple(10 * first for first in choice.plan.firsts[1:])
     for replica in layout.replicas:
         schedule = layout.schedule_of(replica)
@@ -227,11 +229,11 @@ def test_a_model_that_nobody_has_built_gets_a_chain_that_has_room_for_it() -> No
     """By its size alone, before anything is measured: as deep as it takes, each with its own stages; no deeper."""
     large: dict[str, Any] = {"training_bytes": 1e10, "uncuttable": UNRECORDED}
     asked = question(6, room_bytes=5e9, **large)
-    found = layouts.laid_out(1, asked, layouts.choose(asked))
+    found = layout_choice.laid_out(1, asked, layout_choice.choose(asked))
     assert (found.depth, found.width, found.owned) == (3, 2, True)
-    assert "each builds and keeps its own stages only" in layouts.choose(asked).because
+    assert "each builds and keeps its own stages only" in layout_choice.choose(asked).because
     asked = question(6, room_bytes=2e10, **large)
-    found = layouts.laid_out(1, asked, layouts.choose(asked))
+    found = layout_choice.laid_out(1, asked, layout_choice.choose(asked))
     assert (found.depth, found.owned) == (1, False)
 
 
@@ -242,11 +244,11 @@ def test_a_model_that_nobody_has_room_for_is_a_sentence() -> None:
         DoesNotFit,
         match=r"takes 10.0 GB to train.*room for 5.0 GB.*chain of 3 workers, and there are 2",
     ):
-        layouts.choose(question(2, uncuttable=UNRECORDED, **large))
+        layout_choice.choose(question(2, uncuttable=UNRECORDED, **large))
     with pytest.raises(DoesNotFit, match="but it can be cut into 2 stages at most"):
-        layouts.choose(question(4, stages_max=2, **large))
+        layout_choice.choose(question(4, stages_max=2, **large))
     with pytest.raises(DoesNotFit, match=r"but train.py:7: float\(loss\)"):
-        layouts.choose(question(4, uncuttable="train.py:7: float(loss)", **large))
+        layout_choice.choose(question(4, uncuttable="train.py:7: float(loss)", **large))
 
 
 def test_what_is_likely_is_thought_of_before_it_is_asked(profile: Any) -> None:
@@ -254,18 +256,18 @@ def test_what_is_likely_is_thought_of_before_it_is_asked(profile: Any) -> None:
     slow = Seat(worker="w9", machine="m9", zone="west", pace=2.0)
     here = (*seats(3), slow)
     asked = question(5, seats=here, profile=profile(4, key="likely"), stages_max=4, workers_max=5)
-    layouts.foresee(asked)
+    layout_choice.foresee(asked)
     more = Seat(worker="w10", machine="m10", zone="west", pace=2.0)
-    before = layouts._mix_of.cache_info().misses, layouts.book_of.cache_info().misses
+    before = layout_choice._mix_of.cache_info().misses, layout_choice.book_of.cache_info().misses
     for next_ in (here, here[1:], here[:3], (slow,), (*here, more), (*here, *seats(9)[8:])):
-        layouts.choose(msgspec.structs.replace(asked, seats=next_))
-    found = layouts._mix_of.cache_info().misses, layouts.book_of.cache_info().misses
+        layout_choice.choose(msgspec.structs.replace(asked, seats=next_))
+    found = layout_choice._mix_of.cache_info().misses, layout_choice.book_of.cache_info().misses
     assert found == before
 
 
 def test_what_is_likely_is_bounded() -> None:
     """A thousand machines of one kind are one kind; and nobody asks for fewer than the least."""
     asked = question(1000, microbatches=1000, seats_min=1000)
-    assert [len(one.seats) for one in layouts.likely(asked)] == [1000]
-    fewer = layouts.likely(msgspec.structs.replace(asked, seats_min=1, workers_max=2000))
+    assert [len(one.seats) for one in layout_choice.likely(asked)] == [1000]
+    fewer = layout_choice.likely(msgspec.structs.replace(asked, seats_min=1, workers_max=2000))
     assert [len(one.seats) for one in fewer] == [1000, 999, 1001]

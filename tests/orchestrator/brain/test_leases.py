@@ -10,8 +10,8 @@ from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWo
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
 from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
-from orchestrator.showing import view_of
 from orchestrator.state import IllegalTransition, move_lease
+from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
 
 

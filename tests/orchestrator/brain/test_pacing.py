@@ -14,7 +14,7 @@ from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.brain.forecast import speed_of
 from orchestrator.config import Config
 from orchestrator.events import JobCancelled, JobResumed, JobSpec
-from orchestrator.morph.drift import WINDOW, refit_ring
+from orchestrator.planner.drift import WINDOW, refit_ring
 from orchestrator.settings import Settings
 
 DOUBT_S, EASE_S, PROBE_S = Settings().doubt_s, Settings().ease_s, Settings().probe_s

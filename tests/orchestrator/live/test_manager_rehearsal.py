@@ -13,10 +13,10 @@ import gc
 import numpy as np
 from numba.core.registry import CPUDispatcher
 
-from bidding.history import Series
+from bidding.markets.history import Series
 from orchestrator.live.manager import rehearse
-from orchestrator.live.quotes import odds_of
-from orchestrator.simulated.lives import live
+from orchestrator.live.price_files import odds_of
+from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 
 def versions():

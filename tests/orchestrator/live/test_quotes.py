@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from bidding.files import listed_types, read_markets, read_prices, stored_prices
-from bidding.history import Series
+from bidding.markets.files import listed_types, read_markets, read_prices, stored_prices
+from bidding.markets.history import Series
 from cloud.market import Catalogue, PriceStep, SpotMarket, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
@@ -17,13 +17,13 @@ from orchestrator import loop
 from orchestrator.actions import KeepQuotes, Launch
 from orchestrator.brain import situation
 from orchestrator.events import JobSubmitted, Odds, QuotesKept
-from orchestrator.live import quotes
-from orchestrator.live.quotes import BROKEN, FILE, QuoteStore, odds_of
+from orchestrator.live import price_files
+from orchestrator.live.price_files import BROKEN, FILE, QuoteStore, odds_of
 from orchestrator.settings import Settings
-from orchestrator.showing import view_of
 from orchestrator.simulated.scenario import STEPS_FOREVER, Scenario, jobs_of
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
+from orchestrator.view_builder import view_of
 from orchestrator.world import MemoryJournal, decode_state, encode_state
 
 KIND = InstanceType(
@@ -66,7 +66,7 @@ def test_absurd_prices_are_not_kept(tmp_path: Path) -> None:
 
 def test_the_history_of_a_pool_is_bounded(tmp_path: Path, monkeypatch: Any) -> None:
     """The newest points stay."""
-    monkeypatch.setattr(quotes, "POINTS_KEPT", 5)
+    monkeypatch.setattr(price_files, "POINTS_KEPT", 5)
     store = QuoteStore(tmp_path)
     for n in range(20):
         store.keep(keep(quote(float(n), 0.3 + n / 100)), float(n))

@@ -1,0 +1,102 @@
+"""Check the objects that a script gives to its session, before anything is done with them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from agent.errors import Misuse
+from agent.pipeline.deferred.initial_values import Unborn
+from agent.tensors.absent import is_away
+from agent.tensors.layer_names import Models, named_parameters
+
+
+def check_modules(models: Models, *, built: bool) -> None:
+    """Check that the tensors of the models and their saved states can be told apart by name."""
+    for module in models.values():
+        _check_scripted(module)
+        _check_lazy(module)
+        if built:
+            _check_saved(module)
+
+
+def _check_scripted(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Misuse(
+                f"Session: {name or 'the model'!r} is a scripted module, whose tensors cannot be told apart: give it as "
+                "it was before torch.jit, which computes the same"
+            )
+
+
+def _check_lazy(module: torch.nn.Module) -> None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise Misuse(
+                f"Session: {name!r} of {type(module).__name__} has no shape yet: run the model on one batch before"
+            )
+
+
+def _check_saved(module: torch.nn.Module) -> None:
+    """Check that parameters are saved under the names of `state_dict()`.
+
+    A class may define that method in a different way.
+    """
+    saved = module.state_dict(keep_vars=True)
+    for name, param in module.named_parameters():
+        if saved.get(name) is not param:
+            raise Misuse(
+                f"Session: the state_dict() of {type(module).__name__} does not have its parameter {name!r} under that "
+                "name, so a joining worker would not get it. Leave state_dict() as torch has it, and leave out or "
+                "rename in a method of another name"
+            )
+
+
+def check_unborn(unborn: Iterable[Unborn[Any]], models: Models, others: Sequence[object]) -> None:
+    """Check that models handed over unbuilt are registered, and still unchanged."""
+    names = {id(param): name for name, param in named_parameters(models).items()}
+    for param in [param for each in unborn for param in each.params]:
+        if id(param) not in names:
+            raise Misuse(
+                "a model was handed over unbuilt, and a parameter of it is in no model that Session(...) was "
+                "given: give all of it to Session"
+            )
+        if not is_away(param):
+            raise Misuse(
+                f"{names[id(param)]} was changed after unbuilt(...): everything that changes the model before training, "
+                ".to(...) or loading weights for example, belongs into the function that builds it"
+            )
+        for thing in others:
+            if isinstance(thing, torch.optim.Optimizer) and thing.state.get(param):
+                raise Misuse(
+                    f"{type(thing).__name__} makes its state before there are any parameters: with unbuilt(...) "
+                    "use an optimizer that makes it in its first step, as Adam and SGD do"
+                )
+
+
+def scaler_of(objects: Iterable[object]) -> torch.amp.GradScaler | None:
+    """Return the registered scaler of the loss, if there is one that is enabled."""
+    scalers = [thing for thing in objects if isinstance(thing, torch.amp.GradScaler)]
+    if len(scalers) > 1:
+        raise Misuse(
+            "Session: two GradScalers were given; one scales the loss of everything that is trained"
+        )
+    return scalers[0] if scalers and scalers[0].is_enabled() else None
+
+
+def check_trained(models: Models, objects: Iterable[object]) -> None:
+    """Check that each parameter of a registered optimizer is in a registered module.
+
+    Only then it is summed and saved.
+    """
+    known = {id(param) for param in named_parameters(models).values()}
+    for thing in objects:
+        groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []
+        for param in (param for group in groups for param in group["params"]):
+            if id(param) not in known:
+                raise Misuse(
+                    f"{type(thing).__name__} trains a parameter of shape {list(param.shape)} that is in no model that "
+                    "Session(...) was given, so it would be in no sum and in no state: put it into one, `extra = "
+                    "torch.nn.ParameterList([...])`, and give that as well: Session(model, extra, optimizer, ...)"
+                )

@@ -1,0 +1,144 @@
+"""Name what a script registers, and find for each object how it is saved."""
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from agent.checks.attributes import Attributes, Registry
+from agent.checks.modes import Modes
+from agent.checks.state import ScriptState
+from agent.errors import Misuse
+from agent.tensors.layer_names import summed_parameters
+from agent.tensors.shards import Stateful
+
+# No layer of a model has such a name.
+STATE, MODES = "session.state", "session.modules"
+PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+BOTH = ("state_dict", "load_state_dict")
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+DATA = "the data is not state: leave it out, and use session.data(dataset, ...)"
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The saved objects by name, the models among them, and lines to show to the person."""
+
+    objects: dict[str, Stateful]
+    models: dict[str, torch.nn.Module]
+    state: ScriptState
+    said: list[str]
+
+    @property
+    def trained(self) -> frozenset[int]:
+        """The parameters that a registered optimizer has, by identity."""
+        return frozenset(
+            id(param)
+            for thing in self.objects.values()
+            if isinstance(thing, torch.optim.Optimizer)
+            for group in thing.param_groups
+            for param in group["params"]
+        )
+
+    def check(self, step: int) -> None:
+        """Refuse objects that cannot be saved at the end of a step, and say where they are."""
+        for thing in self.objects.values():
+            if isinstance(thing, ScriptState | Attributes):
+                thing.check(step)
+
+
+def registered(objects: Sequence[object]) -> Registered:
+    """Name the objects.
+
+    The first module is the model; the order of the others is part of their names.
+    """
+    given = [thing for thing in objects if thing is not None]
+    first = next((thing for thing in given if isinstance(thing, torch.nn.Module)), None)
+    if first is None:
+        raise Misuse(
+            f"Session(model, ...): {_listed(given)} was given, but no torch.nn.Module: give it the model that is trained"
+        )
+    named: dict[str, Any] = {"model": first}
+    others = [thing for thing in given if thing is not first]
+    if len({id(thing) for thing in given}) < len(given):
+        raise Misuse("Session: one object was given twice; leave it out once")
+    for index, thing in enumerate(others, start=1):
+        _check(thing)
+        named[f"{type(thing).__name__}{index}"] = thing
+    models = {key: thing for key, thing in named.items() if isinstance(thing, torch.nn.Module)}
+    registry = Registry(named, models)
+    saved = {
+        key: thing if hasattr(thing, "state_dict") else Attributes(thing, registry)
+        for key, thing in named.items()
+    }
+    state = ScriptState()
+    said = [
+        _told(type(named[key]).__name__, thing)
+        for key, thing in saved.items()
+        if isinstance(thing, Attributes)
+    ]
+    objects_saved = {**saved, STATE: state, MODES: Modes(models)}
+    found = Registered(objects=objects_saved, models=models, state=state, said=said)
+    said.extend(_room_of_frozen(found))
+    return found
+
+
+def _room_of_frozen(found: Registered) -> Iterator[str]:
+    """Warn if most of a step's sum is for parameters that are frozen now.
+
+    Sums are sent in every step.
+    """
+    summed = summed_parameters(found.models, found.trained).values()
+    frozen = sum(param.nbytes for param in summed if not param.requires_grad)
+    if 2 * frozen > sum(param.nbytes for param in summed):
+        yield (
+            f"Session: an optimizer has frozen parameters of {frozen / 1e6:.1f} MB, for which every step's sum has room, "
+            "because they may be unfrozen later: if they never are, give the optimizer only those that require gradients"
+        )
+
+
+def _listed(given: Sequence[object]) -> str:
+    return ", ".join(type(thing).__name__ for thing in given) or "nothing"
+
+
+def _check(thing: object) -> None:
+    kind = type(thing).__name__
+    if isinstance(thing, type):
+        raise Misuse(
+            f"Session: {thing.__name__} is a class: give an object of it, {thing.__name__}(...)"
+        )
+    if isinstance(thing, torch.Tensor):
+        raise Misuse(
+            f"Session: a {kind} of shape {[*thing.shape]} was given: if it is trained put it into a module, "
+            "`torch.nn.ParameterList([...])`, and give that; if not, keep it in session.state"
+        )
+    if isinstance(thing, PLAIN):
+        raise Misuse(
+            f'Session: a {kind} was given: keep it in session.state, session.state["name"] = ...'
+        )
+    if isinstance(thing, DataLoader | Dataset | Sampler) and not _is_stateful(thing):
+        raise Misuse(f"Session: a {kind} was given, but {DATA}")
+    if isinstance(thing, FUNCTIONS):
+        name = getattr(thing, "__name__", kind)
+        raise Misuse(f"Session: {name} is a function, which has no state: leave it out")
+    for there, lacking in (BOTH, BOTH[::-1]):
+        if hasattr(thing, there) and not hasattr(thing, lacking):
+            raise Misuse(
+                f"Session: {kind} has {there} but no {lacking}: add it to the class, or remove {there}"
+            )
+
+
+def _is_stateful(thing: object) -> bool:
+    return all(hasattr(thing, name) for name in BOTH)
+
+
+def _told(kind: str, saved: Attributes) -> str:
+    what = f"its attributes {', '.join(saved.saved)} are saved"
+    if len(saved.saved) == 1:
+        what = f"its attribute {saved.saved[0]} is saved"
+    if not saved.saved:
+        what = "its attributes are saved, of which there are none yet"
+    left = f"; {', '.join(saved.left)} stay as the script makes them" if saved.left else ""
+    return f"Session: {kind} has no state_dict, so {what}{left}"

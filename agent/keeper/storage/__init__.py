@@ -1,0 +1,1 @@
+"""What the keeper holds of a job: in memory, on the disk, and elsewhere."""

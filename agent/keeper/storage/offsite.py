@@ -1,0 +1,185 @@
+"""Copies of a job's versions in a place that outlives this machine. No torch here.
+
+Copies run on a separate thread, one at a time, and only the newest version is copied. So if the
+store is slow or away, copies become rarer and that is reported, but nothing waits for it. A copy
+has the state, and the sums of the one step by which a worker proves itself. All sums would be
+several times as many bytes, and would save only a few steps.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from agent.errors import CheckpointError
+from agent.keeper.storage import versions
+from agent.messages import CheckpointCopied, CopyFailed, Report
+from agent.store.archive import Archive, copy
+from agent.store.format import Manifest
+from agent.store.objects import open_sink
+from agent.store.sinks import Sink
+from cloud.clock import CLOCK
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+PAUSE_S = 5.0
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
+    """Where copies go, and how often: `url` is the place that holds a folder per job."""
+
+    url: str
+    every_s: float
+
+    def archive(self, job: str) -> Archive:
+        return Archive(open_place(f"{self.url.rstrip('/')}/{job}"), job)
+
+
+def open_place(place: str) -> Sink:
+    """Open the sink at a path or URI; raise `CheckpointError` for whatever prevents it."""
+    try:
+        return open_sink(place)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the edge to a store's own library, which has errors of many kinds
+        raise CheckpointError(f"{place} cannot be opened: {error}") from error
+
+
+def earlier(url: str) -> Archive:
+    """Open the archive of an earlier job at `.../JOB`, for reading only."""
+    place = url.rstrip("/")
+    return Archive(open_place(place), place.rpartition("/")[2], ours=False)
+
+
+class CopyOffer(msgspec.Struct, frozen=True):
+    """A version in the source, and the version that this job's keeper went on from."""
+
+    manifest: Manifest
+    since: int
+
+
+class Offsite:
+    def __init__(
+        self,
+        job: str,
+        source: Archive,
+        opened: Callable[[], Archive],
+        every_s: float,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._job, self._source, self._opened, self._report = job, source, opened, report
+        self._every_s = every_s
+        self._due_s = time.monotonic()
+        self._lock = threading.Condition()
+        self._working: CopyOffer | None = None
+        self._next: CopyOffer | None = None
+        self._owed: CopyOffer | None = None  # all tries to copy it have failed
+        self._target: Archive | None = None
+        self._source_generation = -1  # of the versions that are copied under `_generation`
+        self._generation = 0
+        self._copied = -1
+
+    def offer(self, manifest: Manifest, since: int, *, last: bool) -> None:
+        """Copy a version that is in the source now, if a copy is due or it is the last one."""
+        now_s = time.monotonic()
+        with self._lock:
+            if not last and now_s < self._due_s:
+                return
+            self._due_s = now_s + self._every_s
+            self._begin(CopyOffer(manifest, since))
+
+    def again(self) -> bool:
+        """Try an owed copy once more; return False if none is owed.
+
+        After the last version of a job, no newer one will be offered.
+        """
+        with self._lock:
+            if self._working is None and self._owed is not None:
+                self._begin(self._owed)
+            return self._working is not None
+
+    def _begin(self, offer: CopyOffer) -> None:
+        self._next = offer
+        self._pin()
+        if self._working is None:  # else the thread that is at work takes it next
+            self._working = offer
+            threading.Thread(target=self._work, name="copy", daemon=True).start()
+
+    def wait(self, patience_s: float) -> None:
+        """Wait until nothing is left to copy, or nothing more is tried."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._working is None, patience_s)
+
+    def _pin(self) -> None:
+        """Keep the archive from deleting what is being copied, or is next."""
+        offers = (self._working, self._next)
+        self._source.pinned = frozenset(one.manifest.version for one in offers if one is not None)
+
+    def _work(self) -> None:
+        while (offer := self._take()) is not None:
+            done = self._attempt(offer)
+            with self._lock:
+                self._owed = None if done else offer
+
+    def _take(self) -> CopyOffer | None:
+        with self._lock:
+            self._working, self._next = self._next, None
+            self._pin()
+            self._lock.notify_all()
+            return self._working
+
+    def _attempt(self, offer: CopyOffer) -> bool:
+        """Try to copy a few times. A failure of one that is owed was reported before."""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(PAUSE_S)
+            try:
+                self._copy(offer)
+            except Exception as error:
+                # Catch everything, even a lack of memory, because if this thread ended there
+                # would be no more copies.
+                version = offer.manifest.version
+                log.warning("%s: version %d: %r", self._job, version, error)
+                if not attempt and offer != self._owed:
+                    self._say_failed(version, str(error) or type(error).__name__)
+            else:
+                return True
+        return False
+
+    def _say_failed(self, step: int, why: str) -> None:
+        self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))
+
+    def _copy(self, offer: CopyOffer) -> None:
+        manifest = versions.beginning(offer.manifest)
+        version = manifest.version
+        target = self._taken_over(offer)
+        if version == self._copied:
+            return
+        state = msgspec.structs.replace(manifest, generation=self._generation)
+        copy(state, self._source.sink, [target])
+        target.prune(self._generation)
+        self._copied = version
+        self._report(
+            CheckpointCopied(
+                at_s=CLOCK.now_s(),
+                job=self._job,
+                step=version,
+                state_bytes=state.state_bytes,
+                uri=f"{target.sink.name}/{state.key}",
+            )
+        )
+
+    def _taken_over(self, offer: CopyOffer) -> Archive:
+        """Return where copies go.
+
+        If the source has a new generation, its keeper began again, and so do the copies.
+        """
+        if self._target is None:
+            self._target = self._opened()
+        if offer.manifest.generation != self._source_generation:
+            self._generation, self._copied = self._target.take_over(offer.since), -1
+            self._source_generation = offer.manifest.generation
+        return self._target

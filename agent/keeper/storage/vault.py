@@ -1,0 +1,661 @@
+"""A job's recoverable state: the backup in the keeper's memory, and versions on its disk.
+
+A version is the backup and the sums since, as they lie in memory. Writing one therefore needs
+nothing from the workers and stalls none of them, and it has every committed step in it.
+
+A joining worker proves itself by the step after a backup: see `agent.keeper.proofs`. So the
+backup before the newest is kept, in memory and on the disk, until the records of the step after the
+newest are complete: then there is always a step to prove, whichever workers are lost and when.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from agent.errors import CheckpointError
+from agent.faults import passing
+from agent.keeper import proofs
+from agent.keeper.proofs import Proofs, Question
+from agent.keeper.storage import recovery, versions
+from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
+from agent.keeper.storage.memory_log import MemoryLog
+from agent.keeper.storage.offsite import Offsite, Storage, earlier
+from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
+from agent.layout import Layout
+from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
+from agent.protocol import Snapshot
+from agent.store import weights
+from agent.store.archive import Archive
+from agent.store.format import Manifest
+from agent.store.memory import Returning
+from agent.store.sinks import DiskSink
+from cloud.clock import CLOCK
+
+log = logging.getLogger(__name__)
+
+REDO_MAX_FACTOR = 4
+REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
+REDO_STEPS = 1000  # each sum is a file of a version, and a message to each worker that replays it
+ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
+AGAIN_S = 60.0  # the longest wait after a version that could not be written
+LOST_S = 10.0  # without a byte of a state that was asked for
+SMALL_SUM_BYTES = 1 << 24  # sending a smaller sum is never costly
+EARLY = 3  # steps until the first state that a proof can begin with is asked for
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where states are kept: a folder with a folder per job and, optionally, object storage."""
+
+    checkpoints: Path
+    storage: Storage | None = None
+    memory: Path | None = None  # a folder in which the keeper's memory outlives the keeper
+
+
+class Base:
+    """A backup, the sums that follow it without a gap, and the records of the step after it."""
+
+    def __init__(
+        self, backup: Backup, redo: list[LoggedSum], question: Question | None = None
+    ) -> None:
+        self.backup, self.redo, self.question = backup, redo, question
+
+    @property
+    def reached(self) -> int:
+        return self.backup.version + len(self.redo)
+
+    @property
+    def provable(self) -> bool:
+        return self.question is not None and self.question.complete
+
+    def look(self, known: Proofs) -> None:
+        if not self.provable:
+            self.question = known.question(self.backup.version, self.reached) or self.question
+
+    def saved(self, order: JobOrder) -> Saved:
+        return Saved(self.backup, tuple(self.redo), proofs.encode(self.question, order))
+
+
+class Vault:
+    """Not locked itself: the job that owns it holds its lock, except for what runs beside it."""
+
+    def __init__(self, order: JobOrder, place: Place, report: Callable[[Report], None]) -> None:
+        self._order, self._report, self._place = order, report, place
+        self._job, self._directory = order.job, place.checkpoints / order.job
+        self._archive = Archive(DiskSink(self._directory), order.job)
+        self.offsite = None if place.storage is None else self._open_offsite(place.storage)
+        self._generation: int | None = None  # of our versions in the archive, once there are any
+        self.since = 0  # the version that this job's keeper went on from
+        self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
+        self._writing = threading.Lock()
+        self._lasting = MemoryLog(place.memory / order.job) if place.memory is not None else None
+        self.memory = self._lasting or Returning()  # for states and sums
+        self._assembly: StateAssembly | None = None
+        self._heard_s = 0.0  # when a part of the assembly last arrived, or was asked for
+        self._begun_s = 0.0  # when the first part of it arrived
+        self._rested_s = 0.0  # no state is asked for before this time if there is room for sums
+        self.backup: Backup | None = None
+        self.redo: list[LoggedSum] = []  # from the backup on, without a gap
+        self._ahead: list[LoggedSum] = []  # after a gap, for the state that is asked for
+        self._committed = 0
+        self.proofs = Proofs()
+        self.awaited = False  # a worker waits for a step to prove
+        self._question: Question | None = None  # about the step after the backup
+        self._older: Base | None = None  # the one before, until the newest is provable
+        self._aside: Base | None = None  # recalled, and used for proofs only
+        self._noted: int | None = None  # the version of the backup that the next keeper would find
+        self._noted_whole = False
+        self.sum_bytes = 0  # of the newest sum that arrived
+        self._whole_until_s = 0.0  # until then every sum is taken, whatever it costs
+
+    # --- the backup -------------------------------------------------------------------------------
+
+    def promise(self, step: int, logged: LoggedSum | None, records: bytes = b"") -> None:
+        """Note in lasting memory a step that is about to be committed, with its sum if here.
+
+        `records` are what `records_of` returns.
+        """
+        if self._lasting is None:
+            return
+        if records and self._noted is not None:
+            self._lasting.note_proof(self._noted, records)
+        if logged is not None:
+            self._lasting.note_sum(logged)
+        else:
+            self._lasting.note_gap(step)
+
+    def records_of(self, step: int, logged: LoggedSum | None) -> bytes:
+        """Return the records of the step after the backup that the next keeper would find.
+
+        They include this sum, which is not committed yet, because no further sum may ever come.
+        """
+        base = self._kept_base
+        if base is None or base.provable or base.backup.version != self._noted:
+            return b""
+        if self._lasting is None or step > base.backup.version + self.proofs.phases:
+            return b""
+        asked = self.proofs.question(base.backup.version, step + (logged is not None))
+        return proofs.encode(asked, self._order)
+
+    def log(self, logged: LoggedSum) -> None:
+        self._committed, self.sum_bytes = logged.step + 1, logged.body.nbytes
+        older = self._older
+        if older is not None and logged.step == older.reached and len(older.redo) < self._bound:
+            older.redo.append(logged)
+        if logged.step == self.reached:
+            self.redo.append(logged)
+            return
+        if self._ahead and self._ahead[-1].step != logged.step - 1:
+            self._ahead.clear()
+        self._ahead.append(logged)
+
+    def skip(self, step: int) -> None:
+        """Count a committed step whose sum is not here."""
+        self._committed = step + 1
+
+    @property
+    def behind(self) -> int:
+        """How many committed steps cannot be reached from what is in memory."""
+        reached = self.reached
+        return 0 if reached is None else max(0, self._committed - reached)
+
+    def logged(self, step: int) -> LoggedSum | None:
+        """Return the sum of a step; an index suffices because the sums have no gap."""
+        at = step - self.redo[0].step if self.redo else -1
+        return self.redo[at] if 0 <= at < len(self.redo) else None
+
+    @property
+    def open(self) -> bool:
+        """Whether one more commit may be logged: there is a backup, and not too many sums."""
+        return self.backup is not None and self._sums < self._bound
+
+    @property
+    def _sums(self) -> int:
+        return len(self.redo) + len(self._ahead)
+
+    @property
+    def _room(self) -> int:
+        """How many sums are held without haste.
+
+        They have about as many bytes as the state, and are few enough to be sent to every worker
+        that takes the job up again.
+        """
+        newest = next((led[-1] for led in (self._ahead, self.redo) if led), None)
+        if self.backup is None or newest is None:
+            return REDO_STEPS
+        room = ROOM_FACTOR * max(REDO_BYTES_FREE, self.backup.state_bytes)
+        return max(1, min(REDO_STEPS, int(room / max(1, newest.body.nbytes))))
+
+    @property
+    def _every(self) -> int:
+        """After how many steps a new state is asked for."""
+        return min(self._order.backup_every_steps, self._room)
+
+    @property
+    def _bound(self) -> int:
+        """The most sums that are held.
+
+        As long as there is room for sums, commits go on even if a state takes longer to arrive than
+        the steps between two states.
+        """
+        return max(REDO_MAX_FACTOR * self._every, self._room)
+
+    @property
+    def wants(self) -> bool:
+        """Whether a new state should be asked for now, or again if no more of it arrives.
+
+        A worker that sends a state computes more slowly. So after each state none is asked for
+        during as long a time as that state took.
+        """
+        if self.backup is not None and len(self.redo) + self.behind < self._every:
+            return self._lacks_proof and self._assembly is None
+        now_s = time.monotonic()
+        if self._assembly is not None:
+            return not self._assembly.final and now_s > self._heard_s + LOST_S
+        short = self.backup is None or 2 * self._sums >= self._bound
+        return short or now_s >= self._rested_s
+
+    @property
+    def _lacks_proof(self) -> bool:
+        """Whether workers cannot prove themselves by any backup here, but could by a newer one.
+
+        The initial state does not count while there is a choice, because what a script counts
+        outside of the session is correct there.
+        """
+        if self.backup is None:
+            return False
+        if self.backup.version == 0:
+            return self._committed >= (1 if self.awaited else EARLY)
+        over = self._committed > self.backup.version + self.proofs.phases
+        return self.awaited and over and self.asked(partly=False) is None
+
+    def owes(self, version: int) -> bool:
+        """Whether this sum is wanted whatever it costs, because workers prove themselves by it."""
+        begun = [self._assembly.version] if self._assembly is not None else []
+        newest = self._newest
+        if newest is not None and not newest.provable and newest.reached >= version:
+            begun.append(newest.backup.version)
+        return any(first <= version < first + self.proofs.phases for first in begun)
+
+    @property
+    def adrift(self) -> bool:
+        """Whether sums are logged after a gap, and no state is on its way that would close it."""
+        return self.behind > 0 and self._assembly is None
+
+    def takes_sums(self, copies: int) -> bool:
+        """Return whether every step waits for its sum to arrive here.
+
+        `copies` is the number of machines that could go on alone. If the keeper has the sum, no
+        loss of workers costs a step. Two machines are seldom lost at once, so a large sum may stay
+        with them: then the steps since the newest state are computed again.
+        """
+        policy = self._order.sums
+        small = policy == "auto" and self.sum_bytes < SMALL_SUM_BYTES
+        return policy == "always" or copies < 2 or small
+
+    def wants_sum(self, copies: int) -> bool:
+        return self.takes_sums(copies) or time.monotonic() < self._whole_until_s
+
+    def insist(self, seconds: float) -> None:
+        """Take every sum for `seconds`, so that a requested checkpoint has all steps in it."""
+        self._whole_until_s = time.monotonic() + seconds
+
+    def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
+        """Accept shares of this state from now on, and no others.
+
+        What has arrived of it stays, and a worker that has sent its share of it as that of the last
+        state does not send it again.
+        """
+        self._heard_s = time.monotonic()
+        coming = self._assembly
+        if coming is not None and coming.of(
+            layout.generation, version, final=final or coming.final
+        ):
+            return
+        self._begun_s = 0.0
+        self._assembly = StateAssembly(
+            layout.generation, version, layout.workers, self.memory.take, final=final
+        )
+
+    def stop_asking_for(self, version: int) -> None:
+        """Give up a state that will not come."""
+        assembly = self._assembly
+        if assembly is not None and not assembly.final and assembly.version == version:
+            self._assembly = None
+
+    def stop_asking(self) -> None:
+        """Give up the state asked for, because another layout begins.
+
+        How long a state took in the previous layout says nothing about the next one.
+        """
+        self._assembly, self._rested_s = None, 0.0
+
+    def _match(self, message: Snapshot, layout: Layout) -> StateAssembly | None:
+        assembly = self._assembly
+        if message.final and message.generation == layout.generation:
+            if assembly is None or not assembly.final or assembly.generation != layout.generation:
+                self.ask(layout, message.version, final=True)
+            assembly = self._assembly
+        if assembly is not None and self._is_boundary_of(assembly, message):
+            self.ask(layout, message.version)
+            assembly = self._assembly
+        if assembly is None or not assembly.of(
+            message.generation, message.version, final=message.final
+        ):
+            return None
+        self._heard_s = time.monotonic()
+        self._begun_s = self._begun_s or self._heard_s
+        return assembly
+
+    def _is_boundary_of(self, assembly: StateAssembly, message: Snapshot) -> bool:
+        """Whether this is the end of a step in the middle of which the state was asked for."""
+        follows = assembly.generation == message.generation and assembly.version < message.version
+        return follows and not (self._begun_s or assembly.final or message.final)
+
+    def place(self, message: Snapshot, layout: Layout) -> memoryview | None:
+        assembly = self._match(message, layout)
+        return None if assembly is None else assembly.place(message.extents)
+
+    def take(
+        self, message: Snapshot, payload: memoryview, worker: str, layout: Layout
+    ) -> Backup | None:
+        """Take a part of a share. Return the backup if it is complete with this part."""
+        assembly = self._match(message, layout)
+        if assembly is None:
+            return None
+        assembly.take(message.forms, message.extents, payload)
+        if message.last:
+            assembly.end(worker)
+        whole = assembly.whole()
+        if whole is None:
+            return None
+        self._assembly = None
+        self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
+        self.memory.rest()
+        self._succeed(whole)
+        held = BackupHeld(
+            at_s=CLOCK.now_s(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
+        )
+        self._report(held)
+        passing("keeper: assembled")
+        return whole
+
+    def _succeed(self, whole: Backup) -> None:
+        """Make `whole` the newest backup; keep the previous one while only that is provable."""
+        before, older = self._newest, self._older
+        if older is None or not older.provable:
+            older = before if before is not None and before.question is not None else older
+        redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
+        self.backup, self.redo, self._ahead = whole, redo, ahead
+        self._question, self._older = None, older
+        self.look()
+
+    # --- proofs -----------------------------------------------------------------------------------
+
+    @property
+    def _newest(self) -> Base | None:
+        return None if self.backup is None else Base(self.backup, self.redo, self._question)
+
+    @property
+    def _kept_base(self) -> Base | None:
+        """The base that the next keeper finds: the older one until the newest is provable."""
+        newest = self._newest
+        return self._older if newest is not None and self._older is not None else newest
+
+    def look(self) -> None:
+        """Update the questions after new records of the newest steps have arrived."""
+        newest = self._newest
+        if self._older is not None:
+            self._older.look(self.proofs)
+        if newest is not None and not newest.provable:
+            newest.look(self.proofs)
+            self._question = newest.question
+        if newest is not None and newest.provable:
+            self._older = self._aside = None
+        self._note()
+
+    def _note(self) -> None:
+        """Note the kept base in lasting memory, before the one noted until now is dropped."""
+        base = self._kept_base
+        if self._lasting is None or base is None:
+            return
+        noted = base.backup.version == self._noted
+        if not noted or (base.provable and not self._noted_whole):
+            self._noted, self._noted_whole = base.backup.version, base.provable
+            self._lasting.note_state(base.saved(self._order))
+
+    def step_back(self) -> None:
+        """Go on from the state before the backup if no step is committed after the backup.
+
+        Then the step after that older state is replayed, and can be proven.
+        """
+        older = self._older
+        if older is not None and not self.redo and older.redo and older.reached == self.reached:
+            self.backup, self.redo, self._question = older.backup, older.redo, older.question
+            self._older = None
+
+    @property
+    def asks_first(self) -> int | None:
+        """A recorded microbatch of the first step after the backup; None if none is recorded."""
+        question = None
+        if self.backup is not None:
+            question = self.proofs.question(self.backup.version, self.reached or 0)
+        return None if question is None else question.microbatches[0]
+
+    def asked(self, *, partly: bool) -> Base | None:
+        """Return the base for a worker to prove itself by, not the initial state if possible.
+
+        With `partly`, a base with incomplete records will do. That is for a job in which no worker
+        commits, so that the records cannot become complete.
+        """
+        held = (self._newest, self._older, self._aside)
+        bases = [base for base in held if base is not None]
+        whole = [base for base in bases if base.provable]
+        if (found := next((base for base in whole if base.backup.version), None)) or not partly:
+            return found
+        return next(iter([*whole, *(base for base in bases if base.question is not None)]), None)
+
+    def keep(self, saved: Saved) -> None:
+        """Hold a recalled version for proofs only, beside the one that the job goes on from."""
+        question = proofs.read(saved, self._order)
+        if question is not None:
+            self._aside = Base(saved.backup, list(saved.redo), question)
+
+    # --- versions on the disk ---------------------------------------------------------------------
+
+    @property
+    def saved(self) -> Saved | None:
+        """The version to write: a provable one, if it reaches as far as the newest."""
+        newest, older = self._newest, self._older
+        if newest is None:
+            return None
+        if older is not None and older.provable and older.reached == newest.reached:
+            return older.saved(self._order)
+        return newest.saved(self._order)
+
+    @property
+    def beside(self) -> Saved | None:
+        """A provable version to write before `saved`, if `saved` itself is not provable."""
+        newest, older = self._newest, self._older
+        if newest is None or newest.provable or older is None or not older.provable:
+            return None
+        return None if older.reached == newest.reached else older.saved(self._order)
+
+    @property
+    def reached(self) -> int | None:
+        """The version that the backup and its sums lead to."""
+        return None if self.backup is None else self.backup.version + len(self.redo)
+
+    def left(self, committed: int) -> Saved | None:
+        """Return what the previous keeper left in memory, which may be the only copy.
+
+        Called beside the job, without its lock.
+        """
+        return None if self._lasting is None else self._lasting.find(committed)
+
+    def recall(self, committed: int, *, patient: bool) -> Found:
+        """Return the best of an earlier keeper's memory, the disk and, if needed, remote storage.
+
+        Called beside the job, without its lock. If there is a backup here, nothing stored reaches
+        further. A patient caller gets an error for what cannot be read, and asks again; otherwise
+        what cannot be read is left out.
+        """
+        if self.backup is not None:
+            return Found(None, "nothing that is stored reaches further")
+        left = self.left(committed)
+        if left is not None and left.reached >= committed:
+            return recovery.newest([], committed, left)
+        here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
+        found = recovery.newest([here], committed, left, patient=patient, further=further)
+        if found.saved is None and not committed and self._order.from_url:
+            raise CheckpointError(
+                f"nothing sound is stored at {self._order.from_url} to go on from"
+            )
+        return found
+
+    def recall_proof(self, saved: Saved) -> Saved | None:
+        """Return a provable version from the disk if `saved` is not provable.
+
+        Called beside the job, without its lock.
+        """
+        if proofs.read(saved, self._order) is not None:
+            return None
+        try:
+            for manifest in self._archive.sound(None, []):
+                if proofs.decode(manifest.records, self._order) is not None:
+                    return versions.load(self._archive, manifest)
+        except (CheckpointError, OSError, MemoryError) as error:
+            log.warning("%s: no step to prove can be read: %s", self._job, error)
+        return None
+
+    def _elsewhere(self, committed: int) -> list[Shelf]:
+        """Where else a version may lie. Of a job without commits we have stored nothing."""
+        if committed and self._place.storage is not None:
+            return [Shelf(OBJECT, self._place.storage.archive(self._job))]
+        if self._order.from_url:
+            return [Shelf(OBJECT, earlier(self._order.from_url))]
+        return []
+
+    def drop(self) -> None:
+        """Forget all that is in memory, because the job's history no longer contains it."""
+        self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
+        self._question, self._older, self._aside = None, None, None
+        self.proofs.clear()
+        self._noted = None
+
+    def begin_anew(self, version: int) -> None:
+        """Go on from this version as the only writer, whichever keeper wrote meanwhile."""
+        self.since, self._generation, self._assembly = version, None, None
+        self._committed = version
+
+    def go_back(self, version: int) -> None:
+        """Go back to a version, because everything newer is lost."""
+        self.since = self._committed = version
+        self._ahead.clear()
+        self.proofs.forget(version)
+
+    def adopt(self, saved: Saved) -> None:
+        """Go on from a recalled version, and hold it from now on."""
+        self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
+        self._ahead.clear()
+        self._older, self._question = None, proofs.read(saved, self._order)
+        if self._question is not None:
+            self.proofs.learn(self._question)
+        self._noted, self._noted_whole = saved.backup.version, bool(saved.records)
+        if self._lasting is not None:
+            self._lasting.note_state(saved)
+
+    def leave(self) -> None:
+        """Leave what is in memory to the next keeper, because this one ends."""
+        if self._lasting is not None:
+            self._lasting.leave()
+
+    def clear(self) -> None:
+        """Clear the memory of a finished job; if it is taken up again, it is read from the disk."""
+        if self._lasting is not None:
+            self._lasting.clear()
+
+    def due(self) -> bool:
+        return self.backup is not None and time.monotonic() >= self._checkpoint_due_s
+
+    def write_beside(self) -> bool:
+        """Write a checkpoint on a separate thread.
+
+        Return False if one is being written already, or there is nothing to write.
+        """
+        saved, beside = self.saved, self.beside
+        self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
+        begins = saved is not None and not self._writing.locked()
+        if begins:
+            threading.Thread(
+                target=self.write,
+                args=(saved,),
+                kwargs={"beside": beside},
+                name="checkpoint",
+                daemon=True,
+            ).start()
+        return begins
+
+    def _open_offsite(self, storage: Storage) -> Offsite:
+        return Offsite(
+            self._job,
+            self._archive,
+            partial(
+                storage.archive, self._job
+            ),  # without a reference to us: it may outlive us and the state that we hold
+            storage.every_s,
+            self._report,
+        )
+
+    def write(
+        self,
+        saved: Saved,
+        *,
+        beside: Saved | None = None,
+        last: bool = False,
+        ended: bool = False,
+        copied_s: float = 0.0,
+    ) -> bool:
+        """Write a version to the disk. Return whether it was written.
+
+        Called beside the job, without its lock. A full disk is reported and does not stop training.
+        The report waits up to `copied_s` for the copy in remote storage, because once a requester
+        has the report, it may end this machine.
+        """
+        with self._writing:
+            try:
+                if beside is not None:
+                    versions.save(self._archive, self._taken_over(), beside)
+                manifest = versions.save(self._archive, self._taken_over(), saved)
+                if ended and manifest.redo:
+                    manifest = self._written_whole(saved)
+            except (CheckpointError, OSError, MemoryError) as error:
+                again_s = time.monotonic() + AGAIN_S
+                self._checkpoint_due_s = min(self._checkpoint_due_s, again_s)
+                return self._failed(saved.reached, error)
+        written = CheckpointWritten(
+            at_s=CLOCK.now_s(),
+            job=self._job,
+            step=manifest.version,
+            state_bytes=manifest.state_bytes,
+            uri=(self._directory / manifest.key).resolve().as_uri(),
+        )
+        if self.offsite is not None:
+            self.offsite.offer(manifest, self.since, last=last)
+            self.offsite.wait(copied_s)
+        self._report(written)
+        return True
+
+    def _written_whole(self, saved: Saved) -> Manifest:
+        """Write this version again as a whole state, in one more generation.
+
+        It lies there as an earlier state and the sums that lead to it, but copies and exports are
+        of states. That is for a job that has ended, because no worker goes on with it.
+        """
+        self._generation = self._archive.take_over(saved.reached)
+        return versions.save(self._archive, self._generation, saved)
+
+    def _taken_over(self) -> int:
+        """Return our generation in the archive."""
+        generation = self._generation
+        if generation is None:
+            generation = self._generation = self._archive.take_over(self.since)
+        return generation
+
+    def _failed(self, step: int, error: Exception) -> Literal[False]:
+        why = str(error) or type(error).__name__
+        failed = CheckpointFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why)
+        self._report(failed)
+        return False
+
+    def store(self, final: Backup) -> tuple[str, str] | None:
+        """Store the last version, and the trained model separately. Called beside the job.
+
+        Return the model's digest and its location; None if the disk did not take it.
+        """
+        if not self.write(Saved(final, ()), last=True, ended=True):
+            return None
+        model = weights.weights_of(final.layers, final.bodies)
+        path = self._directory / "model.safetensors"
+        try:
+            weights.write(path, model)
+        except (CheckpointError, MemoryError) as error:
+            self._failed(final.version, error)
+            return None
+        return weights.digest(model), path.resolve().as_uri()
+
+
+def _leading(version: int, sums: Iterable[LoggedSum]) -> tuple[list[LoggedSum], list[LoggedSum]]:
+    """Split sums into those that follow this version without a gap, and those after it."""
+    redo, ahead = list[LoggedSum](), list[LoggedSum]()
+    for logged in sums:
+        if logged.step == version + len(redo):
+            redo.append(logged)
+        elif logged.step > version:
+            ahead.append(logged)
+    return redo, ahead

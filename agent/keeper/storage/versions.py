@@ -1,0 +1,154 @@
+"""Write what the keeper holds of a job as a version of an archive, and read it back.
+
+The state goes into the archive layer by layer, and the sums that follow it as one more layer, in
+which each sum is a separate part. So a version is complete at the newest committed step, and
+writing it needs nothing from the workers. No torch here.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from agent.errors import CheckpointError
+from agent.keeper import proofs
+from agent.keeper.storage.backup import Backup, LoggedSum, Saved
+from agent.store.archive import Archive, Mark, assemble, write_parts
+from agent.store.errors import Damaged, Full
+from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
+from agent.store.reading import Want, read
+
+log = logging.getLogger(__name__)
+
+
+def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
+    """Return the form of the sums: their steps, and what each of them contributed to."""
+    forms = [(f"{SUMS}/{logged.step:010d}", "U8", (logged.body.nbytes,)) for logged in redo]
+    return lay_out(SUMS, forms, json.dumps({"present": [logged.present.hex() for logged in redo]}))
+
+
+def _files(saved: Saved) -> Iterator[File]:
+    backup = saved.backup
+    for layer in backup.layers:
+        if size := layer.layer_bytes:
+            yield file_of(layer, saved.reached, 0, size, [backup.bodies[layer.name]])
+    form = sums_layer(saved.redo)
+    for tensor, logged in zip(form.tensors, saved.redo, strict=True):
+        yield file_of(form, saved.reached, tensor.start, tensor.end, [logged.body])
+
+
+def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
+    """Write a version, and delete versions beyond those that the archive keeps.
+
+    If the version is there already, it is not written again, also if another writer wrote it.
+    """
+    mark = Mark(saved.reached, generation)
+    if (written := _written(archive, mark)) is not None:
+        return written
+    try:
+        manifest = _write(archive, generation, saved)
+    except Full:
+        if not _made_room(archive, generation):
+            raise
+        manifest = _write(archive, generation, saved)
+    try:
+        archive.prune(generation)
+    except CheckpointError as error:  # the version is there nevertheless
+        log.warning("%s: what is old is still there: %s", archive.job, error)
+    return manifest
+
+
+def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
+    """Write all of it or nothing, because remains of failed attempts are never deleted."""
+    parts = write_parts(archive.sink, _files(saved))
+    sums = (sums_layer(saved.redo),) if saved.redo else ()
+    layers = (*saved.backup.layers, *sums)
+    manifest = msgspec.structs.replace(
+        assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo)),
+        records=saved.records,
+        proof=min(len(saved.redo), proofs.commits_of(saved.records)),
+    )
+    try:
+        made = archive.commit(manifest)
+    except CheckpointError:
+        with suppress(CheckpointError):
+            archive.withdraw(manifest)
+        raise
+    return manifest if made else archive.read(Mark(saved.reached, generation))
+
+
+def _made_room(archive: Archive, generation: int) -> bool:
+    """Delete what we left on the disk and no reader needs. Return whether there was any."""
+    went = False
+    for clear in (archive.sweep, archive.prune):
+        try:
+            went |= clear(generation)
+        except CheckpointError as error:
+            log.warning("%s: what nobody needs is still there: %s", archive.job, error)
+    return went
+
+
+def _written(archive: Archive, mark: Mark) -> Manifest | None:
+    if mark not in archive.marks():
+        return None
+    try:
+        return archive.read(mark)
+    except Damaged as error:
+        archive.set_aside(mark, str(error))
+        return None
+
+
+def load(archive: Archive, manifest: Manifest) -> Saved:
+    """Load a version into memory, or raise `Damaged`."""
+    bodies = {
+        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
+    }
+    wants = (Want(layer=name, start=0, into=body) for name, body in bodies.items())
+    read(archive.sink, manifest, wants)
+    base = manifest.version - manifest.redo
+    backup = Backup(
+        generation=manifest.generation,
+        version=base,
+        layers=manifest.state,
+        bodies={layer.name: bodies[layer.name] for layer in manifest.state},
+    )
+    if not manifest.redo:
+        return Saved(backup, (), manifest.records)
+    (form,) = (layer for layer in manifest.layers if layer.name == SUMS)
+    present = [bytes.fromhex(text) for text in json.loads(form.values)["present"]]
+    if not len(form.tensors) == len(present) == manifest.redo:
+        raise Damaged(f"version {manifest.version}: {manifest.redo} sums are announced")
+    redo = tuple(
+        LoggedSum(base + at, bits, bodies[SUMS][tensor.start : tensor.end])
+        for at, (tensor, bits) in enumerate(zip(form.tensors, present, strict=True))
+    )
+    return Saved(backup, redo, manifest.records)
+
+
+def beginning(manifest: Manifest) -> Manifest:
+    """Return what a proof needs of a version: the state, and the sums of the step after it.
+
+    Its files are among those of the whole version.
+    """
+    count = manifest.proof
+    sums = tuple(layer for layer in manifest.layers if layer.name == SUMS and count)
+    cut = tuple(_first(layer, count) for layer in sums)
+    end = cut[0].layer_bytes if cut else 0
+    parts = tuple(part for part in manifest.parts if part.layer != SUMS or part.end <= end)
+    return msgspec.structs.replace(
+        manifest,
+        version=manifest.version - manifest.redo + count,
+        layers=(*manifest.state, *cut),
+        parts=parts,
+        redo=count,
+    )
+
+
+def _first(form: Layer, count: int) -> Layer:
+    present = json.loads(form.values)["present"][:count]
+    return msgspec.structs.replace(
+        form, tensors=form.tensors[:count], values=json.dumps({"present": present})
+    )

@@ -1,0 +1,306 @@
+"""One worker: a process that runs a person's script once, its session being one of many.
+
+    python -m agent.machine.worker_process --host 127.0.0.1 < order.json
+
+It may also run as a Ray actor: see `agent.machine.actor`. Slow imports are done before the order
+comes, so a process that waits for its order is warm. The process ends with the script; a worker
+that is no longer wanted ends at once.
+"""
+
+import argparse
+import ctypes
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+import torch
+
+from agent import session
+from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
+from agent.machine.console import LeaderOnly, Lines, Stream
+from agent.machine.crashes import Record, disk
+from agent.machine.scratch import scratch
+from agent.messages import FailureKind, JobOrder, WorkerOrder
+from agent.output import missing_file
+from agent.output.files import Bounds
+from agent.output.folder import Output
+from agent.output.strays import Strays
+from agent.protocol import Ended, Failed
+from agent.protocol import Lines as LinesMessage
+from agent.sharded import refusals
+from agent.source import parcel
+from agent.source.tracebacks import traceback_of
+from agent.tensors import device
+from agent.worker.group import Group
+from agent.world import Left
+
+GOODBYE_S = 5.0
+MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+DETAIL_CHARS_MAX = 60_000
+RAYS_OWN = "ray_terminate_msg"  # marks Ray's SystemExit on SIGTERM, which no script asked for
+ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
+TAKEN = (
+    "a worker has another module of that name in use, which the script would get: rename this one"
+)
+
+END = os._exit
+
+Outcome = Literal["ended", "failed"]
+
+
+def warm_up() -> None:
+    """Train a tiny model, so that torch has imported and allocated its first-use parts.
+
+    None of it may use the threads of OpenMP, because a process that the script forks after they
+    have started waits for them in vain.
+    """
+    keep_memory()
+    model = torch.nn.PReLU(4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    model(torch.zeros(2, 4)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+
+
+def keep_memory() -> None:
+    """Keep freed memory, because a step frees what the next one takes again.
+
+    Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
+    back at 128 KiB, and map every large allocation. See mallopt(3).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library has none
+        for setting, nbytes in MALLOC.items():
+            mallopt(setting, nbytes)
+
+
+def run(order: WorkerOrder, host: str) -> Outcome:
+    """Run the job's script in this process, once only, as it may leave anything behind."""
+    over, goodbye = threading.Event(), threading.Event()
+
+    def ended(why: str) -> None:
+        goodbye.set()
+        if not over.is_set():
+            with suppress(OSError):  # on a full disk
+                print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
+            END(0)
+
+    group = Group(order, host, ended)
+    job, payload = group.start()
+    lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
+    failure = _perform(order, job, payload, group, lines)
+    lines.close()
+    over.set()
+    group.link.send(Ended() if failure is None else failure)
+    goodbye.wait(GOODBYE_S)
+    group.close()
+    return "ended" if failure is None else "failed"
+
+
+def _perform(
+    order: WorkerOrder, job: JobOrder, payload: bytes, group: Group, lines: Lines
+) -> Failed | None:
+    if job.script_sha and group.code != job.script_sha:
+        return Failed(kind="setup", detail=f"{job.script}: what arrived is not what was submitted")
+    try:
+        came = parcel.read(payload, Path(job.script).name)
+    except ParcelError as error:
+        return Failed(kind="setup", detail=f"{job.script}: {error}")
+    if taken := parcel.taken_names(came):
+        return Failed(kind="setup", detail=f"{taken[0]}: {TAKEN}")
+    # On the machine's own disk, because there the folder of a killed worker goes with the machine,
+    # or with the next worker.
+    with scratch("worker-", disk()) as folder:
+        path = parcel.unpack(came, folder)
+        group.output = _output_in(folder, came, job, group, lines)
+        session.join(group)
+        device.take(group.slot)
+        out = LeaderOnly(lines, lambda: group.leads)
+        record = Record(order, folder)
+        streams = Stream(_both(record.add, out.add)), Stream(_both(record.add, lines.add))
+        with (
+            closing(record),
+            parcel.at_home(folder, path),
+            _as_script(path, job.argv, streams),
+        ):
+            failure = _execute(path, group, streams[1])
+        group.output.finish(_step(), leads=bool(group.leads))
+        # Output of a script before it failed may help to see why.
+        out.settle(passes=failure is not None or bool(group.leads))
+        if failure is None:
+            return None
+        typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
+        detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
+        return Failed(
+            kind=failure.kind,
+            detail=detail.encode(errors="backslashreplace").decode(),
+            step=next((each.replica.inside for each in session.made()), None),
+        )
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def add(line: str) -> None:
+        first(line)
+        second(line)
+
+    return add
+
+
+def _output_in(
+    folder: Path, came: parcel.Parcel, job: JobOrder, group: Group, lines: Lines
+) -> Output:
+    """Make `session.output` beside the script's files, under a name that none of them has."""
+    name = "output"
+    while any(file.partition("/")[0] == name for file in came.files):
+        name += "_"
+    return Output(
+        folder / name,
+        group.link.send,
+        lambda: group.generation,
+        aided=group.link.stuck.aided,
+        bounds=Bounds(files=job.output_files, total_bytes=job.output_bytes),
+        strays=Strays(folder, came.files),
+        say=lines.add,
+    )
+
+
+def _step() -> int:
+    return next((each.replica.step for each in session.made()), 0)
+
+
+def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
+    failure = _play(path, group, errors)
+    if group.astray:
+        # The script ran without gradients or without the whole model, and cannot be expected to
+        # survive that.
+        raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
+    return failure
+
+
+def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
+    try:
+        try:
+            _run(path)
+        except SystemExit as end:
+            if hasattr(end, RAYS_OWN):
+                raise WireError("the worker was asked to end") from None
+            if end.code not in (None, 0):
+                return _of_exit(end, errors)
+        except Left:
+            session.made()[0].leave()
+        if not session.made():
+            return Failed(
+                kind="no_session",
+                detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
+                "...) and loop over session.steps(...)",
+            )
+        if not group.astray:
+            session.made()[0].close()
+    except WireError:
+        raise  # not the script's fault: this worker is simply lost
+    except NotFinite as error:
+        return Failed(kind="nan", detail=str(error))
+    except (Misuse, CannotRecord) as error:
+        kind: FailureKind = "refused" if isinstance(error, Misuse) else "unsupported"
+        return Failed(kind=kind, detail=traceback_of(error))
+    except BaseException as error:
+        return _of_script(error, group)
+    return None
+
+
+def _run(path: Path) -> None:
+    """Run the script; a process that it forks ends like any other process, not as a worker."""
+    worker, code = os.getpid(), None
+    try:
+        with _exits_heard(worker):
+            runpy.run_path(str(path), run_name="__main__")
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        code = error.code if isinstance(error, SystemExit) else repr(error)
+    finally:
+        if os.getpid() != worker:
+            END(code if isinstance(code, int) else code is not None)
+
+
+@contextmanager
+def _exits_heard(worker: int) -> Iterator[None]:
+    """Turn the script's `os._exit` into `sys.exit`, because a silent end looks like a kill.
+
+    The worker of a killed process is started again. Elsewhere, in a thread or in a forked process,
+    the exception would not be caught, so there the process ends at once.
+    """
+
+    def end(status: int) -> NoReturn:
+        if os.getpid() == worker and threading.get_ident() == script:
+            raise SystemExit(status)
+        END(status)
+
+    script = threading.get_ident()
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = END
+
+
+def _of_exit(end: SystemExit, errors: Stream) -> Failed:
+    """Return the failure of an exit as Python treats it.
+
+    A code that is no number goes to standard error, and counts as 1.
+    """
+    code = end.code
+    if not isinstance(code, int):
+        errors.write(f"{code}\n")
+        code = 1
+    errors.finish()
+    said = f": {errors.last}" if errors.last else ""
+    return Failed(kind="exit", detail=f"the script ended itself with {code}{said}")
+
+
+def _of_script(error: BaseException, group: Group) -> Failed:
+    said = traceback_of(error)
+    apart = any(each.replica.holdings.here is not None for each in session.made())
+    if apart and (cause := refusals.cause_of(error)):
+        return Failed(kind="refused", detail=f"{said}\n{cause}")
+    if line := missing_file.hint(error, group.output.in_use):
+        said = f"{said}\n{line}"
+    return Failed(kind="exception", detail=said)
+
+
+@contextmanager
+def _as_script(path: Path, argv: tuple[str, ...], streams: tuple[Stream, Stream]) -> Iterator[None]:
+    """Make the process look to the script as if it had been started by hand."""
+    before = sys.argv, sys.stdout, sys.stderr
+    sys.argv = [str(path), *argv]
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.argv, sys.stdout, sys.stderr = before
+        for stream in streams:
+            stream.finish()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.machine.worker_process", description=__doc__
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where other workers can reach us")
+    options = parser.parse_args()
+    warm_up()
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
+    run(order, options.host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Initial values, made only on the workers that hold them."""

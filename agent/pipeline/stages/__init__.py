@@ -1,0 +1,1 @@
+"""From a graph to stages, and a schedule played with tensors."""

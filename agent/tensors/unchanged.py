@@ -1,0 +1,89 @@
+"""Check that `loss_of` leaves parameters unchanged, and buffers that cannot be summed.
+
+A forward that writes to one does so once per microbatch of its worker, and the number of these
+depends on the layout. Most writes show in a tensor's version counter, but writes through `.data` do
+not, and codebooks and averaged teachers are often written so. So the values are compared, as one
+number for each parameter, in the steps 0, 1, 3, 7, ... of a worker.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from agent.errors import Misuse
+from agent.tensors.absent import is_away
+from agent.tensors.layer_names import Models, named_buffers, named_parameters
+from agent.tensors.shards import in_a_row
+from agent.tensors.sums import is_summed
+
+# Bytes are added in words.
+WORD = 8
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a number that changes when the tensor is written to.
+
+    A tensor made in inference mode does not count writes, so its values are summed.
+    """
+    return int(_sum(tensor)) if tensor.is_inference() else tensor._version
+
+
+class Still:
+    """The values of parameters and unsummable buffers, compared over a phase."""
+
+    def __init__(self, models: Models) -> None:
+        buffers = named_buffers(models).items()
+        self._tensors: Mapping[str, torch.Tensor] = {
+            **named_parameters(models),
+            **{name: buffer for name, buffer in buffers if not is_summed(buffer)},
+        }
+        self._steps = -1
+        self._before: dict[str, int] = {}
+
+    def step(self) -> None:
+        """Note that a phase begins."""
+        self._steps += 1
+
+    def begin(self) -> None:
+        """Note the values; only forwards and backwards follow until the check."""
+        self._before = self._marks() if self._steps & (self._steps + 1) == 0 else {}
+
+    def forget(self) -> None:
+        """Forget the values, because the present ones have come from other workers."""
+        self._before = {}
+
+    def check(self, step: int) -> None:
+        now = self._marks() if self._before else {}
+        for name, mark in self._before.items():
+            if now.get(name, mark) != mark:
+                raise Misuse(f"step {step}: {self._what(name)}")
+        self._before = {}
+
+    def _what(self, name: str) -> str:
+        tensor = self._tensors[name]
+        if isinstance(tensor, torch.nn.Parameter):
+            return (
+                f"loss_of writes to the parameter {name!r}, but every worker calls it for other microbatches: write to "
+                "it after session.backward(...), or make it a buffer (register_buffer), of which each microbatch sees "
+                "the value at the start of the step"
+            )
+        return (
+            f"loss_of writes to the buffer {name!r} of {tensor.dtype}, and it is not known how the changes of several "
+            "microbatches add up in such a buffer: make it torch.bool if it is a flag, torch.int64 if it counts, "
+            "torch.float32 if it is an average, or write to it after session.backward(...)"
+        )
+
+    def _marks(self) -> dict[str, int]:
+        found = {name: _sum(each) for name, each in self._tensors.items() if not is_away(each)}
+        return (
+            dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
+        )
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Add up its words."""
+    raw = in_a_row(tensor)
+    if raw.storage_offset() % WORD:
+        raw = raw.clone()
+    whole = raw.numel() // WORD * WORD
+    return raw[:whole].view(torch.int64).sum() + raw[whole:].sum()

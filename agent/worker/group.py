@@ -1,0 +1,404 @@
+"""A worker among others, as its session sees it: the world that a step and a loop use.
+
+    all_reduce    sum over all workers; this worker's slice goes to all, and to the keeper
+    promise       tell the keeper that this worker can apply the sum
+    commit        wait until the keeper has written it down
+
+The script's thread does everything here and waits in one place only (`Crew.wait`). State moves
+between steps, and never into a script's unfinished step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from agent.errors import CannotRecord, WireError
+from agent.faults import passing
+from agent.messages import WorkerOrder
+from agent.net.watchdog import unaided
+from agent.proof.turns import Shown
+from agent.protocol import (
+    Arrived,
+    Enter,
+    Held,
+    LoopLeft,
+    Reached,
+    Unled,
+)
+from agent.replica import Replica
+from agent.tensors.device import settle
+from agent.tensors.partial_sum import Partial
+from agent.tensors.sums import Sum, Summed
+from agent.worker.all_reduce import all_reduce
+from agent.worker.participant import Participant
+from agent.worker.state.handover import Having, having
+from agent.worker.state.prefault import warm
+from agent.world import Abandoned, Facts, Interrupted
+
+UNLED = (
+    "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
+    "what it would show or save is not there"
+)
+
+
+class Group(Participant):
+    """The world of a session that is one of many."""
+
+    def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
+        super().__init__(order, host, ended)
+        self._last: Reached | None = None  # the state after the last step
+        self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
+        self._told_to_lead = False  # since the last boundary; the script may have kept it
+
+    # --- what the session uses --------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool | None:
+        """Return what `leader` returns, or None as long as this worker was in no layout at all."""
+        if self._proving.going:
+            return False
+        return None if self.entered is None else self._leads
+
+    @property
+    def astray(self) -> bool:
+        return self._replica is not None and self._replica.astray
+
+    @property
+    def leader(self) -> bool:
+        self._told_to_lead |= self._leads
+        return self._leads
+
+    @property
+    def _leads(self) -> bool:
+        entered = self.entered
+        if (
+            entered is None
+            or self.astray
+            or self._proving.going
+            or entered.layout.workers[0] != self.me
+        ):
+            return False
+        return self._holds or entered.unled == self.replica.version
+
+    @property
+    def notice_s(self) -> float | None:
+        return None if self._notice_at_s is None else self._notice_at_s - time.time()
+
+    @property
+    def microbatches(self) -> int:
+        return self._greeting.microbatches
+
+    def boundary(self, replica: Replica, facts: Facts) -> None:
+        self._check(replica)
+        self._introduce(replica, facts)
+        if self._proving.going:
+            self._proving.answer()
+        while True:
+            try:
+                self._come_in(replica)
+                self._send_what_is_due()
+            except Interrupted:
+                continue
+            break
+        self._landing.clear()
+        self._handover.pulling.forget(replica.version)
+        self._tell_output(replica)
+
+    def _tell_output(self, replica: Replica) -> None:
+        fresh, self._fresh = self._fresh, False
+        self.output.enter(replica.step, leads=self._leads, fresh=fresh)
+
+    def end_step(self, step: int) -> None:
+        if self.astray:
+            self.output.forget()
+        else:
+            self.output.scan(step, leads=self._leads)
+
+    def _check(self, replica: Replica) -> None:
+        """Refuse what the script computed from only a part of the layers.
+
+        Nothing is checked while this worker is astray, because its step counts for nothing.
+        """
+        if not self.astray:
+            replica.holdings.check(replica.step - 1)
+
+    def _introduce(self, replica: Replica, facts: Facts) -> None:
+        self._replica, self.link.step = replica, -1
+        if self._survey.ready is None:
+            warm(replica, self._landing, self._greeting.state_bytes)
+        self._survey.introduce(facts)
+        replica.rejoin()
+        self._told_to_lead = False
+
+    def bind(self, replica: Replica, facts: Facts) -> bool:
+        """Enter a layout of version 0 in the middle of step 0; a later one needs a boundary.
+
+        Return False, and go astray, if the job is past version 0 or has ended, or if it asks this
+        worker for a proof.
+        """
+        self._introduce(replica, facts)
+        while True:
+            self.wait(self._called, interruptible=False)
+            order = self.order
+            if self._done or self._proving.asked or order is None or order.version:
+                self.replica.go_astray()
+                return False
+            try:
+                self._enter()
+                if self._take_part(replica):
+                    self._send_what_is_due()
+                    self._landing.clear()
+                    self._tell_output(replica)
+                    return True
+            except Interrupted:
+                continue
+
+    def logged(self, step: int) -> Summed | None:
+        if self._proving.going:
+            return self._proven_sum()
+        entered = self.entered
+        assert entered is not None
+        if not entered.version - entered.redo <= step < entered.version:
+            return None
+        try:
+            if not entered.layout.owned:
+                if self._reproduces(step):
+                    self.reproduced = self.evidence.computed
+                payload, present = self._redo.take(step)
+                return self.replica.summed(payload, present)
+            chain = self._stages.chain(step)
+            self._redo.meet(step, entered.layout.replica_of(self.me).workers)
+            if self._reproduces(step):
+                assert entered.proves is not None
+                self._stages.reproduce(chain, step, entered.proves)
+            payload, present = self._redo.take(step, chain.spans)
+            return chain.again(step, payload, present)
+        except Interrupted:
+            self.replica.go_astray()
+            raise Abandoned from None
+
+    def asked(self, phase: int) -> int | None:
+        if self._proving.going:
+            return self._proving.microbatch(phase)
+        entered = self.entered
+        if entered is None or entered.layout.owned or not self._reproduces(self.replica.version):
+            return None
+        return entered.proves
+
+    def arrived(self, reached: Reached) -> None:
+        """Report this state at once after a snapshot, else with the step's first commit."""
+        over = self.replica.stage == "over"
+        self._last = reached if over else None
+        reproduces = bool(self.reproduced) and not self._holds
+        if (reproduces or (self._holds and self.state_shown == "all")) and not over:
+            self._say_arrived(reached)
+
+    def _say_arrived(self, reached: Reached) -> None:
+        generation, step = self.generation, self.replica.step
+        self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
+
+    @property
+    def proves(self) -> bool:
+        return self._proving.going
+
+    @property
+    def state_shown(self) -> Shown:
+        return self._comparison.state_shown
+
+    @property
+    def batch_shown(self) -> Shown:
+        return self._comparison.batch_shown
+
+    @property
+    def twice(self) -> int | None:
+        return self._comparison.twice
+
+    def _reproduces(self, step: int) -> bool:
+        """Return whether `step` is the first one applied again, and a microbatch proves it."""
+        entered = self.entered
+        if entered is None or entered.proves is None or self._holds:
+            return False
+        return step == entered.version - entered.redo
+
+    def _proven_sum(self) -> Summed:
+        try:
+            payload, marks = self._proving.sum(self.replica.phase)
+        except Abandoned:
+            self.replica.go_astray()
+            raise
+        return self.replica.summed(payload, marks)
+
+    def share(self) -> tuple[int, int]:
+        if self.superseded():
+            self._change_in_step()
+        if self._leads:
+            self._survey.look()
+        else:
+            self._survey.help()
+        self._noting.begin()
+        self._began_s, self._computed = time.monotonic(), 0
+        self.link.step, mine = self.replica.version, self.layout.replica_of(self.me)
+        return mine.first, mine.count
+
+    @unaided
+    def _change_in_step(self) -> None:
+        """Go on with the step in flight in the new layout, or give it up.
+
+        A worker that is left out in the first step of an unbuilt model waits, because it is no
+        worse off than a newcomer.
+        """
+        self._enter()
+        while self.replica.newborn and self._holds and self.me not in self.layout.workers:
+            self.wait(self.superseded, interruptible=False)
+            self._enter()
+        if not self._holds or self.me not in self.layout.workers:
+            self._holds = False
+            self.replica.go_astray()
+            raise Abandoned
+        self._handover.pull_whole()
+        self._tell_output(self.replica)
+
+    @property
+    def deep(self) -> bool:
+        return self.layout.depth > 1
+
+    def play(self, step: int, batches: Sequence[object]) -> Summed:
+        try:
+            summed, cuts = self._stages.play(step, batches, self._stop_or_save)
+        except CannotRecord as error:
+            if self.layout.owned or not self._survey.take_back(str(error)):
+                raise  # owned: no worker has room for the whole model
+            return self.wait(lambda: None)  # for the next layout, which is of depth 1
+        self._noting.tell(step, cuts)
+        return summed
+
+    def fetch(self) -> None:
+        """Get the layers that are not here, so that the script goes on with a whole model.
+
+        Every worker calls this at the same place of the script; a worker that does not call it
+        waits for those that do. If it fails, the script goes on for nothing, with values that are
+        not-a-number. A leading script would show or save these, so the leader raises `WireError`
+        instead. Here this worker may hear of a new layout, and then asks that layout's workers. It
+        enters the layout later, because the state of an unfinished step cannot be handed over.
+        """
+        if not self.astray and self._handover.look(self._counted_among):
+            return
+        leads, replica = self._leads or self._told_to_lead, self.replica
+        self._holds = False
+        self.replica.go_astray()
+        if leads:
+            # A step that is not committed is done again, and led by the worker that leads then.
+            if replica.stage != "open":
+                self.link.send(Unled(step=replica.next_version - 1))
+            raise WireError(UNLED.format(replica.inside))
+
+    def _counted_among(self, order: Enter | None) -> Having | None:
+        """Return who has which layers of the state at hand, or None if the job left that state."""
+        if order is not None and order is not self.entered:
+            return having(order) if self.me in order.holders else None
+        if self._holds:
+            return self._handover.having
+        # A committed step is applied again: the workers of our chain are at the same one, others
+        # may be ahead.
+        chain = self.layout.replica_of(self.me).workers
+        return {one: held for one, held in self._handover.having.items() if one in chain}
+
+    def _stop_or_save(self) -> None:
+        self.go_on()
+        self._send_what_is_due()
+
+    @unaided
+    def _send_what_is_due(self) -> None:
+        if self._holds and self._snapshots.due():
+            self._comparison.proven_from = self.replica.step
+            self._snapshots.send()
+
+    def check(self) -> None:
+        # This worker notices a newer layout when it waits for the sum of the step.
+        if self._proving.going or self._reproduces(self.replica.version):
+            return
+        self._stop_or_save()
+        self._computed += 1
+
+    def all_reduce(self, step: int, partial: Partial, total: Sum) -> None:
+        if self.replica.notes is not None:
+            self.replica.notes.skip()
+        if self._computed:
+            settle(self.replica.space.device)
+            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
+        with self.unaided():
+            all_reduce(self, step, partial, total, lambda mine: self._preparing.slice(step, mine))
+        self._noting.tell(step)
+
+    @unaided
+    def promise(self, step: int, summed: Summed) -> None:
+        held = None
+        if summed.held is not None:
+            held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
+            self._handover.promised = held
+        self._preparing.promise(step, summed, held)
+
+    @unaided
+    def commit(self, step: int) -> None:
+        while True:
+            self.wait(
+                lambda: (
+                    self._committed > step
+                    or self._preparing.forgotten
+                    or (self._holds and self._snapshots.due())
+                )
+            )
+            self._send_what_is_due()
+            if self._committed > step:
+                break
+            if self._preparing.forgotten:
+                self._preparing.promise_again()
+        self._proven, self._comparison.joins, self.reproduced = True, False, ()
+        passing("step: commit heard")
+        if self._handover.promised is not None:
+            self._handover.keep(self._deep.keepers())
+
+    def settle(self) -> None:
+        self._snapshots.settle()
+
+    def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
+        self._check(replica)
+        self.link.step, last = -1, replica.version
+        self._left = last
+        self.link.send(LoopLeft(version=last))
+        while not self._done:
+            try:
+                self._come_in(replica)
+                if replica.version < last:
+                    self._left = None
+                    return False
+                if self._last is not None and self._holds:
+                    # Sent before the state itself, which is put together from what all workers
+                    # have.
+                    self._say_arrived(self._last)
+                if self.layout.owned:
+                    self._gather_behind(replica)
+                sent_at = self.link.connects
+                self._snapshots.send_state(replica.collected(), replica.version, final=True)
+                self.wait(partial(self._over_or_forgotten, sent_at))
+            except Interrupted:
+                continue
+            if self._snapshots.failed:
+                raise WireError("the last state could not be sent")
+        return True
+
+    def _over_or_forgotten(self, sent_at: int) -> bool:
+        return self._done or self._snapshots.failed or self.link.connects != sent_at
+
+    @unaided
+    def _gather_behind(self, replica: Replica) -> None:
+        """Get the whole model for the script's code after its loop, if there is room for it.
+
+        With an unbuilt model this worker takes only its share of the layers that no worker of the
+        layout has.
+        """
+        self._handover.pulling.offer(replica.version, replica.snapshot())
+        if replica.unbuilt:
+            self._handover.take_in()
+        else:
+            self._handover.pull(replica.holdings.all)

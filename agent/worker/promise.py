@@ -1,0 +1,77 @@
+"""A worker's messages to the keeper before the commit of a step.
+
+It sends its slice of the sum, if that is wanted, and the promise that it can apply all of the sum.
+"""
+
+from agent.faults import passing
+from agent.protocol import Held, Prepared, Slice
+from agent.tensors.shards import cut
+from agent.tensors.sums import Sum, Summed
+from agent.worker.peers import PeerWorker
+
+
+class Preparing:
+    def __init__(self, crew: PeerWorker) -> None:
+        self._crew = crew
+        self.wanted = True  # whether the keeper wants the sums of steps that begin now
+        self._told = True  # whether the keeper gets the sum of this step
+        self._sliced_at = 0  # the connection to the keeper by which the sum was sent
+        self._promise: Prepared | None = None
+        # the part of the sum that the keeper got
+        self._slices: list[tuple[int, list[memoryview]]] = []
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the keeper was restarted since the slices were sent, and so lacks them."""
+        return self._crew.link.connects != self._sliced_at
+
+    def slice(self, step: int, total: Sum) -> None:
+        """Send an equal part of the sum, in a layout where every worker has the whole sum."""
+        workers = self._crew.layout.workers
+        start, end = cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))
+        self.send(step, [(start, [total.memory(start, end)])])
+
+    def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
+        """Send slices of the sum, each as an offset and the bytes there, if they are wanted."""
+        self._told = self.wanted
+        self._tell(step, slices if self._told else [])
+
+    def _tell(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
+        self._sliced_at, self._slices = self._crew.link.connects, slices
+        for offset, pieces in slices:
+            message = Slice(
+                generation=self._crew.generation,
+                step=step,
+                offset=offset,
+                total=self._crew.replica.space.total_bytes,
+            )
+            self._crew.link.send(message, *pieces)
+        passing("step: slice sent")
+
+    def promise(self, step: int, summed: Summed, held: Held | None) -> None:
+        """Tell the keeper that this worker can apply the sum.
+
+        `held` is what will be here after the step, if that is not all.
+        """
+        layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
+        self._promise = Prepared(
+            generation=layout.generation,
+            step=step,
+            loss=summed.total.loss / layout.microbatches,
+            present=summed.marks,
+            script_step=replica.step,
+            phase=replica.phase,
+            held=held,
+            computed=(*self._crew.reproduced, *evidence.computed),
+            reached=evidence.reached if replica.phase == 0 else None,
+            told=self._told,
+        )
+        self._crew.link.send(self._promise)
+        passing("step: prepared")
+
+    def promise_again(self) -> None:
+        """Send slices and promise again, because a restarted keeper has neither."""
+        assert self._promise is not None
+        self._tell(self._promise.step, self._slices)
+        self._crew.link.send(self._promise)
+        passing("step: prepared")

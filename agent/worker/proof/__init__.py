@@ -1,0 +1,1 @@
+"""The proof of a joining worker, and of a lone one."""

@@ -1,0 +1,1 @@
+"""The step of a worker whose chain has several workers."""

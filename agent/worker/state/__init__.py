@@ -1,0 +1,1 @@
+"""How a worker comes by state that it lacks, and hands over what it holds."""

@@ -1,0 +1,1 @@
+"""Strategies over recorded markets: engine, baselines, and the bound of foresight."""

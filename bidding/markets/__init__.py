@@ -1,0 +1,1 @@
+"""What markets did: histories, their files, a grid of ticks, and billing rules."""

@@ -1,0 +1,137 @@
+"""The manager's own observations of a pool: how long it held machines, and how they ended.
+
+A pool loses its machines together, so losses within `BULK_S` of each other count as one. A stretch
+that still runs counts its time without an event (censoring). Refusals show for how long the pool
+has nothing to sell. Observations lose weight with time, because markets change.
+"""
+
+import math
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from bidding.markets.history import HOUR_S
+from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
+
+BULK_S = 120.0
+MEMORY_H = 48.0  # the half-life of an observation; docs/bidding.md compares 12 h and no end
+# Half of the time since the last refusal, cut off at this, counts as time without capacity.
+UNASKED_H_MAX = 1.0
+TIMES_MAX = 32
+Took = Literal["start_s", "morph_s", "recovery_s"]
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of changes, the newest last.
+
+    They are the time from the order of a machine to its first step, the stall of a change of layout
+    (sigma), and the cost of a loss in time, lost steps included (lambda).
+    """
+
+    start_s: tuple[float, ...] = ()
+    morph_s: tuple[float, ...] = ()
+    recovery_s: tuple[float, ...] = ()
+
+    def saw(self, what: Took, seconds: float) -> "Times":
+        """Add an observation; a negative one is ignored, because the clock jumped back."""
+        if seconds < 0:
+            return self
+        kept = (*getattr(self, what), seconds)[-TIMES_MAX:]
+        return msgspec.structs.replace(self, **{what: kept})
+
+    def typical_s(self, what: Took, assumed_s: float) -> float:
+        """Return the median of the observations, with the assumed value counted as one."""
+        return float(median([assumed_s, *getattr(self, what)]))
+
+
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Events and hours with their weights at `as_of_s`; `*_since_s` begin running stretches.
+
+    Observations lose half of their weight in `MEMORY_H`, so a pool without machines for a long time
+    is as little known as a new one. A stretch of refusals is known only until `refused_at_s`, the
+    last time that we asked.
+    """
+
+    losses: float = 0.0
+    held_h: float = 0.0
+    returns: float = 0.0
+    refused_h: float = 0.0
+    as_of_s: float = 0.0
+    held_since_s: float | None = None
+    lost_at_s: float | None = None
+    refused_since_s: float | None = None
+    refused_at_s: float = 0.0
+
+    def sold(self, at_s: float) -> "PoolRecord":
+        """Record a sale: it ends a stretch without capacity, and begins or continues a holding."""
+        record = self
+        if self.refused_since_s is not None:
+            asked_h = _hours(self.refused_since_s, self.refused_at_s)
+            unknown_h = min(UNASKED_H_MAX, _hours(self.refused_at_s, at_s))
+            record = self._aged(at_s, returns=1.0, refused_h=asked_h + unknown_h / 2)
+            record = msgspec.structs.replace(record, refused_since_s=None)
+        if record.held_since_s is None:
+            record = msgspec.structs.replace(record, held_since_s=at_s)
+        return record
+
+    def refused(self, at_s: float) -> "PoolRecord":
+        since_s = at_s if self.refused_since_s is None else self.refused_since_s
+        return msgspec.structs.replace(
+            self, refused_since_s=since_s, refused_at_s=max(since_s, at_s)
+        )
+
+    def lost(self, at_s: float, others_left: bool) -> "PoolRecord":
+        """Record a machine taken by the cloud; `others_left` says whether we still hold some."""
+        again = self.lost_at_s is not None and at_s - self.lost_at_s < BULK_S
+        record = self._aged(at_s, losses=float(not again))
+        record = msgspec.structs.replace(record, lost_at_s=at_s)
+        return record if others_left else record.left(at_s)
+
+    def left(self, at_s: float) -> "PoolRecord":
+        """Record that we hold no machine there any more."""
+        if self.held_since_s is None:
+            return self
+        record = self._aged(at_s, held_h=_weight_h(self.held_since_s, at_s, at_s))
+        return msgspec.structs.replace(record, held_since_s=None)
+
+    def losses_at(self, at_s: float) -> float:
+        """Return the present weight of the observed losses."""
+        return self.losses * _weight(self.as_of_s, at_s)
+
+    def hazard_per_h(self, at_s: float, prior: Gamma = HAZARD_PRIOR) -> float:
+        weight, running_h = _weight(self.as_of_s, at_s), 0.0
+        if self.held_since_s is not None:
+            running_h = _weight_h(self.held_since_s, at_s, at_s)
+        return prior.seen(self.losses * weight, self.held_h * weight + running_h).per_h
+
+    def return_per_h(self, at_s: float, prior: Gamma = RETURN_PRIOR) -> float:
+        weight, running_h = _weight(self.as_of_s, at_s), 0.0
+        if self.refused_since_s is not None:
+            running_h = _weight_h(self.refused_since_s, self.refused_at_s, at_s)
+        return prior.seen(self.returns * weight, self.refused_h * weight + running_h).per_h
+
+    def _aged(self, at_s: float, **more: float) -> "PoolRecord":
+        """Return the sums with their weights at a moment, plus what was observed then."""
+        weight = _weight(self.as_of_s, at_s)
+        sums = {
+            name: getattr(self, name) * weight + more.get(name, 0.0)
+            for name in ("losses", "held_h", "returns", "refused_h")
+        }
+        return msgspec.structs.replace(self, as_of_s=max(self.as_of_s, at_s), **sums)
+
+
+def _weight(from_s: float, at_s: float) -> float:
+    """Return the weight at `at_s` of an observation made at `from_s`."""
+    return float(0.5 ** (_hours(from_s, at_s) / MEMORY_H))
+
+
+def _weight_h(from_s: float, to_s: float, at_s: float) -> float:
+    """Return the weight of the hours of a stretch: the integral of the weight over it."""
+    scale_h = MEMORY_H / math.log(2)
+    return scale_h * max(0.0, _weight(to_s, at_s) - _weight(from_s, at_s))
+
+
+def _hours(from_s: float, to_s: float) -> float:
+    """Return the hours between two moments; 0 if the clock jumped back."""
+    return max(0.0, to_s - from_s) / HOUR_S

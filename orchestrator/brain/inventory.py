@@ -1,0 +1,383 @@
+"""News of machines: from launches, from providers' lists, and from machines themselves.
+
+A launch is an intent in the journal before it is a call. Its outcome comes with `Launched`, or is
+found in the provider's list: a machine whose token we intended is adopted, an intent that is not
+listed after the grace is dropped, and a machine of ours that no lease claims is terminated.
+"""
+
+from agent.messages import AgentJoined, AgentLost, NoticeSeen
+from cloud.model import DEPLOYMENT_TAG, Machine
+from orchestrator.actions import AnyAction, ListMachines, Terminate
+from orchestrator.brain import jobs, leases, ledger, staffing
+from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
+from orchestrator.formatting import plural
+from orchestrator.state import (
+    Job,
+    Lease,
+    ProviderState,
+    State,
+    consider,
+    move_lease,
+    newcomer,
+    note,
+    set_alarm,
+    want_layout,
+)
+
+STRANGERS_MAX = 1000
+
+# --- the outcome of a launch -----------------------------------------------------------------
+
+
+def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
+    lease = state.leases.get(event.token)
+    if lease is None:
+        why = f"{event.machine.id} was started for the launch {event.token} that was given up"
+        _end_orphan(state, out, event.machine, why)
+    elif lease.state == "intended":
+        adopt(state, out, lease, event.machine)
+        leases.keep_within_hour(state, out)
+
+
+def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """Attach the machine to its lease; give it back at once if it is not needed or too costly."""
+    _begin(state, out, lease, machine)
+    if not state.jobs[lease.job].active or state.stopping:
+        lease.released = lease.released or "nobody needs it any more"
+    if lease.released:
+        leases.give_back(state, out, lease, lease.released)
+        return
+    if not ledger.covered(state, lease):
+        leases.give_back(state, out, lease, "it started at a price that the budget has no room for")
+        return
+    set_alarm(state, state.now_s + state.settings.boot_timeout_s, "boot", lease.token)
+    stranger = state.strangers.pop(machine.id, None)
+    if stranger is not None:
+        _join(state, out, lease, stranger[1])
+
+
+def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """Record the machine in its lease, charge for it, and note that its pool sold one."""
+    price = machine.price_usd_per_h
+    price = price if ledger.credible(price) else lease.price_usd_per_h
+    why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
+    lease.machine_id, lease.known_at_s = machine.id, state.now_s
+    state.machines[machine.id] = lease.token
+    move_lease(lease, "pending", state.now_s, why)
+    note(out, machine.id, why)
+    ledger.start_charging(state, lease, price, machine.launched_at_s)
+    if lease.request.market == "spot":
+        known = state.pools[lease.pool.key]
+        known.record = known.record.sold(state.now_s)
+
+
+def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) -> None:
+    lease = state.leases.get(event.token)
+    if lease is None or lease.state != "intended":
+        return
+    provider = leases.provider_of(state, lease.provider)
+    why = f"{event.code}: {event.error}"
+    match event.code:
+        case "NoCapacity" | "PriceAboveBid" | "LaunchRefused":
+            if event.code == "NoCapacity" and lease.request.market == "spot":
+                known = state.pools[lease.pool.key]
+                known.record = known.record.refused(state.now_s)
+            leases.penalise(state, out, lease.pool, why)
+            leases.drop(state, out, lease, why)
+        case "QuotaExceeded":
+            for pool in state.pools.values():
+                if (pool.pool.region, pool.pool.type) == (lease.pool.region, lease.pool.type):
+                    leases.penalise(state, out, pool.pool, why)
+            leases.drop(state, out, lease, why)
+        case "Throttled":
+            provider.slow_until_s = state.now_s + state.settings.penalty_s / 10
+            provider.slow_because = why
+            leases.drop(state, out, lease, why)
+        case "TokenMismatch" | "TokenSpent":
+            leases.drop(state, out, lease, why)
+        case _:
+            provider.listing_wanted = True
+            provider.slow_until_s = state.now_s + state.settings.control_period_s
+            provider.slow_because = f"it is not known whether the last launch succeeded ({why})"
+            note(
+                out,
+                lease.token,
+                f"it is not known whether a machine started ({why}): the list will tell",
+            )
+
+
+def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
+    """End the lease of a machine that the cloud took, and count a preemption of its job."""
+    job = state.jobs[lease.job]
+    staffing.abandon(state, out, lease, because)
+    leases.end(state, out, lease, "provider", at_s, because)
+    if job.active:
+        _count_preemption(state, out, job)
+    if job.active:
+        consider(state, job)
+        want_layout(state, job)
+
+
+def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
+    job.market.preemptions += 1
+    most, found = job.spec.max_preemptions, job.market.preemptions - job.market.forgiven
+    if most is not None and found > most:
+        were = "was" if found == 1 else "were"
+        why = f"{plural(found, 'machine')} {were} taken away and max_preemptions is {most}"
+        jobs.finish(state, out, job, "FAILED", f"preempted: {why}")
+
+
+# --- the provider's list ---------------------------------------------------------------------
+
+
+def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None:
+    lease = leases.lease_of(state, event.machine_id)
+    if lease is not None and lease.state == "ending":
+        leases.end(state, out, lease, "user", state.now_s, "the provider says it has ended")
+    for provider in state.providers.values():
+        provider.orphans.pop(event.machine_id, None)
+
+
+def ask_for_lists(state: State, out: list[AnyAction]) -> None:
+    """Ask every provider for its list once per period, while a list could tell us anything."""
+    for name in sorted(state.providers):
+        provider = state.providers[name]
+        overdue = state.now_s >= provider.listing_asked_at_s + state.settings.launch_grace_s
+        early = state.now_s < provider.listing_asked_at_s + state.settings.listing_period_s
+        if early or (provider.listing_out and not overdue):
+            continue
+        if not (provider.listing_wanted or state.leases or provider.orphans or state.stopping):
+            continue
+        ask_for_list(state, out, provider, "compare what it lists with what we intended")
+
+
+def ask_for_list(state: State, out: list[AnyAction], provider: ProviderState, because: str) -> None:
+    provider.listing_wanted, provider.listing_out = False, True
+    provider.listing_asked_at_s = state.now_s
+    out.append(ListMachines(provider=provider.name, because=because))
+
+
+def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> None:
+    provider = leases.provider_of(state, event.provider)
+    provider.listing_out, provider.listing_wanted = False, True
+    provider.failures += 1
+    if provider.failures == 1:
+        note(out, provider.name, f"does not answer: {event.error}; asking again every period")
+
+
+def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
+    """Settle the differences between the machines that exist and those that we intend."""
+    provider = leases.provider_of(state, event.provider)
+    provider.listing_out, provider.failures = False, 0
+    asked_at_s = event.asked_at_s + state.skew_s
+    if asked_at_s < provider.listed_at_s:
+        return
+    provider.listed_at_s = asked_at_s
+    alive: dict[str, None] = {}
+    for machine in event.machines:
+        if machine.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
+            continue
+        if machine.state in ("pending", "running"):
+            alive[machine.id] = None
+        lease = state.leases.get(machine.token)
+        if lease is None or lease.machine_id not in ("", machine.id):
+            if machine.state in ("pending", "running"):
+                why = f"{machine.id} carries our tag but no lease claims it"
+                _end_orphan(state, out, machine, why)
+        else:
+            _settle_listed(state, out, lease, machine)
+    for machine_id in [m for m in provider.orphans if m not in alive]:
+        del provider.orphans[machine_id]
+    _settle_missing(state, out, provider, alive)
+    leases.keep_within_hour(state, out)
+    if not alive:
+        provider.clean_at_s = asked_at_s
+
+
+def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """Record what changed about a listed machine that a lease claims."""
+    if lease.state == "intended":
+        if machine.state == "terminated":
+            _settle_unheard(state, out, lease, machine)
+            return
+        adopt(state, out, lease, machine)
+    leases.reprice(state, out, lease, machine.price_usd_per_h)
+    if machine.state == "terminated":
+        at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
+        if lease.state == "ending" and machine.ended_by != "provider":
+            leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
+        else:
+            lose(state, out, lease, at_s, f"{machine.id} was taken by the provider")
+    elif machine.state == "running" and lease.state == "pending":
+        why = f"{lease.machine_id} runs; its agent has yet to join"
+        move_lease(lease, "booting", state.now_s, why)
+        note(out, lease.machine_id, why)
+
+
+def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """Charge for a machine that started and ended before we learned of it.
+
+    It is charged until the end that the list states, or until now if the list states none.
+    """
+    state.strangers.pop(machine.id, None)
+    _begin(state, out, lease, machine)
+    why = f"{machine.id} started and ended before we learned of it"
+    at_s = machine.ended_at_s
+    if at_s is None:
+        why += "; charged until now, because the list does not say when it ended"
+        at_s = state.now_s
+    if machine.ended_by == "user":
+        leases.end(state, out, lease, "user", at_s, why)
+    else:
+        lose(state, out, lease, at_s, why)
+
+
+def _settle_missing(
+    state: State, out: list[AnyAction], provider: ProviderState, alive: dict[str, None]
+) -> None:
+    """Settle leases that the list does not show, except young ones, because a list may lag."""
+    grace_s = state.settings.launch_grace_s
+    missing = [
+        lease
+        for lease in state.leases.values()
+        if lease.provider == provider.name and lease.machine_id not in alive
+    ]
+    for lease in missing:
+        if lease.state == "intended":
+            if provider.listed_at_s >= lease.intended_at_s + grace_s:
+                leases.drop(state, out, lease, "the provider does not list it: it never started")
+        elif provider.listed_at_s >= lease.known_at_s + grace_s:
+            if lease.state == "ending":
+                leases.end(state, out, lease, "user", state.now_s, "the provider lists it no more")
+            else:
+                lose(state, out, lease, state.now_s, f"{lease.machine_id} vanished from the list")
+
+
+def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
+    """Terminate a machine of ours that no lease claims, since every machine costs money."""
+    provider = leases.provider_of(state, machine.pool.cloud)
+    asked_at_s = provider.orphans.get(machine.id)
+    if asked_at_s is None or state.now_s >= asked_at_s + state.settings.drain_s / 4:
+        provider.orphans[machine.id] = state.now_s
+        provider.listing_wanted = True
+        out.append(Terminate(provider=provider.name, machine_id=machine.id, because=because))
+
+
+# --- reports of the machine itself -----------------------------------------------------------
+
+
+def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> None:
+    lease = leases.lease_of(state, event.machine_id)
+    if lease is None:
+        state.strangers[event.machine_id] = (event.address, event.slots)
+        while len(state.strangers) > STRANGERS_MAX:
+            del state.strangers[next(iter(state.strangers))]
+        for provider in state.providers.values():
+            provider.listing_wanted = True
+    elif not lease.joined and lease.state in ("pending", "booting", "noticed", "leaving"):
+        _join(state, out, lease, event.slots)
+
+
+def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
+    lease.agent = "there"
+    if not lease.announced:
+        lease.goes_at_s = None
+        took_s = state.now_s - lease.intended_at_s
+        why = f"{lease.machine_id} joined with {plural(slots, 'slot')} {took_s:.0f} s after it was asked for"
+        move_lease(lease, "ready", state.now_s, why)
+        note(out, lease.machine_id, why)
+    pool = state.pools[lease.pool.key]
+    pool.strikes, pool.blocked_until_s = 0, 0.0
+    staffing.staff(state, out, lease)
+
+
+def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
+    """Continue without a machine whose agent is gone, before the list shows if the machine is.
+
+    The machine has a while to come back.
+    """
+    lease = leases.lease_of(state, event.machine_id)
+    if lease is None:
+        state.strangers.pop(event.machine_id, None)
+        return
+    if not lease.joined or lease.state == "ending":
+        return
+    leases.provider_of(state, lease.provider).listing_wanted = True
+    if lease.announced and state.now_s >= (lease.goes_at_s or 0.0):
+        lose(state, out, lease, state.now_s, f"{lease.machine_id} was taken as announced")
+        return
+    why = f"{lease.machine_id} is silent: {event.why}"
+    waits_until_s, announced = state.now_s + state.settings.rejoin_s, lease.announced
+    lease.agent = "silent"
+    lease.goes_at_s = min(waits_until_s, lease.goes_at_s or waits_until_s)
+    staffing.abandon(state, out, lease, why)
+    if lease.state in ("ready", "working") or (lease.state == "leaving" and not announced):
+        move_lease(lease, "booting", state.now_s, why)
+    note(out, lease.machine_id, why)
+    set_alarm(state, waits_until_s, "boot", lease.token)
+    job = state.jobs[lease.job]
+    consider(state, job)
+    want_layout(state, job)
+
+
+def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
+    """Give back a machine that has not joined, or not come back, in time."""
+    lease = state.leases.get(token)
+    if lease is None or lease.joined or lease.state in ("intended", "ending"):
+        return
+    if lease.agent == "silent":
+        if lease.goes_at_s is not None and state.now_s >= lease.goes_at_s:
+            leases.give_back(state, out, lease, f"{lease.machine_id} did not come back")
+    elif state.now_s >= lease.known_at_s + state.settings.boot_timeout_s:
+        patience_s = state.settings.boot_timeout_s
+        why = f"{lease.machine_id} did not join within {patience_s:.0f} s"
+        leases.penalise(state, out, lease.pool, why)
+        leases.give_back(state, out, lease, why)
+
+
+def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
+    """Record the notice, so that a replacement is bought at once; meanwhile the machine works."""
+    notice = event.notice
+    lease = leases.lease_of(state, notice.machine_id)
+    if lease is None or lease.state in ("intended", "ending"):
+        return
+    if notice.kind == "rebalance":
+        note(out, notice.machine_id, "the cloud says that it may be taken soon; it works on")
+        return
+    if lease.announced and lease.goes_at_s == notice.deadline_s:
+        return
+    left_s = notice.deadline_s - state.now_s
+    why = f"{notice.machine_id} will be taken in {left_s:.0f} s"
+    silent = lease.agent == "silent" and lease.goes_at_s is not None
+    lease.goes_at_s = (
+        min(lease.goes_at_s or 0.0, notice.deadline_s) if silent else notice.deadline_s
+    )
+    if lease.state not in ("noticed", "leaving"):
+        move_lease(lease, "noticed", state.now_s, why)
+    note(out, notice.machine_id, why)
+    margin_s = state.settings.notice_margin_s + state.settings.morph_s
+    set_alarm(state, notice.deadline_s - margin_s, "notice", lease.token)
+    consider(state, state.jobs[lease.job])
+
+
+def on_notice_alarm(state: State, out: list[AnyAction], token: str) -> None:
+    """Leave the machine out shortly before its deadline; take it back if it was not taken."""
+    lease = state.leases.get(token)
+    if lease is None or not lease.announced or lease.goes_at_s is None:
+        return
+    margin_s = state.settings.notice_margin_s + state.settings.morph_s
+    if state.now_s < lease.goes_at_s - margin_s:
+        return
+    if state.now_s < lease.goes_at_s + state.settings.rejoin_s:
+        set_alarm(state, lease.goes_at_s + state.settings.rejoin_s, "notice", token)
+        if lease.state == "noticed":
+            move_lease(lease, "leaving", state.now_s, "it will be taken in a moment")
+            want_layout(state, state.jobs[lease.job])
+        return
+    lease.goes_at_s = None
+    back: tuple[str, str] = ("ready", "its deadline has passed and it is still there")
+    move_lease(lease, "ready" if lease.joined else "booting", state.now_s, back[1])
+    note(out, lease.machine_id, back[1])
+    if lease.joined:
+        staffing.staff(state, out, lease)
+        newcomer(state, state.jobs[lease.job])

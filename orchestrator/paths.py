@@ -1,0 +1,177 @@
+"""The paths of everything: all files lie in one state directory, and none outside it.
+
+The path of a Unix socket may have at most 107 characters. Ray needs about 65 of them for itself and
+takes ASCII only, and in the address of a Redis `%`, `?` and `#` have other meanings. So if the
+state directory's path is too long or not plain, a symbolic link with a short name in /tmp leads to
+it. The house restores the link if it is deleted, and removes it when it ends.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from cloud import private
+from cloud.errors import NotPrivate
+from cloud.local import short_path
+from cloud.local.short_path import SHORT
+from orchestrator.errors import OrchestratorError
+
+RUN_PATH_MAX = 40
+ROOM_BYTES = 4 * 1024 * 1024
+PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
+LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # links of houses, of local clouds
+
+
+class StateDirError(OrchestratorError):
+    """The state directory cannot be used."""
+
+
+class Places:
+    """Every path that the house and its parts use, derived from the state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir.resolve()
+        self.identity = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:12]
+
+    def make(self) -> None:
+        """Make the state directory, private to its owner, and the short link to it."""
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
+            (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+            # On a read-only disk the folders may exist, and only opening a file fails.
+            self.lock.open("a").close()
+        except OSError as error:
+            raise StateDirError(
+                f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
+            ) from error
+        self.make_way()
+
+    def secure(self) -> list[str]:
+        """Keep other users out, and return what they could reach until now.
+
+        This must run before any part that uses a secret, because exposed secrets are removed.
+        """
+        tokens = [*sorted(self.state_dir.glob("*.token")), self.cloud_dir / "token"]
+        try:
+            return private.mend(self.state_dir, tokens)
+        except NotPrivate as error:
+            raise StateDirError(
+                f"{error}, or set manager.state_dir to a folder of yours"
+            ) from error
+
+    def make_way(self) -> None:
+        """Make the short link to the state directory, if its path needs one."""
+        if not self._needs_link():
+            return
+        link, run = self._link(), self.state_dir / "run"
+        try:
+            short_path.keep(link, run)
+        except OSError as error:
+            raise StateDirError(
+                f"{link} cannot lead to {run} ({error.strerror}), whose path is too long or not plain enough for a socket; "
+                "set manager.state_dir to a folder with a short one"
+            ) from error
+
+    def remove_link(self) -> None:
+        if self._needs_link():
+            short_path.remove(self._link(), self.state_dir / "run")
+
+    @property
+    def run(self) -> Path:
+        """Return the directory for sockets, whose path is short enough for them."""
+        return self._link() if self._needs_link() else self.state_dir / "run"
+
+    @property
+    def redis_socket(self) -> Path:
+        return self.run / "redis.sock"
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.state_dir / "redis"
+
+    @property
+    def ray_dir(self) -> Path:
+        return self.run / "ray"
+
+    @property
+    def cloud_dir(self) -> Path:
+        return self.state_dir / "cloud"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.state_dir / "checkpoints"
+
+    @property
+    def rehearsed(self) -> Path:
+        """Return the file with the checksums of rehearsed scripts, one on each line."""
+        return self.state_dir / "rehearsed"
+
+    @property
+    def quotes(self) -> Path:
+        """Return the folder with the price history, for `orchestrator tools backtest --data`."""
+        return self.state_dir / "quotes"
+
+    @property
+    def lock(self) -> Path:
+        return self.state_dir / "house.lock"
+
+    @property
+    def house(self) -> Path:
+        """Return the file in which a client finds the running house."""
+        return self.state_dir / "house.json"
+
+    @property
+    def given_back(self) -> Path:
+        """Return the file that exists once every machine is given back; the house ends then."""
+        return self.state_dir / "stop"
+
+    @property
+    def superseded(self) -> Path:
+        """Return the file that exists once another house's manager has taken over.
+
+        It holds the reason as a sentence, and the house ends when it appears.
+        """
+        return self.state_dir / "superseded"
+
+    @property
+    def broke_off(self) -> Path:
+        """Return the file with the reason why a manager of this house last ended by itself."""
+        return self.state_dir / "broke_off"
+
+    def secret(self, name: str) -> Path:
+        return self.state_dir / f"{name}.token"
+
+    def log(self, name: str) -> Path:
+        return self.state_dir / "logs" / f"{name}.log"
+
+    def _needs_link(self) -> bool:
+        path = str(self.state_dir / "run")
+        return len(path) > RUN_PATH_MAX or not PLAIN.fullmatch(path)
+
+    def _link(self) -> Path:
+        return SHORT / f"spot-{self.identity}"
+
+
+def dangling_links() -> list[Path]:
+    """Return our short links to deleted state directories, unused for long."""
+    found = (link for name in LINKS for link in SHORT.glob(name))
+    return sorted(link for link in found if short_path.is_abandoned(link))
+
+
+def no_room(folder: Path) -> str:
+    """Return why nothing can be written in the folder, as a sentence; "" if it can.
+
+    It is found by writing, because a quota may be full although the disk is not.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return (
+            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
+            "what was committed is kept"
+        )
+    return ""

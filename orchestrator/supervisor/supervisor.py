@@ -1,0 +1,516 @@
+"""The house: the one process on the manager's machine that owns all the others.
+
+It starts Redis, the Ray head, the local cloud, the manager with its keeper, and the dashboard.
+It restarts a part that dies, and ends all of them when it ends. It holds no state of the
+product, so it may be killed at any moment: the next house sweeps up what the last one left.
+
+    python -m orchestrator.supervisor --config orchestrator.toml [--give-back]
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from cloud import private
+from cloud.clock import CLOCK, ZERO_VARIABLE
+from cloud.local.processes import MARKER
+from orchestrator.client import Client, post
+from orchestrator.client import House as HouseFile
+from orchestrator.config import URL_PASSWORD, Config, in_force, load
+from orchestrator.dashboard.app import create_app
+from orchestrator.dashboard.server import Server
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import ShutdownAsked
+from orchestrator.formatting import instead_of
+from orchestrator.paths import Places, StateDirError, dangling_links, no_room
+from orchestrator.redis_client import connect
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
+from orchestrator.supervisor.watchdog import LOOK_S, Pulse
+
+STARTUP_S_MAX = 120.0
+WATCH_S = 0.2
+RESTARTS_MAX = 20
+RESTART_WINDOW_S = 60.0
+OBJECT_STORE_BYTES = 100_000_000
+RAY_STARTS_MAX = 3
+RAY_END_S_MAX = 5.0
+PORTS = range(10_000, 32_768)
+PORTS_TRIED = 100
+SESSIONS_KEPT = 3  # directories with Ray's own logs
+# Ray serves its metrics on all interfaces and does not ask for the token, so they are off. The
+# metrics of Ray's dashboard have no switch, but an invalid port keeps their server from starting.
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
+
+
+class HouseError(OrchestratorError):
+    """The house cannot be started or kept running; the message says what to do about it."""
+
+
+class ToldToEnd(HouseError):  # noqa: N818 - it names what happened
+    """The house received a signal to end before it was ready; it ends what it has started."""
+
+
+class House:
+    """Starts all parts, restarts those that die, and ends them."""
+
+    def __init__(
+        self, config: Config, config_path: Path | None, *, give_back: bool = False
+    ) -> None:
+        self.config = config
+        self.places = Places(config.state_dir)
+        self._config_path = config_path
+        self._give_back = give_back
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: list[float] = []
+        self._told = ""
+        self._redis: RedisServer | None = None
+        self._dashboard: Server | None = None
+        self._pulse: Pulse | None = None
+        self._felt_s = 0.0
+        self._stopping = False
+        self._life = secrets.token_hex(8)
+        self._env: dict[str, str] = {}
+        self._ray_address = ""
+        self._ray_dashboard = ""
+
+    @property
+    def redis_url(self) -> str:
+        return self.config.manager.redis_url or f"unix://{self.places.redis_socket}"
+
+    def start(self) -> None:
+        """Start all parts, each after the parts it needs, and return when they are ready."""
+        if not self.config.local.enabled:  # there is no other provider yet
+            raise HouseError("no provider is enabled; set local.enabled = true")
+        for line in self.places.secure():
+            _say(line)
+        for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
+            told.unlink(missing_ok=True)  # written by the manager of an earlier house
+        processes.sweep(self.places.identity)
+        self._clear_up()
+        self._env = self._environment()
+        self._start_redis()
+        self._choose_addresses()
+        self._start_cloud()
+        self._start_manager()
+        if self.config.dashboard.enabled:
+            self._start_dashboard()
+        self._announce()
+
+    def watch(self) -> None:
+        """Restart parts that die, until the house is asked to end."""
+        with contextlib.suppress(ToldToEnd):
+            while not (self._stopping or self.places.given_back.exists()):
+                time.sleep(WATCH_S)
+                with contextlib.suppress(StateDirError):  # the next round tries again
+                    self.places.make_way()
+                self._end_if_superseded()
+                self._revive()
+                self._replace_stuck()
+
+    def _revive(self) -> None:
+        """Restart the parts that have ended, as soon as the disk has room.
+
+        On a full disk Redis dies at its next write, and so would a part that is restarted then.
+        """
+        redis_ended = self._redis is not None and not self._redis.alive()
+        ended = [name for name, process in self._children.items() if process.poll() is not None]
+        if not (redis_ended or ended) or self._waits_for_room():
+            return
+        if self._redis is not None and redis_ended:
+            self._count_restart("Redis")
+            _say(self._redis.start())
+        for name in ended:
+            self._count_restart(name)
+            self._restart(name)
+
+    def _replace_stuck(self) -> None:
+        """Kill an actor that hangs, because Ray takes it for alive and would not replace it."""
+        if self._pulse is not None and time.monotonic() >= self._felt_s + LOOK_S:
+            self._felt_s = time.monotonic()
+            for name in self._pulse.look():
+                _say(f"{name} hung, and was killed: Ray starts the next one")
+
+    def _waits_for_room(self) -> bool:
+        full = no_room(self.places.state_dir)
+        if full != self._told:
+            self._told = full
+            _say(full or "there is room again")
+        return bool(full)
+
+    def ask_to_stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def stop(self) -> None:
+        """End all parts, each before the parts it uses.
+
+        Ray is slow to end and holds nothing that is not in Redis or on the disk, so its init
+        kills it. The sweep alone would not do: Ray writes process titles over our mark, and a
+        process without the mark is not swept up.
+        """
+        self.places.house.unlink(missing_ok=True)
+        if self._dashboard is not None:
+            self._dashboard.stop()
+        if (cloud := self._children.pop("cloud", None)) is not None:
+            processes.end(cloud)
+        if (ray := self._children.pop("ray", None)) is not None:
+            processes.end(ray, word=signal.SIGHUP)
+        if self._redis is not None:
+            self._redis.stop()
+        processes.sweep(self.places.identity, grace_s=0)
+        if self.places.given_back.exists():
+            from agent.keeper.storage.memory_log import kept, root_of
+
+            root = root_of(self.places.checkpoints)
+            if not kept(root):  # every job is on the disk
+                shutil.rmtree(root, ignore_errors=True)
+        self.places.remove_link()
+
+    def _clear_up(self) -> None:
+        """Remove what earlier houses left, so that it does not accumulate."""
+        for link in dangling_links():
+            link.unlink(missing_ok=True)
+        for session in sorted(self.places.ray_dir.glob("session_2*"))[:-SESSIONS_KEPT]:
+            shutil.rmtree(session, ignore_errors=True)
+
+    # --- the parts --------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of every child.
+
+        It has our mark, our interpreter first on the path, and the Ray token.
+        """
+        token = self.places.secret("ray")
+        for secret in (token, self.places.secret("mesh")):
+            if not secret.exists():
+                private.write(secret, secrets.token_hex(32).encode())
+        env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        return env | {
+            processes.MARK: self.places.identity,
+            ZERO_VARIABLE: repr(CLOCK.zero_s),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **NO_METRICS,
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_worker_niceness": "0",  # manager and keeper get this; Ray's default is 15
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _start_redis(self) -> None:
+        if self.config.manager.redis_url is None:
+            self._redis = RedisServer(self.places, self._env)
+            _say(self._redis.start())
+        import redis
+
+        store = connect(self.redis_url)
+        try:
+            store.ping()
+        except redis.RedisError as error:
+            raise RedisUnavailable(
+                f"{URL_PASSWORD.sub('://***@', self.redis_url)} does not answer ({error}); "
+                "check manager.redis_url"
+            ) from error
+        if self._give_back:  # before the manager starts, so that it is the first event it reads
+            post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+
+    def _choose_addresses(self) -> None:
+        """Choose where the Ray head listens, and write it to the boot file of later machines."""
+        host = self.config.ray.head_address
+        self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
+        if self.config.ray.dashboard:
+            self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
+        token = self.places.secret("ray").read_text()
+        lines = {
+            "PATH": self._env["PATH"],
+            "SPOT_HEAD": self._ray_address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            processes.MARK: self.places.identity,
+        }
+        text = "".join(f"{key}={value}\n" for key, value in lines.items())
+        private.write(self.places.secret("boot"), text.encode())
+
+    def _start_cloud(self) -> None:
+        local = self.config.local
+        words = ["--boot-env", str(self.places.secret("boot"))]
+        words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
+        if local.prices:
+            words += ["--prices", local.prices]
+        ready = self.places.cloud_dir / "cloud.json"
+        ready.unlink(missing_ok=True)  # a killed cloud leaves this file
+        self._children["cloud"] = self._python(
+            "cloud",
+            ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
+        )
+        self._wait("the local cloud", "cloud", ready.exists)
+
+    def _free_port(self, setting: str, host: str, port: int) -> int:
+        """Return the port in the settings, or a port that is free now.
+
+        The search leaves out the range from which the system takes ports for outgoing
+        connections, because the system could take the port before Ray has started.
+        """
+        for left in reversed(range(PORTS_TRIED)):
+            number = port or PORTS.start + secrets.randbelow(len(PORTS))
+            with contextlib.closing(socket.socket()) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, number))
+                except OSError as error:
+                    if left and not port:
+                        continue
+                    raise HouseError(
+                        f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
+                        f"{instead_of(error, 'ray.head_address', 'ray.port')}"
+                    ) from error
+            break
+        return number
+
+    def _start_ray(self) -> None:
+        ray = self.config.ray
+        port = self._ray_address.rpartition(":")[2]
+        # Ray runs under an init, as on every machine, because some of its processes would outlive
+        # it by a minute.
+        words = [
+            "-m", "cloud.local.machine_init", str(os.getpid()),
+            sys.executable, "-P", "-m", "orchestrator.supervisor.ray_head", "--block",
+            f"--node-ip-address={ray.head_address}", f"--port={port}",
+            "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
+            f"--include-dashboard={str(ray.dashboard).lower()}",
+            f"--dashboard-host={ray.head_address}",
+            f"--dashboard-port={self._ray_dashboard.rpartition(':')[2] or 0}",
+            "--dashboard-agent-listen-port=0",
+            f"--temp-dir={self.places.ray_dir}",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
+        ]  # fmt: skip
+        self._children["ray"] = self._python("ray", words, {MARKER: f"head-{self.places.identity}"})
+        host, _, number = self._ray_address.rpartition(":")
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(number)), 0.5):
+                return True
+            return False
+
+        self._wait("the Ray head", "ray", answers)
+
+    def _start_manager(self) -> None:
+        """Start the Ray head and the manager on it, with a new attempt if Ray gives up.
+
+        Ray allows its own start half a minute, which may be too short on a busy machine. Every
+        new attempt chooses new ports, because another process may have taken the old ones.
+        """
+        for left in reversed(range(RAY_STARTS_MAX)):
+            try:
+                self._start_ray()
+                self._enlist()
+                self._pulse = Pulse(
+                    self.redis_url, self.places.identity, self.config.manager.control_period_s
+                )
+                break
+            except HouseError as error:
+                if isinstance(error, ToldToEnd) or not self._ray_ends():
+                    raise
+                if not left:
+                    where = self.places.log("ray")
+                    raise HouseError(f"the Ray head did not start; see {where}") from error
+                self._choose_addresses()
+
+    def _ray_ends(self) -> bool:
+        """Return whether the head ends within `RAY_END_S_MAX`.
+
+        If the head fails, the driver that wants to join it fails a moment earlier.
+        """
+        deadline = time.monotonic() + RAY_END_S_MAX
+        while self._children["ray"].poll() is None and time.monotonic() < deadline:
+            self._pause()
+        return self._children["ray"].poll() is not None
+
+    def _enlist(self) -> None:
+        """Run a short-lived driver that creates the detached actors; they outlive it."""
+        arguments = [
+            "-m",
+            "orchestrator.supervisor.start_actors",
+            "--house",
+            str(self.places.state_dir),
+        ]
+        arguments += ["--ray", self._ray_address, "--life", self._life]
+        if self._config_path is not None:
+            arguments += ["--config", str(self._config_path)]
+        driver = self._python("manager", arguments)
+        deadline = time.monotonic() + STARTUP_S_MAX
+        try:
+            while driver.poll() is None and time.monotonic() < deadline:
+                self._pause()
+        finally:
+            processes.end(driver)
+        if driver.returncode != 0:
+            raise HouseError(f"the manager did not start; see {self.places.log('manager')}")
+
+    def _start_dashboard(self) -> None:
+        board, token = self.config.dashboard, self.places.secret("dashboard")
+        if not token.exists():
+            private.write(token, secrets.token_urlsafe(32).encode())
+        app = create_app(lambda: Client.connect(self.places.state_dir), token.read_text())
+        self._dashboard = Server(app, board.host, board.port)
+        try:
+            self._dashboard.start()
+        except OSError as error:
+            self._dashboard = None
+            raise HouseError(
+                f"dashboard.host {board.host} port {board.port} cannot be used: {error.strerror}; "
+                f"{instead_of(error, 'dashboard.host', 'dashboard.port')}"
+            ) from error
+
+    def _announce(self) -> None:
+        """Write the file in which clients look up this house."""
+        text = HouseFile(
+            pid=os.getpid(),
+            redis_url=self.redis_url,
+            dashboard_url=self._dashboard.url if self._dashboard else "",
+            ray_address=self._ray_address,
+            ray_dashboard=self._ray_dashboard,
+            local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
+            deployment=self.config.manager.deployment,
+            started_at_s=CLOCK.now_s(),
+            clock_zero_s=CLOCK.zero_s,
+            settings=in_force(self.config),
+        )
+        private.write(self.places.house, msgspec.json.encode(text))
+
+    # --- looking after them -----------------------------------------------------------------
+
+    def _python(
+        self, name: str, words: list[str], more: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
+        return processes.start(
+            [sys.executable, "-P", *words],
+            env={**self._env, **(more or {})},
+            log=self.places.log(name),
+            cwd=Path.cwd(),
+        )
+
+    def _restart(self, name: str) -> None:
+        """Restart a dead part, and after it the parts that depend on it."""
+        if name == "cloud":
+            self._start_cloud()
+            return
+        try:
+            self._start_manager()
+        except ToldToEnd:
+            raise
+        except HouseError:
+            if self._redis is None or self._redis.alive():
+                raise
+            # The manager failed because Redis died. The next round restarts both.
+            processes.end(self._children["ray"], word=signal.SIGHUP)
+        else:
+            self._announce()
+
+    def _count_restart(self, name: str) -> None:
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
+        if len(self._restarts) > RESTARTS_MAX:
+            raise HouseError(
+                f"{name} died again; {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s are "
+                f"too many; see the logs in {self.places.state_dir / 'logs'}"
+            )
+
+    def _end_if_superseded(self) -> None:
+        """Raise if a newer manager uses this journal: two would undo each other's work."""
+        told = self.places.superseded
+        if told.exists() and (why := told.read_text()):
+            raise HouseError(why)
+
+    def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + STARTUP_S_MAX
+        while not ready():
+            if self._children[name].poll() is not None or time.monotonic() > deadline:
+                raise HouseError(f"{what} did not start; see {self.places.log(name)}")
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait a moment for a part; raise `ToldToEnd` if the house is asked to end."""
+        if self._stopping:
+            raise ToldToEnd("told to end while it was starting; nothing is left of it")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def only_one(places: Places) -> Iterator[None]:
+    """Hold the state directory's lock; raise `HouseError` if another house holds it."""
+    places.make()
+    with places.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HouseError(
+                f"another manager already runs in {places.state_dir}; see it with: orchestrator status"
+            ) from None
+        yield
+
+
+def sweep_up(places: Places) -> list[int]:
+    """End the processes that a killed house has left, and return their pids.
+
+    Raises `HouseError` if a house lives there.
+    """
+    with only_one(places):
+        left = processes.marked(places.identity)
+        processes.sweep(places.identity)
+        places.house.unlink(missing_ok=True)
+        places.remove_link()
+    return left
+
+
+def _say(text: str) -> None:
+    if not text:
+        return
+    with contextlib.suppress(OSError):  # on a full disk the line is lost
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def keep(config: Config, config_path: Path | None, *, give_back: bool = False) -> None:
+    """Run a house from start to end in this process."""
+    house = House(config, config_path, give_back=give_back)
+    with only_one(house.places):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, house.ask_to_stop)
+        try:
+            house.start()
+            house.watch()
+        finally:
+            house.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.supervisor", description=__doc__)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument(
+        "--give-back", action="store_true", help="only to end jobs and machines of a killed house"
+    )
+    options = parser.parse_args()
+    try:
+        config = load(options.config, os.environ)
+        keep(config, options.config, give_back=options.give_back)
+    except OrchestratorError as error:
+        print(f"orchestrator: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0

@@ -1,0 +1,79 @@
+"""Kill a manager or keeper that hangs; Ray notices only processes that have ended.
+
+Both renew a sign of life in Redis. If the sign stays the same for `LOOKS_MAX` looks while Redis
+answers, the process is killed and Ray starts the next one. Both may be killed at any moment.
+"""
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from agent.keys import PULSE, VIEW
+from cloud.local.processes import MARKER
+from orchestrator.supervisor import processes
+
+LOOK_S = 5.0
+LOOKS_MAX = 36  # not seconds: this process may have been suspended together with the actors
+ANSWER_S_MAX = 1.0
+SIGNS = {"Manager": VIEW, "KeeperActor": PULSE}  # Ray's process titles begin with these names
+UNNAMED = "ray::IDLE"
+
+
+class Pulse:
+    def __init__(self, redis_url: str, identity: str, period_s: float = 0.0) -> None:
+        """Watch the actors of a house; an idle manager may publish nothing for `period_s`."""
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX)
+        self._identity = identity
+        self._looks_max = dict.fromkeys(SIGNS, LOOKS_MAX)
+        self._looks_max["Manager"] += math.ceil(period_s / LOOK_S)
+        self._seen: dict[str, tuple[object, int]] = {}  # the sign, and how often it was the same
+
+    def look(self) -> list[str]:
+        """Kill actors that have been silent for too long and return their names.
+
+        To be called every `LOOK_S`.
+        """
+        try:
+            signs = {name: self._redis.get(key) for name, key in SIGNS.items()}
+        except redis.RedisError:
+            self._seen.clear()  # without Redis no actor can leave a sign
+            return []
+        return [
+            name for name, sign in signs.items() if self._is_silent(name, sign) and self._end(name)
+        ]
+
+    def _is_silent(self, name: str, sign: object) -> bool:
+        seen, times = self._seen.get(name, (None, 0))
+        times = times + 1 if seen == sign else 0
+        self._seen[name] = sign, times % self._looks_max[name]
+        return times == self._looks_max[name]
+
+    def _end(self, name: str) -> bool:
+        pids = list(self._pids(f"ray::{name}")) or list(self._nobody())
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(pids)
+
+    def _nobody(self) -> Iterator[int]:
+        """Yield the pids of Ray processes that never became an actor.
+
+        If a manager or keeper is killed while the disk is full, Ray starts a process that never
+        gets the actor's title, and waits for it for ever.
+        """
+        mark = f"{MARKER}=head-{self._identity}".encode()
+        for pid in self._pids(UNNAMED):
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    yield pid
+
+    def _pids(self, title: str) -> Iterator[int]:
+        for pid in processes.marked(self._identity):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
+                    yield pid

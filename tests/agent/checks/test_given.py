@@ -1,0 +1,46 @@
+"""What a script gives to its session is looked at before anything is done with it."""
+
+import pytest
+import torch
+from torch import nn
+
+from agent.checks.arguments import check_modules, check_trained, scaler_of
+from agent.errors import Misuse
+
+
+class Renames(nn.Linear):
+    def state_dict(self, *args, **named):
+        found = super().state_dict(*args, **named)
+        return {f"net.{name}": item for name, item in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (Renames(1, 1), r"the state_dict\(\) of Renames does not have its parameter 'weight'"),
+        (nn.Sequential(nn.LazyLinear(1)), "'0.weight' of Sequential has no shape yet: run the"),
+    ],
+)
+def test_a_model_that_cannot_be_saved_by_name_is_refused(model: nn.Module, what: str) -> None:
+    with pytest.raises(Misuse, match=what):
+        check_modules({"model": model}, built=True)
+
+
+def test_models_with_the_same_names_are_no_misuse() -> None:
+    check_modules({"model": nn.Linear(1, 1), "Linear1": nn.Linear(1, 1)}, built=True)
+
+
+def test_an_optimizer_of_an_unregistered_parameter_is_refused() -> None:
+    model, extra = nn.Linear(1, 1), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)
+    with pytest.raises(Misuse, match=r"SGD trains a parameter of shape \[2\] that is in no model"):
+        check_trained({"model": model}, [optimizer])
+    check_trained({"model": model, "ParameterList1": nn.ParameterList([extra])}, [optimizer])
+
+
+def test_one_scaler_scales_the_loss() -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    assert scaler_of([nn.Linear(1, 1), scaler]) is scaler
+    assert scaler_of([torch.amp.GradScaler("cpu", enabled=False)]) is None
+    with pytest.raises(Misuse, match="two GradScalers"):
+        scaler_of([scaler, torch.amp.GradScaler("cpu")])

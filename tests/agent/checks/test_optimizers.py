@@ -1,0 +1,73 @@
+"""Parameters are trained by the optimizers and schedules that the session was given."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from agent.checks.optimizers import Optimizers
+from agent.checks.registry import registered
+from agent.errors import Misuse
+
+
+@contextmanager
+def optimizers(*objects: object) -> Iterator[Optimizers]:
+    found = registered(objects)
+    params = dict(found.models["model"].named_parameters())
+    made = Optimizers(found.objects, params, lambda: 7, lambda: False)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_an_optimizer_that_was_not_given_is_refused_when_it_steps() -> None:
+    model = nn.Linear(1, 1)
+    mine, other = sgd(model), sgd(model)
+    with optimizers(model, mine):
+        mine.step()
+        sgd(nn.Linear(1, 1)).step()
+        with pytest.raises(Misuse, match="step 7: SGD trains parameters of the session, which was"):
+            other.step()
+    other.step()
+
+
+def test_parameters_that_are_added_later_are_refused() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    with optimizers(model, optimizer) as found:
+        found.check()
+        optimizer.add_param_group({"params": [model.bias]})
+        with pytest.raises(Misuse, match="step 7: parameters were added to an optimizer"):
+            found.check()
+
+
+def test_a_schedule_that_was_not_given_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = sgd(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with (
+        optimizers(model, optimizer) as found,
+        pytest.raises(Misuse, match="step 7: SGD has a schedule that Session"),
+    ):
+        found.check()
+    with optimizers(model, optimizer, schedule) as found:
+        found.check()
+
+
+def test_gradients_that_no_optimizer_used_are_refused_in_the_next_step() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = sgd(model)
+    with optimizers(model, optimizer) as found:
+        model(torch.ones(1, 1)).sum().backward()
+        found.unused = True
+        with pytest.raises(Misuse, match="the gradients of step 6 are still there"):
+            found.check()
+        optimizer.step()
+        found.check()

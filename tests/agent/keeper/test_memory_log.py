@@ -1,0 +1,428 @@
+"""What a keeper leaves in memory: found by the next one, as it was, or not at all."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+from backups import same
+from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
+
+from agent.keeper.storage import memory_log
+from agent.keeper.storage.backup import Backup, LoggedSum, Saved
+from agent.keeper.storage.memory_log import (
+    AREA,
+    STATE,
+    Form,
+    MemoryLog,
+    kept,
+    move_in,
+    root_of,
+    sweep,
+)
+from agent.keys import OPEN_JOBS
+from agent.messages import Recalled, RecallFailed, Rewound
+from agent.store.errors import Unknown
+from agent.store.format import lay_out
+from agent.store.memory import RETURNING_BYTES_MIN
+
+TOY = (
+    Path(__file__)
+    .parents[1]
+    .joinpath("deep_toy.py")
+    .read_text()
+    .replace("width: int = 16", "width: int = 96")
+)
+STEPS = 30
+SIZES = (
+    100,
+    RETURNING_BYTES_MIN,
+    3 * RETURNING_BYTES_MIN + 8,
+)  # one that is written down whole, and two areas
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(prefix="memory-log-", dir=memory_log.SHARED) as folder:
+        yield Path(folder)
+
+
+def filled(memory: MemoryLog, size: int, number: int) -> memoryview:
+    body = memory.take(size)
+    body[:] = bytes([number]) * size
+    return body
+
+
+def state(memory: MemoryLog, version: int) -> Backup:
+    bodies = {f"l{size}": filled(memory, size, version) for size in SIZES}
+    layers = tuple(lay_out(f"l{size}", [("x", "U8", (size,))]) for size in SIZES)
+    return Backup(generation=1, version=version, layers=layers, bodies=bodies)
+
+
+def logged(memory: MemoryLog, step: int, size: int = SIZES[1]) -> LoggedSum:
+    return LoggedSum(step, b"\1\0", filled(memory, size, 100 + step))
+
+
+def lived(folder: Path, version: int, sums: int) -> tuple[MemoryLog, Saved]:
+    """One that has written down a state, and the sums that lead on from it."""
+    memory = MemoryLog(folder)
+    held = Saved(state(memory, version), ())
+    assert memory.note_state(held)
+    for step in range(version, version + sums):
+        held = Saved(held.backup, (*held.redo, logged(memory, step)))
+        memory.note_sum(held.redo[-1])
+    return memory, held
+
+
+def found(folder: Path, committed: int) -> Saved | None:
+    """What the next keeper finds."""
+    memory = MemoryLog(folder)
+    held = memory.find(committed)
+    memory.leave()
+    return held
+
+
+def until_version(held: Saved, version: int) -> Saved:
+    return Saved(held.backup, tuple(one for one in held.redo if one.step < version))
+
+
+def test_the_next_one_finds_what_was_committed(shared: Path) -> None:
+    """Not the sum that was written down, and whose commit was not."""
+    memory, held = lived(shared, 3, 4)
+    memory.leave()
+    for committed in (7, 6, 3):
+        assert same(found(shared, committed), until_version(held, committed))
+    assert found(shared, 2) is None  # of another past
+    assert found(shared / "other", 7) is None
+
+
+def test_it_is_there_when_the_memory_is_not_held_on_to_any_more(shared: Path) -> None:
+    memory, held = lived(shared, 3, 2)
+    expected = [bytes(one.body) for one in held.redo]
+    memory.leave()
+    del memory, held
+    assert [bytes(one.body) for one in found(shared, 5).redo] == expected
+
+
+def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
+    """Also of a sum that was written down, and not committed yet, when all of the state had come."""
+    memory, held = lived(shared, 3, 4)
+    newer = Saved(state(memory, 6), held.redo[3:])
+    memory.note_sum(late := logged(memory, 7))
+    assert memory.note_state(newer)
+    memory.leave()
+    assert same(found(shared, 8), Saved(newer.backup, (*newer.redo, late)))
+
+
+def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shared: Path) -> None:
+    """It was written down in a layout that was lost; the step was committed in the next one, without a sum."""
+    memory, held = lived(shared, 3, 2)
+    memory.note_gap(9)  # of which nothing was written down
+    memory.note_sum(logged(memory, 5))
+    memory.note_gap(5)
+    memory.note_sum(logged(memory, 6))
+    memory.leave()
+    assert same(found(shared, 7), held)
+    memory = MemoryLog(shared)
+    newer = Saved(state(memory, 6), ())
+    assert memory.note_state(newer)
+    memory.note_sum(late := logged(memory, 6))
+    memory.leave()
+    assert same(found(shared, 7), Saved(newer.backup, (late,)))
+
+
+def test_nor_is_that_of_a_step_from_before_the_job_went_back(shared: Path) -> None:
+    """Sums came behind a gap, and lead on from what was done again once the gap is closed. Their memory may have come to
+    something else."""
+    memory, held = lived(shared, 3, 2)
+    for step in (6, 7, 8):
+        memory.note_sum(logged(memory, step))
+    again = logged(memory, 5), logged(memory, 6)
+    for one in again:
+        memory.note_sum(one)
+    memory.note_gap(7)
+    memory.leave()
+    assert same(found(shared, 8), Saved(held.backup, (*held.redo, *again)))
+
+
+def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
+    """A new file for each step would cost more than what comes into it."""
+    memory, held = lived(shared, 0, 0)
+    seen = []
+    for step in range(9):
+        memory.note_sum(one := logged(memory, step, 2 * SIZES[1]))
+        newer = state(memory, step + 1)
+        memory.rest()
+        assert memory.note_state(Saved(newer, ()))
+        held, one = newer, None
+        seen.append({path.stat().st_ino for path in shared.glob(f"{AREA}*")})
+    assert seen[3] == seen[-1], (held, one)
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_memory_that_is_used_again_is_not_what_it_was(shared: Path, number: int) -> None:
+    """What the log says of it is of the past. What is in the log itself is what it was."""
+    memory, held = lived(shared, 3, 2)
+    size = SIZES[number]
+    _kept = [body for name, body in held.backup.bodies.items() if name != f"l{size}"]
+    _sums = held.redo
+    del held
+    filled(memory, size, 77)
+    memory.leave()
+    left = found(shared, 5)
+    assert (left is None) == (number > 0)
+    assert left is None or {bytes(b)[0] for b in left.backup.bodies.values()} == {3}
+
+
+def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
+    memory, held = lived(shared, 3, 2)
+    assert found(shared, 5) is None
+    memory.leave()
+    assert same(found(shared, 5), held)
+
+
+def test_a_record_that_was_being_written_does_not_count(shared: Path) -> None:
+    """Killed before it was renamed into its place: what was written before is whole."""
+    memory, held = lived(shared, 3, 2)
+    memory.leave()
+    (shared / memory_log.DRAFT).write_bytes(b"half")
+    assert same(found(shared, 6), held)
+
+
+def test_what_another_version_of_the_software_has_left_is_neither_taken_nor_let_go_of(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums may lie otherwise: applied unchanged, they would be other numbers."""
+    memory, held = lived(shared, 3, 2)
+    memory.leave()
+    monkeypatch.setattr(memory_log, "FORMAT", 99)
+    other = MemoryLog(shared)
+    with pytest.raises(Unknown, match="another version of the software"):
+        other.find(5)
+    other.leave()
+    monkeypatch.undo()
+    assert same(found(shared, 5), held)
+
+
+def test_what_a_keeper_left_goes_when_the_next_one_has_a_state(shared: Path) -> None:
+    job = shared / "job"
+    first, older = lived(job, 3, 5)
+    first.leave()
+    second = MemoryLog(job)
+    assert same(second.find(8), older)
+    second.note_sum(logged(second, 8))
+    newer = Saved(state(second, 9), ())
+    assert second.note_state(newer)
+    assert sum(path.name.startswith(AREA) for path in job.iterdir()) == 2
+    second.leave()
+    assert same(found(job, 9), newer)
+    third = MemoryLog(job)
+    assert third.find(9)
+    third.clear()
+    assert not job.exists()
+
+
+def test_steps_that_were_missed_end_what_is_found(shared: Path) -> None:
+    """Another keeper lived, so nothing was written down; what it had left does not lead to what came after."""
+    first, _ = lived(shared, 3, 2)
+    second = MemoryLog(shared)
+    second.note_sum(logged(second, 5))
+    first.leave()
+    second.note_sum(logged(second, 6))
+    assert second.find(7) is None
+    second.rest()
+    assert second.note_state(newer := Saved(state(second, 7), ()))
+    second.leave()
+    assert same(found(shared, 7), newer)
+
+
+def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
+    """Killed again before there is another state: the third one finds the same, and what came since."""
+    first, _ = lived(shared, 3, 2)
+    first.leave()
+    second = MemoryLog(shared)
+    left = second.find(5)
+    assert second.note_state(left)
+    second.note_sum(more := logged(second, 5))
+    second.leave()
+    assert same(found(shared, 6), Saved(left.backup, (*left.redo, more)))
+
+
+def test_without_room_memory_is_the_process_own(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of which some is nowhere to be found is not written down, nor is the one before it left to be found."""
+    memory, held = lived(shared, 3, 2)
+    monkeypatch.setattr(memory_log, "PARTS_FREE", memory_log.PARTS + 1)
+    assert not memory.note_state(Saved(state(memory, 5), ()))
+    memory.note_sum(logged(memory, 5))
+    memory.leave()
+    assert found(shared, 6) is None
+    assert held.reached == 5
+
+
+def test_nothing_is_left_of_jobs_and_houses_that_are_no_more(shared: Path) -> None:
+    house, gone = shared / "house", shared / "gone"
+    root, other = (shared / f"{memory_log.PREFIX}{name}" for name in "ab")
+    for place, home in ((other, gone), (root, house)):
+        home.mkdir()
+        assert move_in(place, home / "checkpoints")
+        for job in ("one", "two"):
+            lived(place / job, 3, 1)[0].leave()
+    sweep(root, {"two"})
+    assert sorted(path.name for path in root.iterdir()) == [memory_log.HOME, "two"]
+    gone.rmdir()
+    move_in(root, house / "checkpoints")
+    assert not other.exists()
+    assert root.exists()
+
+
+# --- with real processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "train.py").write_text(TOY)
+    return played_alone(folder / "train.py", folder / "out" / "out.pt", str(STEPS))
+
+
+@pytest.fixture
+def lasting(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
+    """A crew whose keeper's memory outlives it."""
+    keeper = KeeperProcess(redis_process, tmp_path, lasting=True)
+    crew = Crew(redis_process, nursery, tmp_path, keeper)
+    yield crew
+    crew.close()
+    shutil.rmtree(root_of(tmp_path / "checkpoints"))
+
+
+def commits(redis_process: RedisProcess) -> list[int]:
+    client = redis.Redis.from_url(redis_process.url)
+    return [int(client.hget("orch:commit:job", "step"))]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
+    lasting: Crew, alone: tuple[list[str], bytes], depth: int
+) -> None:
+    """Twice, and nothing is on the disk: the next keeper has what the one before had in memory. Where each keeps its own
+    layers too. When the job is done nothing of it is left in memory."""
+    lasting.depth, lasting.owned = depth, depth > 1
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    for step in (8, 19):
+        lasting.reach(step)
+        lasting.keeper.kill()
+        lasting.kill(*lasting.pids)
+        lasting.keeper.start()
+        lasting.pids.clear()
+        lasting.start(2)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    ends_alike(lasting, alone, STEPS)
+    found = lasting.of(Recalled)
+    assert len(found) == 2
+    assert all("the keeper before" in one.because or "backup tier" in one.because for one in found)
+    lasting.keeper.close_job("job")
+    root = root_of(lasting.folder / "checkpoints")
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [memory_log.HOME])
+
+
+@pytest.mark.processes
+def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
+    lasting: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """All were killed, and what is started then is newer: the job waits with words, and goes on with the version that wrote it."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    record = root_of(lasting.folder / "checkpoints") / "job" / STATE
+    written = record.read_bytes()
+    record.write_bytes(msgspec.msgpack.encode(Form(format=1)))
+    lasting.keeper.start()
+    lasting.pids.clear()
+    lasting.start(2)
+    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    assert f"{record.parent} is of another version of the software" in said.error
+    assert lasting.of(Recalled) == []
+    record.write_bytes(written)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    ends_alike(lasting, alone, STEPS)
+
+
+@pytest.mark.processes
+def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess
+) -> None:
+    """All were killed, and the next keeper closes the job before any worker has come: nobody has asked for the state
+    yet, and what was left of it in memory goes to the disk."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    committed = commits(redis_process)
+    lasting.keeper.start()
+    lasting.keeper.close_job("job")
+    store = redis.Redis.from_url(redis_process.url)
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert list(memory_log.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
+    lasting.open(TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.pids.clear()
+    lasting.start(2)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert lasting.of(Recalled)[0].step == committed[0]
+    ends_alike(lasting, alone, STEPS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("room", [True, False])
+def test_what_the_disk_refuses_when_a_job_is_closed_outlives_the_keeper(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess, room: bool
+) -> None:
+    """The next keepers leave it where it is for as long as the disk refuses it, and put it there by themselves once
+    there is room. Opened again before that, the job goes on from what is in memory."""
+    out, folder = lasting.folder / "out.pt", lasting.folder / "checkpoints" / "job"
+    options = {"backup_every_steps": 5, "checkpoint_every_s": 3600.0}
+    lasting.begin(2, TOY, str(STEPS), str(out), **options)
+    lasting.reach(8)
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_bytes(b"")  # where its folder would be
+    store = redis.Redis.from_url(redis_process.url)
+    lasting.keeper.close_job("job")
+    for _ in range(2):
+        until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+        lasting.keeper.kill()
+        lasting.keeper.start()
+    committed = commits(redis_process)
+    root = root_of(lasting.folder / "checkpoints")
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert kept(root) == [root / "job"]
+    if room:
+        folder.unlink()
+        lasting.keeper.kill()
+        lasting.keeper.start()
+        until("it to be on the disk", lambda: not store.hlen(OPEN_JOBS) and not kept(root))
+    lasting.ready.clear()
+    lasting.open(TOY, str(STEPS), str(out), **options)
+    lasting.pids.clear()
+    lasting.start(2)
+    recalled = until("it to go on", lambda: lasting.of(Recalled))
+    if not room:
+        folder.unlink()
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert [one.step for one in recalled] == committed
+    ends_alike(lasting, alone, STEPS)
+    lasting.keeper.close_job("job")
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [memory_log.HOME])

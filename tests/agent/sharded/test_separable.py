@@ -1,0 +1,85 @@
+"""Optimizers are tried before they have a part of the parameters."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from agent.errors import Misuse
+from agent.sharded.separable import refuse
+
+Params = Iterable[torch.Tensor]
+
+
+class Own(torch.optim.Optimizer):
+    """Steps by each gradient, by a factor that is asked for."""
+
+    def __init__(self, params: Params, lr: float = 0.1, kind: str = "each") -> None:
+        super().__init__(params, {"lr": lr, "kind": kind, "seen": 0.0, "training": False})
+
+    def train(self) -> "Own":
+        for group in self.param_groups:
+            group["training"] = True
+        return self
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        for group in self.param_groups:
+            assert group["training"]
+            params = [param for param in group["params"] if param.grad is not None]
+            grads = torch.stack([param.grad.norm() for param in params])
+            weights = torch.stack([param.norm() for param in group["params"]])
+            for param in params:
+                factor = {
+                    "each": param.norm() / param.grad.norm(),
+                    "gradients": 1 / grads.norm(),
+                    "weights": weights.norm(),
+                    "count": len(params),
+                    "drawn": torch.rand(()),
+                    "kept": 1.0,
+                }[group["kind"]]
+                param.sub_(param.grad * factor * group["lr"])
+            if group["kind"] == "kept":
+                group["seen"] = grads.sum()
+
+
+def params() -> list[torch.nn.Parameter]:
+    return list(torch.nn.Linear(3, 3).parameters())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD(params(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+        torch.optim.AdamW(params(), amsgrad=True),
+        torch.optim.AdamW(params(), lr=torch.tensor(1e-3), fused=True),
+        torch.optim.Adafactor(params()),
+        torch.optim.NAdam(params()),
+        Own(params()).train(),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_one_parameter_after_the_other(optimizer: torch.optim.Optimizer) -> None:
+    model, before = torch.nn.Linear(3, 3), torch.get_rng_state()
+    refuse([model, optimizer, object()])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["gradients", "weights", "count", "drawn", "kept"])
+def test_something_of_all_parameters(kind: str) -> None:
+    said = "^Own makes something else of a parameter when others are not here, and in this layout each worker keeps"
+    with pytest.raises(Misuse, match=said):
+        refuse([Own(params(), kind=kind).train()])
+
+
+def test_what_cannot_be_tried() -> None:
+    with pytest.raises(
+        Misuse, match=r"^LBFGS could not be tried on tensors of its own \(TypeError"
+    ):
+        refuse([torch.optim.LBFGS(params())])
+
+
+def test_an_average_of_torchs() -> None:
+    with pytest.raises(Misuse, match=r"^AveragedModel takes in all weights one by one.*an object"):
+        refuse([AveragedModel(torch.nn.Linear(3, 3))])
