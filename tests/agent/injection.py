@@ -1,6 +1,6 @@
 """What may go wrong at the points that `agent.faults` names, and how a test arms a process with it.
 
-A process is armed by the variable SPOT_FAULTS (an encoded `FaultPlan`) if it imports this. Every passing is written into the
+A process is armed by the variable SPOT_FAULTS (an encoded `Plan`) if it imports this. Every passing is written into the
 plan's ledger, and at the n-th one the fault happens.
 """
 
@@ -84,7 +84,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"no such fault: {self.point!r}, passing {self.passing}")
 
 
-class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What shall happen in one process, and the file that tells of it."""
 
     who: str
@@ -92,7 +92,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
 
-class LedgerLine(msgspec.Struct, frozen=True, kw_only=True):
+class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ledger: a point was passed, and what was done to the process there."""
 
     who: str
@@ -122,7 +122,7 @@ class Trap:
 
 
 class Armed:
-    def __init__(self, plan: FaultPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._lock = threading.Lock()
         self._passed: Counter[str] = Counter()
@@ -139,7 +139,7 @@ class Armed:
                 if fault.point == point and fault.passing == self._passed[point]
             ]
         kind = due[0].kind if due else None
-        line = LedgerLine(who=self._plan.who, pid=os.getpid(), point=point, kind=kind)
+        line = Line(who=self._plan.who, pid=os.getpid(), point=point, kind=kind)
         os.write(self._ledger, msgspec.json.encode(line) + b"\n")
         if kind == "hang":
             return partial(threading.Event().wait, HANG_S)
@@ -178,7 +178,7 @@ def _fail(why: str) -> Never:
 
 def arm(plan: str | bytes) -> None:
     """From now on this process does what the plan says."""
-    faults.passed = Armed(msgspec.json.decode(plan, type=FaultPlan)).passed
+    faults.passed = Armed(msgspec.json.decode(plan, type=Plan)).passed
 
 
 if VARIABLE in os.environ:
