@@ -41,7 +41,7 @@ def forget_old(cache: str) -> None:
             rmtree(path, ignore_errors=True)
 
 
-CACHE = cache_of(HERE, HERE.glob("*.py"))
+CACHE = cache_of(HERE, HERE.rglob("*.py"))
 
 
 def machine_code(

@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 HERE = Path(__file__).parent
 # Compiled functions take callees and constants from each other's files only.
-SOURCES = [path for path in HERE.glob("*.py") if b"\n@compiled\n" in path.read_bytes()]
+SOURCES = [path for path in HERE.rglob("*.py") if b"\n@compiled\n" in path.read_bytes()]
 CACHE = cache_of(HERE, SOURCES)
 
 

@@ -41,7 +41,7 @@ from agent.tensors.device import device_of, stream_state
 from agent.tensors.unchanged import version_of
 
 LIBRARY = str(Path(torch.__file__).parent)
-HERE = str(Path(__file__).parents[1])
+HERE = str(Path(__file__).parents[2])
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
 WORDS = (torch.memory_format, torch.layout)
 
