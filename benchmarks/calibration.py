@@ -28,14 +28,14 @@ from torch import nn
 
 from orchestrator import Session
 from agent import session as ours
-from agent.calibration import gauge
-from agent.calibration import measuring
+from agent.calibration import section_times
+from agent.calibration import measurement
 
-profile_of = measuring.profile_of
+profile_of = measurement.profile_of
 tasks = 0
 
 
-class Counting(gauge.Gauge):
+class Counting(section_times.Gauge):
     def do(self, task):
         global tasks
         tasks += 1
@@ -57,8 +57,8 @@ def timed(recording, things, model, left, check, opened):
     return found
 
 
-gauge.Gauge = measuring.calibrate.Gauge = Counting
-measuring.profile_of = timed
+section_times.Gauge = measurement.calibrate.Gauge = Counting
+measurement.profile_of = timed
 
 
 class Block(nn.Module):

@@ -278,7 +278,7 @@ def test_a_number_that_is_in_no_graph_leaves_the_stages_alone(crew: Crew) -> Non
 
 BROKEN = """
 from orchestrator import Session
-from agent.calibration import probing
+from agent.calibration import network_probe
 
 
 def broken(profile, near, far, crew, step):
@@ -287,7 +287,7 @@ def broken(profile, near, far, crew, step):
     return profile
 
 
-probing.probed = broken
+network_probe.probed = broken
 """
 
 

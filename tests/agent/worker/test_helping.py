@@ -23,13 +23,13 @@ BEGUN = ("survey: round begun", "survey: section begun")
 SLOW = """
 import json
 from agent import session as ours
-from agent.calibration import gauge
-from agent.worker import helping
-from agent.calibration import measuring
+from agent.calibration import section_times
+from agent.worker.survey import helper
+from agent.calibration import measurement
 
 me, helpers, ledger = ours._world.me, HELPERS, Path(LEDGER)
-gauge.SECONDS_LEAST = 40.0
-opened = helping.Helpers.open
+section_times.SECONDS_LEAST = 40.0
+opened = helper.Helpers.open
 
 
 def others():
@@ -47,7 +47,7 @@ def open_and_wait(self, plan, board):
         time.sleep(0.01)
 
 
-helping.Helpers.open = open_and_wait
+helper.Helpers.open = open_and_wait
 """
 SESSION = "\nfrom orchestrator import Session"
 
@@ -186,7 +186,7 @@ def test_a_leader_that_is_lost(crew: Crew, alone: bytes) -> None:
 
 UNLIKE = """
 if me != "w1":
-    measuring.machine_kind = lambda _: "another kind of machine"
+    measurement.machine_kind = lambda _: "another kind of machine"
 """
 CANNOT = """
 from agent.pipeline.tracing.recorder import Recorder
