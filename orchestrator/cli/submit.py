@@ -30,7 +30,7 @@ from orchestrator.cli.command import (
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import was_rehearsed
-from orchestrator.cli.watch import ENDED, ended, follow
+from orchestrator.cli.watch import ended, follow
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
@@ -126,7 +126,7 @@ def _hand_in(
     hint = _hint(command, client, script, spec.script_sha)
     with _handed_in(command, client, spec):
         job = _until_taken(command, client, spec.job)
-        if job is not None and job.status in ENDED:
+        if job is not None and _was_refused(job):
             _refused(command, job)
         command.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
         if hint is not None:
@@ -332,6 +332,11 @@ def last_traceback(client: Client, job_id: str) -> str:
             if isinstance(event, WorkerFailed) and event.job == job_id:
                 return "\n".join(event.detail.strip().splitlines()[-TRACEBACK_LINES:])
     return ""
+
+
+def _was_refused(job: JobView) -> bool:
+    """Return whether the manager did not take the job; a quick one may have ended in other ways."""
+    return job.status == "FAILED" and not (job.step or job.failures or job.spent_usd)
 
 
 def _refused(command: Command, job: JobView) -> None:
