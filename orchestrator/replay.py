@@ -2,7 +2,7 @@
 
 So every incident becomes a test. An incident is a file of JSON lines: the state at the beginning if
 the journal was trimmed, then the entries. `export` writes one from any journal, even the one in
-Redis; `FileJournal` writes the same lines.
+Redis.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ async def export(journal: Journal, path: Path) -> int:
 
 
 def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
-    """Read what `export` or a `FileJournal` wrote; other files raise a one-line ValueError."""
+    """Read what `export` wrote; other files raise a one-line ValueError."""
     with path.open("rb") as file:
         first = file.readline()
     if not first.startswith(b'{"state":'):

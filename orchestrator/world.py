@@ -90,30 +90,6 @@ class MemoryJournal:
         return state, self.entries[self._taken :]
 
 
-class FileJournal:
-    """A file with one JSON object per line, so that an incident can be copied and replayed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._encoder = msgspec.json.Encoder()
-        self._file = path.open("ab")
-
-    async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
-        entry = Entry(event=event, actions=tuple(actions))
-        self._file.write(self._encoder.encode(entry) + b"\n")
-
-    async def snapshot(self, state: State) -> None:  # noqa: ARG002
-        """Flush the file; it holds every entry, so a snapshot would add nothing."""
-        self._file.flush()
-
-    async def load(self) -> tuple[State | None, Sequence[Entry]]:
-        self._file.flush()
-        return None, read_journal(self._path)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def read_journal(path: Path, after: int = 0) -> list[Entry]:
     """Return the entries of a JSON-lines journal, without its first `after` lines.
 

@@ -9,7 +9,7 @@ The job that owns the roster holds its lock; nothing here waits.
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import combinations
 
 from agent.keeper.commits import History
@@ -17,7 +17,7 @@ from agent.keeper.member import Member, Pace
 from agent.keeper.reports import Reports
 from agent.layout import Layout
 from agent.messages import LossCause
-from agent.protocol import Over
+from agent.protocol import Held, Over
 
 SILENT_S = 0.8  # in the layout: the others wait for it
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
@@ -165,11 +165,7 @@ class Roster:
         """Return the workers with the newest version; none if together they lack some of it."""
         newest = self._history.version
         found = {w: m.held for w, m in self.members.items() if m.version == newest}
-        parts = [held for held in found.values() if held is not None]
-        together = {layer for held in parts for layer in held.layers}
-        if len(parts) == len(found) > 0 and len(together) < parts[0].of:
-            return ()
-        return tuple(found)
+        return () if _is_partial(found.values()) else tuple(found)
 
     def lacks_owners(self) -> bool:
         """Return whether workers are here that hold some layers of the newest version, and not all.
@@ -178,15 +174,12 @@ class Roster:
         that it is still on its way.
         """
         newest, generation = self._history.version, self._history.generation
-        parts = []
-        for member in self.members.values():
-            unheard = member.version == newest - 1 and member.generation == generation
-            if member.version == newest or unheard:
-                if member.held is None:
-                    return False
-                parts.append(member.held)
-        together = {layer for held in parts for layer in held.layers}
-        return bool(parts) and len(together) < parts[0].of
+        return _is_partial(
+            m.held
+            for m in self.members.values()
+            # The newest commit may not have reached a worker of its layout yet.
+            if m.version == newest or (m.version == newest - 1 and m.generation == generation)
+        )
 
     def copies(self, holders: Collection[str]) -> int:
         """Return how many machines that stay could go on alone with what these workers hold.
@@ -335,3 +328,11 @@ class Roster:
         layouts = (self.layout, self.pending)
         inside = any(layout is not None and member.worker in layout.workers for layout in layouts)
         return inside or self._owes_state(member.worker)
+
+
+def _is_partial(held: Iterable[Held | None]) -> bool:
+    """Return whether workers hold something, and lack some layers together; None is everything."""
+    parts = list(held)
+    some = [each for each in parts if each is not None]
+    together = {layer for each in some for layer in each.layers}
+    return len(some) == len(parts) > 0 and len(together) < some[0].of
