@@ -7,7 +7,6 @@ nothing else; otherwise it is text for a person, with the next useful command at
 import inspect
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -185,16 +184,6 @@ def _pairs(settings: list[str]) -> dict[str, str]:
             )
         pairs[key.strip()] = value.strip()
     return pairs
-
-
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C in the block, so that cleaning up is not interrupted."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def write_file(file: Path, text: str, option: str) -> None:

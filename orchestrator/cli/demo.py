@@ -25,13 +25,14 @@ from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
-from orchestrator.cli.command import INTERRUPTED, Command, no_interrupts
+from orchestrator.cli.command import INTERRUPTED, Command
 from orchestrator.cli.logs import read_logs
 from orchestrator.cli.watch import ViewSource, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.formatting import nth, pause, plural
+from orchestrator.interrupts import no_interrupts
 from orchestrator.paths import Places
 from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View

@@ -15,12 +15,13 @@ import redis
 import typer
 from rich.text import Text
 
-from orchestrator.cli.command import INTERRUPTED, Command, CommandError, no_interrupts
+from orchestrator.cli.command import INTERRUPTED, Command, CommandError
 from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
 from orchestrator.config import environment, in_force
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import plural, usd
+from orchestrator.interrupts import no_interrupts
 from orchestrator.paths import Places, no_room
 from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View

@@ -19,8 +19,8 @@ from agent.keeper.storage.vault import Place
 from agent.machine.scratch import scratch
 from agent.messages import WorkerOrder
 from agent.net.wire import job_secret
-from orchestrator.cli.command import no_interrupts
 from orchestrator.errors import OrchestratorError
+from orchestrator.interrupts import no_interrupts
 from orchestrator.paths import Places
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 
