@@ -26,8 +26,8 @@ from agent.messages import (
     WorkerLost,
     WorkerOrder,
 )
+from agent.net.handshake import job_secret
 from agent.net.link import Link
-from agent.net.wire import job_secret
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
 from cloud.clock import CLOCK
 from cloud.model import Notice
