@@ -1,7 +1,9 @@
 """A front on a real socket, those who come through it, and strangers who do not."""
 
+import contextlib
 import queue
 import socket
+from collections.abc import Iterator
 from types import TracebackType
 
 from agent.net.front import Front
@@ -53,3 +55,14 @@ def is_open(sock: socket.socket) -> bool:
     except OSError:
         return False
     return False
+
+
+@contextlib.contextmanager
+def crowd(address: str, count: int, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+    """So many connections on which nothing is said."""
+    host, port = parse_address(address)
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection((host, port), 30.0, (source, 0)))
+            for _ in range(count)
+        ]
