@@ -32,19 +32,21 @@ class Challenge(Message, frozen=True, kw_only=True):
 
 
 class Proof(Message, frozen=True, kw_only=True):
-    """The caller's name (`hello` is an encoded message) and proof that it knows the secret."""
+    """Proof that the caller knows the secret of `job`, or the one for all others if it is empty."""
 
-    hello: bytes
+    job: str
     nonce: bytes
     mac: bytes
 
 
 class Accepted(Message, frozen=True, kw_only=True):
+    """Proof that the called side knows it, too, and why the caller may not come in, if it may not.
+
+    The caller answers with its hello, because it may have given up meanwhile.
+    """
+
     mac: bytes
-
-
-class Confirmed(Message, frozen=True, kw_only=True):
-    """The caller was still connected when it was accepted."""
+    refusal: str = ""
 
 
 # --- worker to keeper -----------------------------------------------------------------------------
@@ -559,7 +561,6 @@ AnyMessage = (
     Challenge
     | Proof
     | Accepted
-    | Confirmed
     | Hello
     | Ready
     | Beat

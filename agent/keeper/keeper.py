@@ -48,13 +48,14 @@ from agent.messages import (
     RecordsDamaged,
     When,
 )
-from agent.net.wire import Connection, accept, job_secret
+from agent.net.front import BACKLOG, Front
+from agent.net.handshake import KEEPER, Door, job_secret
+from agent.net.wire import Connection
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
-HANDSHAKES_MAX = 64
 BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0
 CLOSED_S = 20.0  # for a job that is opened again while it is being closed
@@ -110,15 +111,14 @@ class Keeper:
         self._owing: dict[str, Offsite] = {}  # closed, but not yet copied to remote storage
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
-        self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
         self._ticked_s = time.monotonic()
-        self._owes_thread = False
-        self._listener = self._listen_again(host)
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        listener = self._listen_again(host)
+        self.address = f"{host}:{listener.getsockname()[1]}"
         if place.memory is not None and not move_in(place.memory, place.checkpoints):
             self._place = msgspec.structs.replace(place, memory=None)
         self._reload()
-        threading.Thread(target=self._accept, name="keeper-accept", daemon=True).start()
+        door = Door(KEEPER, self._secret_of, self._refusal)
+        self._front = Front(listener, door, self._serve)
         threading.Thread(target=self._tick, name="keeper-tick", daemon=True).start()
         threading.Thread(target=self._hear_asked, name="keeper-asked", daemon=True).start()
         threading.Thread(target=self._put_away, name="keeper-kept", daemon=True).start()
@@ -131,7 +131,7 @@ class Keeper:
         deadline_s = time.monotonic() + BIND_PATIENCE_S
         while True:
             try:
-                listener = socket.create_server((host, port), backlog=1024)
+                listener = socket.create_server((host, port), backlog=BACKLOG)
                 break
             except OSError:
                 if time.monotonic() > deadline_s:
@@ -386,9 +386,7 @@ class Keeper:
     def close(self) -> None:
         """End all threads, and leave everything to the next keeper, as if we had been killed."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # it was not listening any more
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._front.close()
         self._outbox.flush(1.0)
         self._outbox.close()
         with self._lock:
@@ -403,45 +401,13 @@ class Keeper:
 
     # --- connections ------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        while not self._closed.is_set():
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if not self._closed.is_set():  # a caller hung up, or too many open files; it passes
-                    log.warning("a caller could not be let in: %s", error)
-                    self._closed.wait(TICK_S)
-                continue
-            if not self._handshakes.acquire(blocking=False):
-                sock.close()  # too many callers in the handshake at once
-                continue
-            self._owes_thread = True  # if there is no memory for a thread, its start waits for ever
-            try:
-                threading.Thread(
-                    target=self._serve, args=(sock,), name="caller", daemon=True
-                ).start()
-            except RuntimeError as error:  # no thread can be started now
-                log.warning("a caller could not be let in: %s", error)
-                self._handshakes.release()
-                sock.close()
-            else:
-                self._owes_thread = False
+    def _secret_of(self, job: str) -> str:
+        return job_secret(self._secret, job) if job else self._secret
 
-    def _secret_of(self, hello: AnyMessage) -> str | None:
-        if isinstance(hello, AgentHello):
-            return self._secret
-        if isinstance(hello, Hello) and hello.job in self._jobs:
-            return job_secret(self._secret, hello.job)
-        return None
+    def _refusal(self, job: str) -> str:
+        return "nobody here knows that job" if job and job not in self._jobs else ""
 
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            connection, hello = accept(sock, self._secret_of)
-        except (WireError, OSError) as error:
-            log.warning("a caller was turned away: %s", error)
-            return
-        finally:
-            self._handshakes.release()
+    def _serve(self, connection: Connection, hello: AnyMessage) -> None:
         with self._lock:
             self._connections.add(connection)
         try:
@@ -509,7 +475,7 @@ class Keeper:
         told_s = -PULSE_S
         while not self._closed.wait(ASKED_S):
             try:
-                if self._ticked_s >= told_s + PULSE_S and not self._owes_thread:
+                if self._ticked_s >= told_s + PULSE_S and not self._front.owes_thread:
                     told_s = self._ticked_s
                     self._client.set(PULSE, f"{os.getpid()} {told_s}")
                 asked = {name.decode() for name in self._client.smembers(TRACES_ASKED)}

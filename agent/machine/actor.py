@@ -26,11 +26,12 @@ from agent.messages import (
     WorkerLost,
     WorkerOrder,
 )
+from agent.net.handshake import job_secret
 from agent.net.link import Link
-from agent.net.wire import job_secret
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
 from cloud.clock import CLOCK
 from cloud.model import Notice
+from cloud.open_files import raise_limit
 
 REPORTS_WAITING_MAX = 1000
 KEEPER_PATIENCE_S = 3600.0
@@ -75,6 +76,7 @@ class KeeperActor:
         from agent.keeper.storage.memory_log import root_of
         from agent.keeper.storage.vault import Place
 
+        raise_limit()
         secret = Path(secret_path).read_text().strip()
         place = Place(
             checkpoints=Path(checkpoints_dir),
@@ -109,6 +111,7 @@ class WorkerActor:
     def __init__(self) -> None:
         from agent.machine import worker_process
 
+        raise_limit()
         worker_process.warm_up()
         self._run = worker_process.run
 

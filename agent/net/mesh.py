@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from agent.errors import Refused, WireError
-from agent.net.wire import Connection, accept, dial
+from agent.net.front import BACKLOG, Front
+from agent.net.handshake import Door
+from agent.net.wire import Connection, dial
 from agent.protocol import AnyMessage, Part, PeerHello
 
 log = logging.getLogger(__name__)
@@ -53,9 +55,9 @@ class Mesh:
         self._closed = threading.Event()
         self.mailbox: dict[Key, tuple[bytes, memoryview]] = {}
         self.dropped = 0
-        self._listener = socket.create_server((host, 0))
-        self.address = f"{host}:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._listen, name="mesh-accept", daemon=True).start()
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        self.address = f"{host}:{listener.getsockname()[1]}"
+        self._front = Front(listener, Door(worker, lambda _: secret), self._welcome)
         threading.Thread(target=self._watch, name="mesh-watch", daemon=True).start()
 
     def want(self, addresses: Mapping[str, str]) -> None:
@@ -101,7 +103,7 @@ class Mesh:
         with self._changed:
             self._closed.set()
             peers = list(self._connections)
-        self._listener.close()
+        self._front.close()
         self.forget(peers)
 
     def _watch(self) -> None:
@@ -112,30 +114,11 @@ class Mesh:
                 log.warning("nothing that is sent to %s arrives", peer)
                 self.drop(peer, connection)
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed.is_set():
-                    return
-                log.warning("a caller could not be let in: %s", error)
-                threading.Event().wait(DIAL_WAIT_S)
-                continue
-            threading.Thread(
-                target=self._welcome, args=(sock,), name="mesh-welcome", daemon=True
-            ).start()
-
-    def _welcome(self, sock: socket.socket) -> None:
-        try:
-            connection, hello = accept(sock, lambda _: self._secret)
-        except (WireError, OSError) as error:
-            log.info("a caller was turned away: %s", error)
-            return
-        if not isinstance(hello, PeerHello):
+    def _welcome(self, connection: Connection, hello: AnyMessage) -> None:
+        if isinstance(hello, PeerHello):
+            self._receive(hello.worker, connection, hello.serial)
+        else:
             connection.close()
-            return
-        self._receive(hello.worker, connection, hello.serial)
 
     def _dial(self, peer: str, address: str) -> None:
         until_s, attempt = time.monotonic() + DIAL_S, 0
@@ -146,7 +129,7 @@ class Mesh:
                     break
             try:
                 hello = PeerHello(worker=self._worker, serial=serial)
-                connection = dial(address, self._secret, hello)
+                connection = dial(address, self._secret, hello, to=peer)
             except Refused:
                 break
             except WireError:

@@ -1,22 +1,19 @@
-"""Frames over TCP: a small message, then its payload, sent and received without copies.
+"""Connections over TCP: small messages, each with its payload, sent and received without copies.
 
-    frame = meta bytes (u32) | payload bytes (u64) | crc32c of both (u32) | meta | payload
-
-Both ends prove in the handshake that they know the job's secret (HMAC-SHA256 over both nonces and
-the caller's hello), so no other process on the network is listened to. The caller has the last
-word, because it may have given up meanwhile. The frames themselves are neither encrypted nor
-signed: machines of one job belong on one private network.
+Both ends prove in a handshake that they know the same secret (`agent.net.handshake`), and every
+frame after it has tags that only they can make (`agent.net.frames`). So of what a process between
+the two changes, repeats, leaves out or invents, nothing is taken in: the connection breaks, and is
+made again. Frames are not encrypted: whoever can read the network of a job can read its state.
 """
 
 import contextlib
 import fcntl
-import hashlib
-import hmac
 import os
 import socket
 import struct
 import termios
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -24,33 +21,26 @@ import msgspec
 import numpy as np
 
 from agent import faults
-from agent.checksum import Buffer, crc32c
-from agent.errors import Refused, WireError
-from agent.protocol import Accepted, AnyMessage, Challenge, Confirmed, Dismissal, Message, Proof
+from agent.checksum import Buffer
+from agent.errors import WireError
+from agent.net.frames import HEAD_BYTES, ONE_CALL_BYTES, Tags, lengths_of
+from agent.net.handshake import KEEPER, META_BYTES_MAX, Talk, decode, encode, job_of
+from agent.protocol import AnyMessage, Challenge, Message
 
-META_BYTES_MAX = 1 << 24
 PAYLOAD_BYTES_MAX = 1 << 36
-HANDSHAKE_BYTES_MAX = 1 << 12
-HANDSHAKE_S = 5.0
+MESSAGE_BYTES_MAX = 1 << 24
+DIAL_S = 5.0  # for the whole handshake, as the caller sees it
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
 FREE_BYTES = 1 << 12  # every socket has room for this if nothing waits in it
 UNHEARD_MAX = 4  # vain sends of the same bytes: 3 s on a quick network, more on a slow one
 
-_HEAD = struct.Struct("<IQI")
 # How `struct tcp_info` begins: two states, then the vain retransmissions and the vain probes.
 _TCP_INFO = struct.Struct("BBBB")
 _PROBING = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}  # in seconds
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
 Placer = Callable[[AnyMessage, int], memoryview | None]
-
-
-def job_secret(secret: str, job: str) -> str:
-    """Return the secret of one job, derived from the deployment's: its workers know no other."""
-    return hmac.new(secret.encode(), f"job {job}".encode(), hashlib.sha256).hexdigest()
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -63,10 +53,14 @@ def parse_address(address: str) -> tuple[str, int]:
 class Connection:
     """One TCP connection. Any thread may send; one thread receives."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self, sock: socket.socket, incoming: Tags | None = None, outgoing: Tags | None = None
+    ) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
-        self._sending = threading.Lock()
+        self._incoming, self._outgoing = incoming or Tags(), outgoing or Tags()
+        self._until_s: float | None = None  # nothing is received after that
+        self._sending = threading.Lock()  # tags are made in it, in the order of the frames
         _here.add(self)
         self.bytes_in = 0  # grows with all that arrives: the sign of life that needs no message
 
@@ -95,34 +89,33 @@ class Connection:
         return bool(max(retransmits, probes) >= UNHEARD_MAX)
 
     def send(self, message: Message, *payload: Buffer) -> None:
-        meta = _encode(message)
+        meta = encode(message)
         pieces = [memoryview(piece).cast("B") for piece in payload if memoryview(piece).nbytes]
-        crc = crc32c(0, meta)
-        for piece in pieces:
-            crc = crc32c(crc, piece)
-        head = _HEAD.pack(len(meta), sum(piece.nbytes for piece in pieces), crc)
         with self._sending:
             try:
-                pieces.insert(0, memoryview(head + meta))
+                pieces.insert(0, memoryview(self._outgoing.head(meta, pieces) + meta))
                 if faults.trap is not None:
                     faults.trap.spring(message, self._sock, pieces)
                 _send_all(self._sock, pieces)
+                self._outgoing.next_frame()
             except (OSError, ValueError) as error:
                 self.close()
                 raise WireError(f"sending {type(message).__name__} failed: {error}") from error
 
     def send_now(self, message: Message) -> bool:
         """Send a message if there is room for it, without waiting. Return whether it was sent."""
-        meta = _encode(message)
-        frame = _HEAD.pack(len(meta), 0, crc32c(0, meta)) + meta
-        if len(frame) > FREE_BYTES or faults.trap is not None:
+        meta = encode(message)
+        if HEAD_BYTES + len(meta) > FREE_BYTES or faults.trap is not None:
             return False
         if not self._sending.acquire(blocking=False):
             return False
         try:
             if _unsent(self._sock):
                 return False
-            if self._sock.send(frame, socket.MSG_DONTWAIT) < len(frame):
+            frame = self._outgoing.frame(meta)
+            sent = self._sock.send(frame, socket.MSG_DONTWAIT)
+            self._outgoing.next_frame()
+            if sent < len(frame):
                 self.close()  # half a message; there was room for all of it
         except (OSError, ValueError):
             return False  # the thread that sends or receives next gets the error as well
@@ -131,30 +124,44 @@ class Connection:
         return True
 
     def receive(
-        self, place: Placer | None = None, meta_bytes_max: int = META_BYTES_MAX
+        self,
+        place: Placer | None = None,
+        meta_bytes_max: int = MESSAGE_BYTES_MAX,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     ) -> tuple[AnyMessage, memoryview]:
         """Return the next message, and its payload where `place` says or in a new buffer."""
-        meta_bytes, payload_bytes, crc = _HEAD.unpack(self._fill(memoryview(bytearray(_HEAD.size))))
-        if meta_bytes > meta_bytes_max or payload_bytes > PAYLOAD_BYTES_MAX:
+        head = self._fill(memoryview(bytearray(HEAD_BYTES)))
+        meta_bytes, payload_bytes, tag = lengths_of(head)
+        if meta_bytes > meta_bytes_max or payload_bytes > payload_bytes_max:
             self.close()
             raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
         meta = self._fill(memoryview(bytearray(meta_bytes)))
+        if not self._incoming.is_genuine(head, meta):
+            self.close()
+            raise WireError("a frame was damaged, forged or repeated on its way")
         try:
-            message = _decode(meta)
+            message = decode(meta)
         except msgspec.MsgspecError as error:
             self.close()
             raise WireError(f"a frame makes no sense: {error}") from error
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
         if target is None:
             target = self._room(message, payload_bytes)
-        found = crc32c(0, meta)
+        if payload_bytes and self._tag_as_filled(target) != tag:
+            self.close()
+            raise WireError(f"the payload of {type(message).__name__} was damaged on its way")
+        self._incoming.next_frame()
+        return message, target
+
+    def _tag_as_filled(self, target: memoryview) -> bytes:
+        """Fill `target`, and return the tag of it."""
+        if target.nbytes <= ONE_CALL_BYTES:
+            return self._incoming.of_pieces([self._fill(target)])
+        tag = self._incoming.payload()
         for start in range(0, target.nbytes, PIECE_BYTES):
             # Summed as it comes, because summing it all at the end would look like silence.
-            found = crc32c(found, self._fill(target[start : start + PIECE_BYTES]))
-        if found != crc:
-            self.close()
-            raise WireError(f"{type(message).__name__} was damaged on its way (crc32c differs)")
-        return message, target
+            tag.add(self._fill(target[start : start + PIECE_BYTES]))
+        return tag.result()
 
     def _room(self, message: AnyMessage, count: int) -> memoryview:
         try:
@@ -168,6 +175,8 @@ class Connection:
         filled = 0
         while filled < view.nbytes:
             try:
+                if self._until_s is not None:
+                    self._sock.settimeout(_left(self._until_s))
                 count = self._sock.recv_into(view[filled:])
             except OSError as error:
                 raise WireError(f"receiving failed: {error}") from error
@@ -178,11 +187,16 @@ class Connection:
         return view
 
     def patience(self, wait_s: float | None) -> None:
-        """Set how long to wait for data, or raise `WireError` if the connection was closed."""
+        """Receive for so long in all from now on, or raise `WireError` if it is closed already."""
+        self._until_s = None if wait_s is None else time.monotonic() + wait_s
         try:
             self._sock.settimeout(wait_s)
         except OSError as error:
             raise WireError(f"the connection is closed: {error}") from error
+
+    def secure(self, talk: Talk) -> None:
+        """Go over to the keys of this connection, because both sides have proved themselves."""
+        self._incoming, self._outgoing = talk.tags("called"), talk.tags("caller")
 
     def close(self) -> None:
         """Close the connection for all, which wakes the threads that send or receive."""
@@ -234,80 +248,40 @@ def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
             pieces[start] = pieces[start][sent:]
 
 
-def _mac(secret: str, role: str, *parts: bytes) -> bytes:
-    # Lengths go in as well, so that bytes cannot move from one part to the next.
-    text = b"".join(struct.pack("<I", len(part)) + part for part in (role.encode(), *parts))
-    return hmac.new(secret.encode(), text, hashlib.sha256).digest()
+def _left(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("it took too long")
+    return left_s
 
 
-def dial(address: str, secret: str, hello: Message, wait_s: float = HANDSHAKE_S) -> Connection:
-    """Connect, prove who we are, and verify that the other side knows the secret as well."""
+def dial(
+    address: str, secret: str, hello: Message, to: str = KEEPER, wait_s: float = DIAL_S
+) -> Connection:
+    """Connect to `to`, prove who we are, and verify that the other side knows the secret as well."""
+    until_s = time.monotonic() + wait_s
     try:
         sock = socket.create_connection(parse_address(address), timeout=wait_s)
         connection = Connection(sock)
     except OSError as error:
         raise WireError(f"no connection to {address}: {error}") from error
     try:
-        _introduce(connection, address, secret, hello)
+        connection.patience(max(0.0, until_s - time.monotonic()))
+        _introduce(connection, address, Talk(secret, to, job_of(hello), b"", os.urandom(16)))
+        connection.send(hello)
+        connection.patience(None)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _introduce(connection: Connection, address: str, secret: str, hello: Message) -> None:
-    challenge, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+def _introduce(connection: Connection, address: str, talk: Talk) -> None:
+    challenge, _ = connection.receive(None, META_BYTES_MAX, 0)
     if not isinstance(challenge, Challenge):
         raise WireError(f"{address} began with {type(challenge).__name__}, not a challenge")
-    said, nonce = _encode(hello), os.urandom(16)
-    mac = _mac(secret, "caller", challenge.nonce, nonce, said)
-    connection.send(Proof(hello=said, nonce=nonce, mac=mac))
-    answer, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-    if isinstance(answer, Dismissal):
-        raise Refused(f"{address} refused us: {answer.why}")
-    expected = _mac(secret, "called", challenge.nonce, nonce, said)
-    if not isinstance(answer, Accepted) or not hmac.compare_digest(answer.mac, expected):
-        raise WireError(f"{address} does not know the job's secret")
-    connection.send(Confirmed())
-    connection.patience(None)
-
-
-def accept(
-    sock: socket.socket, secret_of: Callable[[AnyMessage], str | None]
-) -> tuple[Connection, AnyMessage]:
-    """Examine a caller that uses `dial`. `secret_of` returns the secret that it must know."""
-    connection = Connection(sock)
-    connection.patience(HANDSHAKE_S)
-    try:
-        hello = _examine(connection, secret_of)
-    except msgspec.MsgspecError as error:
-        connection.close()
-        raise WireError(f"the caller's hello makes no sense: {error}") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection, hello
-
-
-def _examine(connection: Connection, secret_of: Callable[[AnyMessage], str | None]) -> AnyMessage:
-    nonce = os.urandom(16)
-    connection.send(Challenge(nonce=nonce))
-    proof, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-    if not isinstance(proof, Proof):
-        raise WireError(f"the caller sent {type(proof).__name__} instead of its proof")
-    hello: AnyMessage = _decode(proof.hello)
-    secret = secret_of(hello)
-    if secret is None:
-        connection.send(Dismissal(why="nobody here knows that job"))
-        raise WireError("the caller asked for something that is not here")
-    expected = _mac(secret, "caller", nonce, proof.nonce, proof.hello)
-    if not hmac.compare_digest(proof.mac, expected):
-        raise WireError("the caller does not know the job's secret")
-    connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
-    # A caller that gave up meanwhile dials again. If it ends here, no connection is broken, because
-    # nothing was sent on this one.
-    confirmed, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-    if not isinstance(confirmed, Confirmed):
-        raise WireError(f"the caller sent {type(confirmed).__name__} before it confirmed")
-    connection.patience(None)
-    return hello
+    talk = talk._replace(challenge=challenge.nonce)
+    connection.send(talk.proof())
+    answer, _ = connection.receive(None, META_BYTES_MAX, 0)
+    talk.verify_accepted(answer, address)
+    connection.secure(talk)

@@ -24,6 +24,7 @@ from cloud.local.books import Ledger, start_of_market
 from cloud.local.http_server import Listener
 from cloud.local.service import LocalCloud, read_boot_env
 from cloud.market import LOCAL, Conduct, SpotMarket
+from cloud.open_files import raise_limit
 from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
 
@@ -143,6 +144,7 @@ def _token(path: Path) -> str:
 
 def main() -> int:
     options = arguments().parse_args()
+    raise_limit()
     options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (options.dir / "lock").open("a") as lock:
         try:

@@ -18,6 +18,7 @@ from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage.vault import Place
 from agent.machine.scratch import scratch
 from agent.messages import WorkerOrder
+from agent.net.handshake import job_secret
 from agent.net.wire import job_secret
 from orchestrator.errors import OrchestratorError
 from orchestrator.interrupts import no_interrupts

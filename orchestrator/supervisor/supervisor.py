@@ -26,6 +26,7 @@ import msgspec
 from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.local.processes import MARKER
+from cloud.open_files import raise_limit
 from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
@@ -507,6 +508,7 @@ def main() -> int:
         "--give-back", action="store_true", help="only to end jobs and machines of a killed house"
     )
     options = parser.parse_args()
+    raise_limit()
     try:
         config = load(options.config, os.environ)
         keep(config, options.config, give_back=options.give_back)

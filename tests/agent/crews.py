@@ -24,7 +24,7 @@ from agent.keeper.storage.vault import Place
 from agent.layout import Layout, data_parallel
 from agent.machine.crashes import DISK_VARIABLE
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
-from agent.net.wire import job_secret
+from agent.net.handshake import job_secret
 from agent.worker import rerecording
 
 SECRET = "a secret of the deployment"

@@ -12,7 +12,7 @@ from typing import Any
 from crews import SECRET, Crew, Nursery, RedisProcess
 
 from agent.messages import AgentJoined, AnyReport, WorkerOrder
-from agent.net.wire import job_secret
+from agent.net.handshake import job_secret
 from cloud.model import InstanceType, Machine, Pool, Quote
 from orchestrator.actions import (
     AnyAction,

@@ -7,7 +7,8 @@ import pytest
 from crews import SECRET, Crew, ends_alike, played_alone, until
 
 from agent.messages import WorkerFailed, WorkerLost
-from agent.net.wire import dial, job_secret
+from agent.net.handshake import job_secret
+from agent.net.wire import dial
 from agent.protocol import Hello, Welcome
 from agent.source.parcel import File, pack
 

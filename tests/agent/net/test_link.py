@@ -1,13 +1,13 @@
 """A worker's link to the keeper: what it does when something arrives that cannot be taken in."""
 
-import socket
 import threading
 
 import pytest
+from entrances import Entrance
 
 from agent.errors import WireError
 from agent.net.link import Link
-from agent.net.wire import Connection, accept
+from agent.net.wire import Connection
 from agent.protocol import Commit, PeerHello
 
 
@@ -23,13 +23,11 @@ def test_who_cannot_take_in_what_it_hears_does_not_go_on_saying_that_it_is_well(
     def stumble(*_: object) -> None:
         raise KeyError("nobody thought of this")
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        link = Link(address, "secret", lambda: PeerHello(worker="w1", serial=1), stumble, end)
-        starting = threading.Thread(target=link.start)
-        starting.start()
-        keeper, _ = accept(server.accept()[0], lambda _: "secret")
-        starting.join()
+    with Entrance() as entrance:
+        hello = PeerHello(worker="w1", serial=1)
+        link = Link(entrance.address, "ours", lambda: hello, stumble, end)
+        link.start()
+        keeper, _ = entrance.let_in()
         keeper.send(Commit(generation=1, version=1))
         assert over.wait(30.0)
         assert ended == ["KeyError: 'nobody thought of this'"]

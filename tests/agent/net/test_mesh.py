@@ -12,6 +12,7 @@ from crews import Crew, played_alone, until
 from agent.errors import WireError
 from agent.messages import Rewound, WorkerLost
 from agent.net import mesh, wire
+from agent.net.handshake import Talk
 from agent.net.mesh import Mesh
 from agent.net.wire import dial
 from agent.protocol import Part, PeerHello
@@ -67,9 +68,9 @@ def test_a_dial_that_was_given_up_takes_no_place_of_a_newer_one() -> None:
     one that is over last: the connection that the peer has stays."""
     broken: list[str] = []
     ours = Mesh("b", "secret", "127.0.0.1", threading.Condition(), broken.append)
-    newer = dial(ours.address, "secret", PeerHello(worker="a", serial=2))
+    newer = dial(ours.address, "secret", PeerHello(worker="a", serial=2), to="b")
     known = until("the connection", lambda: ours.connection("a"))
-    given_up = dial(ours.address, "secret", PeerHello(worker="a", serial=1))
+    given_up = dial(ours.address, "secret", PeerHello(worker="a", serial=1), to="b")
     with pytest.raises(WireError):
         given_up.receive()
     given_up.close()
@@ -86,21 +87,21 @@ def test_a_dial_that_was_given_up_as_it_is_accepted_is_no_broken_connection(
 ) -> None:
     """Who dials has waited for long enough just before its proof is answered, and dials again: nobody complains of it, and
     whoever had complained would never have taken that back."""
-    given_up, prove = threading.Event(), wire._mac
+    given_up, prove = threading.Event(), Talk.mac
 
-    def late(secret: str, role: str, *parts: bytes) -> bytes:
-        if threading.current_thread().name == "mesh-welcome" and role == "called":
+    def late(talk: Talk, role: str, *more: str) -> bytes:
+        if threading.current_thread().name == "front-b" and role == "called":
             given_up.wait(60)
-        return prove(secret, role, *parts)
+        return prove(talk, role, *more)
 
-    monkeypatch.setattr(wire, "_mac", late)
+    monkeypatch.setattr(Talk, "mac", late)
     broken: list[str] = []
     ours = Mesh("b", "secret", "127.0.0.1", threading.Condition(), broken.append)
     with pytest.raises(WireError):
-        dial(ours.address, "secret", PeerHello(worker="a", serial=1), wait_s=0.2)
+        dial(ours.address, "secret", PeerHello(worker="a", serial=1), to="b", wait_s=0.2)
     given_up.set()
-    until("its end", lambda: "mesh-welcome" not in {t.name for t in threading.enumerate()})
-    again = dial(ours.address, "secret", PeerHello(worker="a", serial=2))
+    until("its end", lambda: not ours._front._waiting)
+    again = dial(ours.address, "secret", PeerHello(worker="a", serial=2), to="b")
     until("the connection", lambda: ours.connection("a"))
     assert broken == []
     ours.close()

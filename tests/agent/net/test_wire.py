@@ -4,16 +4,21 @@ import contextlib
 import resource
 import select
 import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from crews import until
+from entrances import Entrance
 
 from agent.errors import Refused, WireError
 from agent.keeper.member import Member
-from agent.net.wire import FREE_BYTES, Connection, accept, dial, job_secret
+from agent.net import wire
+from agent.net.frames import Tags
+from agent.net.handshake import encode, job_secret
+from agent.net.wire import FREE_BYTES, Connection, dial
 from agent.protocol import AnyMessage, Beat, Commit, Hello, Lines, PeerHello, Redo, Slice
 
 HELLO = PeerHello(worker="w1", serial=1)
@@ -61,7 +66,7 @@ def _frame_of(message: Slice, payload: bytes) -> bytes:
     return bytes(frame)
 
 
-@pytest.mark.parametrize("at", [0, 5, 12, 16, 20, -1])
+@pytest.mark.parametrize("at", [0, 5, 12, 28, 44, -1])
 def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
     """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
     left, right = pair
@@ -95,48 +100,45 @@ def test_what_changes_while_it_is_sent_is_refused(pair: tuple[Connection, Connec
     assert not sender.is_alive()
 
 
-def _answer(secret: str | None) -> tuple[str, Callable[[], AnyMessage | WireError]]:
-    """One caller is answered as the keeper or a peer would."""
-    server = socket.create_server(("127.0.0.1", 0))
-    heard: list[AnyMessage | WireError] = []
-
-    def serve() -> None:
-        with server:
-            sock, _ = server.accept()
-        try:
-            connection, hello = accept(sock, lambda _: secret)
-            heard.append(hello)
-            connection.close()
-        except WireError as error:
-            heard.append(error)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-
-    def result() -> AnyMessage | WireError:
-        thread.join(10)
-        return heard[0]
-
-    return f"127.0.0.1:{server.getsockname()[1]}", result
-
-
 def test_both_sides_prove_that_they_know_the_secret() -> None:
-    """With the same secret they understand each other; with another one, neither believes the other."""
-    address, heard = _answer("ours")
-    dial(address, "ours", HELLO).close()
-    assert heard() == HELLO
-    address, heard = _answer("ours")
-    with pytest.raises(WireError):
-        dial(address, "theirs", HELLO)
-    assert isinstance(heard(), WireError)
+    """With the same secret they understand each other; with another one, the caller is turned away."""
+    with Entrance() as entrance:
+        dial(entrance.address, "ours", HELLO).close()
+        connection, hello = entrance.let_in()
+        connection.close()
+        assert hello == HELLO
+        with pytest.raises(WireError):
+            dial(entrance.address, "theirs", HELLO)
+        assert entrance.came.empty()
+
+
+def test_who_is_called_by_another_name_does_not_answer_for_it() -> None:
+    """A caller that was led to another door of the same job, or back to its own, finds that out."""
+    with Entrance(name="w2") as entrance, pytest.raises(WireError):
+        dial(entrance.address, "ours", HELLO, to="w3")
 
 
 def test_who_is_not_expected_hears_so() -> None:
-    """A worker of a job that nobody knows is refused in words, and does not try again."""
-    address, heard = _answer(None)
-    with pytest.raises(Refused, match="nobody here knows that job"):
-        dial(address, "ours", HELLO)
-    assert isinstance(heard(), WireError)
+    """A worker of a job that nobody knows is refused in words, and does not try again; a stranger hears nothing of it."""
+    with Entrance(refusal="nobody here knows that job") as entrance:
+        with pytest.raises(Refused, match="nobody here knows that job"):
+            dial(entrance.address, "ours", HELLO)
+        with pytest.raises(WireError) as caught:
+            dial(entrance.address, "theirs", HELLO)
+        assert not isinstance(caught.value, Refused)
+        assert entrance.came.empty()
+
+
+def test_who_knows_the_secret_of_one_job_does_not_come_in_for_another() -> None:
+    """Its hello is of the job that it has proved to know: a worker of one job takes part in no other."""
+    other = Hello(job="b", worker="w", machine_id="m", mesh_address="")
+    with Entrance() as entrance, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "job_of", lambda _: "a")
+        caller = dial(entrance.address, "ours", other)
+        with pytest.raises(WireError):
+            caller.receive()
+        caller.close()
+        assert entrance.came.empty()
 
 
 def test_each_job_has_a_secret_of_its_own() -> None:
@@ -227,13 +229,12 @@ def test_a_payload_that_there_is_no_memory_for_ends_the_connection(
 ) -> None:
     """Not the thread that receives: whoever is deaf and goes on beating would be waited for for ever."""
     left, right = pair
-    left._sock.sendall(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
+    message = Slice(generation=3, step=8, offset=0, total=10)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    huge = bytearray(_frame_of(Slice(generation=3, step=8, offset=0, total=10), b""))
-    huge[4:12] = (1 << 33).to_bytes(8, "little")
-    left._sock.sendall(huge)
-    assert bytes(right.receive()[1]) == b"0123456789"
+    outgoing, meta = Tags(), encode(message)
+    lengths = struct.pack("<IQ16s", len(meta), 1 << 33, bytes(16))
+    left._sock.sendall(lengths + outgoing._of_head(lengths, meta) + meta)
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
     try:
         with pytest.raises(WireError, match=f"no memory for {1 << 33} bytes of Slice"):
