@@ -19,9 +19,9 @@ import msgspec
 from cloud import private
 from cloud.clock import CLOCK, SystemClock
 from cloud.errors import CloudError
+from cloud.http_server import Listener
 from cloud.local.api import Api
 from cloud.local.books import Ledger, start_of_market
-from cloud.local.http_server import Listener
 from cloud.local.service import LocalCloud, read_boot_env
 from cloud.market import LOCAL, Conduct, SpotMarket
 from cloud.replay import read_prices
