@@ -29,6 +29,7 @@ from agent.messages import (
 from agent.net.link import Link
 from agent.net.wire import job_secret
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
+from cloud import private
 from cloud.clock import CLOCK
 from cloud.model import Notice
 
@@ -75,7 +76,7 @@ class KeeperActor:
         from agent.keeper.storage.memory_log import root_of
         from agent.keeper.storage.vault import Place
 
-        secret = Path(secret_path).read_text().strip()
+        secret = private.secret(Path(secret_path))
         place = Place(
             checkpoints=Path(checkpoints_dir),
             storage=msgspec.json.decode(storage, type=Storage | None),

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from cloud import private
 from cloud.clock import CLOCK, SystemClock
 from cloud.errors import CloudError
 from cloud.http_server import Listener
+from cloud.limits import raise_file_limit
 from cloud.local.api import Api
 from cloud.local.books import Ledger, start_of_market
 from cloud.local.service import LocalCloud, read_boot_env
@@ -107,7 +107,7 @@ def service_of(options: argparse.Namespace, clock: SystemClock) -> LocalCloud:
 async def serve(options: argparse.Namespace) -> None:
     clock = CLOCK
     service = service_of(options, clock)
-    listener = Listener(Api(service, _token(options.dir / "token")).app)
+    listener = Listener(Api(service, private.made_secret(options.dir / "token")).app)
     await _listen(listener, options.dir / "port")
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -135,14 +135,9 @@ async def _listen(listener: Listener, port: Path) -> None:
     private.write(port, listener.url.rpartition(":")[2].encode())
 
 
-def _token(path: Path) -> str:
-    if not path.exists():
-        private.write(path, secrets.token_urlsafe(32).encode())
-    return path.read_text().strip()
-
-
 def main() -> int:
     options = arguments().parse_args()
+    raise_file_limit()
     options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (options.dir / "lock").open("a") as lock:
         try:

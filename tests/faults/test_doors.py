@@ -91,7 +91,7 @@ def _kind(door: Door) -> str:
     words = command_line(door.pid)
     if "cloud.local" in words:
         return "cloud" if door.address == "127.0.0.1" else "metadata"
-    if "orchestrator.supervisor " in words:
+    if "orchestrator.supervisor " in words or "orchestrator.dashboard " in words:
         return "board"
     if door.is_local and words.startswith("ray::KeeperActor"):
         return "keeper"
