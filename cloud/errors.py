@@ -12,7 +12,8 @@ CloudError
 ├── ProviderUnreachable      no answer; the call may or may not have taken effect
 └── FilesError               what a cloud keeps on a disk cannot be used, so it does not start
     ├── LedgerError          the books were not written by this version
-    └── NotPrivate           other users could read or change them
+    ├── NotPrivate           other users could read or change them
+    └── WeakSecret           a secret could be guessed
 """
 
 
@@ -70,3 +71,7 @@ class LedgerError(FilesError):
 
 class NotPrivate(FilesError):  # noqa: N818
     """Other users could read or change what must be private."""
+
+
+class WeakSecret(FilesError):  # noqa: N818
+    """A secret is missing its text, or could be guessed."""

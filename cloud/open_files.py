@@ -4,17 +4,20 @@ import contextlib
 import os
 import resource
 
+WANTED = 65_536  # some systems allow a thousand million, and old programs walk all of them
+
 
 def raise_limit() -> int:
-    """Raise the soft limit of open files to the hard one, and return what holds from now on.
+    """Raise the soft limit of open files as far as is wanted, and return what holds now.
 
     Shells set 1024, and a stranger can open as many connections. Processes that are started from
     here inherit the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # some systems cap it below the hard one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may refuse it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return limit()
 
 

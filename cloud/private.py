@@ -1,23 +1,61 @@
 """Files and folders that only their owner may read or write."""
 
 import os
+import secrets
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloud.errors import NotPrivate
+from cloud.errors import NotPrivate, WeakSecret
 
 ROOT = 0
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
+CHARACTERS_MIN = 32  # of a secret; ours have 64
+
+
+def secret(path: Path) -> str:
+    """Return the secret in a file, or raise if somebody else may know or guess it."""
+    try:
+        mode, text = _mode(path), path.read_text().strip()
+    except UnicodeDecodeError:
+        mode, text = _mode(path), ""
+    if mode & OTHERS:
+        raise NotPrivate(
+            f"{path} is open to other users (mode {mode:04o}), so it is no secret any more; remove it and "
+            "start again: a new one is made"
+        )
+    if len(text) < CHARACTERS_MIN:
+        raise WeakSecret(
+            f"{path} has {len(text)} characters of text, and with fewer than {CHARACTERS_MIN} anybody could "
+            "guess it; remove it and start again: a new one is made"
+        )
+    return text
+
+
+def made_secret(path: Path) -> str:
+    """Return the secret in a file, and make one first if there is no file."""
+    if not path.exists():
+        write(path, secrets.token_hex(32).encode())
+    return secret(path)
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write all of it or nothing, readable by the owner alone."""
+    """Write all of it or nothing, readable by the owner alone, and wait until the disk has it.
+
+    Without the wait a loss of power would leave an empty file under the new name.
+    """
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as sink:
         sink.write(content)
+        sink.flush()
+        os.fsync(sink.fileno())
     part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def mend(folder: Path, secrets: Iterable[Path]) -> list[str]:

@@ -29,6 +29,7 @@ from agent.keys import (
 )
 from agent.profile import Profile
 from agent.timeline import Timeline
+from cloud import private
 from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
@@ -102,7 +103,7 @@ def dashboard_address(house: House, places: Places) -> str:
     token = places.secret("dashboard")
     if not house.dashboard_url or not token.exists():
         return house.dashboard_url
-    return f"{house.dashboard_url}?token={token.read_text().strip()}"
+    return f"{house.dashboard_url}#key={private.secret(token)}"
 
 
 class Client:

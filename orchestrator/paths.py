@@ -6,6 +6,7 @@ state directory's path is too long or not plain, a symbolic link with a short na
 it. The house restores the link if it is deleted, and removes it when it ends.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -13,13 +14,15 @@ import tempfile
 from pathlib import Path
 
 from cloud import private
-from cloud.errors import NotPrivate
+from cloud.errors import NotPrivate, WeakSecret
 from cloud.local import short_path
 from cloud.local.short_path import SHORT
 from orchestrator.errors import OrchestratorError
 
 RUN_PATH_MAX = 40
 ROOM_BYTES = 4 * 1024 * 1024
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_FILES = {errno.EMFILE, errno.ENFILE}
 PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # links of houses, of local clouds
 
@@ -52,15 +55,21 @@ class Places:
     def secure(self) -> list[str]:
         """Keep other users out, and return what they could reach until now.
 
-        This must run before any part that uses a secret, because exposed secrets are removed.
+        This must run before any part that uses a secret, because exposed secrets are removed, and
+        those that could be guessed are refused.
         """
         tokens = [*sorted(self.state_dir.glob("*.token")), self.cloud_dir / "token"]
         try:
-            return private.mend(self.state_dir, tokens)
+            said = private.mend(self.state_dir, tokens)
+            for token in filter(Path.exists, tokens):
+                private.secret(token)
         except NotPrivate as error:
             raise StateDirError(
                 f"{error}, or set manager.state_dir to a folder of yours"
             ) from error
+        except WeakSecret as error:
+            raise StateDirError(str(error)) from error
+        return said
 
     def make_way(self) -> None:
         """Make the short link to the state directory, if its path needs one."""
@@ -161,17 +170,25 @@ def dangling_links() -> list[Path]:
     return sorted(link for link in found if short_path.is_abandoned(link))
 
 
-def no_room(folder: Path) -> str:
+GOES_ON = "and all goes on by itself; what was committed is kept"
+
+
+def no_room(folder: Path, then: str = GOES_ON) -> str:
     """Return why nothing can be written in the folder, as a sentence; "" if it can.
 
-    It is found by writing, because a quota may be full although the disk is not.
+    It is found by writing, because a quota may be full although the disk is not. `then` is what
+    comes of it when it is put right.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
     except OSError as error:
-        return (
-            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
-            "what was committed is kept"
-        )
+        if error.errno in FULL:
+            return f"{folder} takes nothing more ({error.strerror}): make room on that disk, {then}"
+        if error.errno in NO_FILES:
+            return (
+                f"no more files can be opened here ({error.strerror}): end what holds so many, or raise the limit "
+                f"(ulimit -n), {then}"
+            )
+        return f"{folder} cannot be written ({error.strerror}): put that right, {then}"
     return ""

@@ -29,6 +29,7 @@ from agent.messages import (
 from agent.net.handshake import job_secret
 from agent.net.link import Link
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
+from cloud import private
 from cloud.clock import CLOCK
 from cloud.model import Notice
 from cloud.open_files import raise_limit
@@ -77,7 +78,7 @@ class KeeperActor:
         from agent.keeper.storage.vault import Place
 
         raise_limit()
-        secret = Path(secret_path).read_text().strip()
+        secret = private.secret(Path(secret_path))
         place = Place(
             checkpoints=Path(checkpoints_dir),
             storage=msgspec.json.decode(storage, type=Storage | None),

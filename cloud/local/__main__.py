@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
@@ -19,9 +18,9 @@ import msgspec
 from cloud import private
 from cloud.clock import CLOCK, SystemClock
 from cloud.errors import CloudError
+from cloud.http_server import Listener
 from cloud.local.api import Api
 from cloud.local.books import Ledger, start_of_market
-from cloud.local.http_server import Listener
 from cloud.local.service import LocalCloud, read_boot_env
 from cloud.market import LOCAL, Conduct, SpotMarket
 from cloud.open_files import raise_limit
@@ -108,7 +107,7 @@ def service_of(options: argparse.Namespace, clock: SystemClock) -> LocalCloud:
 async def serve(options: argparse.Namespace) -> None:
     clock = CLOCK
     service = service_of(options, clock)
-    listener = Listener(Api(service, _token(options.dir / "token")).app)
+    listener = Listener(Api(service, private.made_secret(options.dir / "token")).app)
     await _listen(listener, options.dir / "port")
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -134,12 +133,6 @@ async def _listen(listener: Listener, port: Path) -> None:
     except OSError:
         await listener.listen("127.0.0.1")
     private.write(port, listener.url.rpartition(":")[2].encode())
-
-
-def _token(path: Path) -> str:
-    if not path.exists():
-        private.write(path, secrets.token_urlsafe(32).encode())
-    return path.read_text().strip()
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import httpx
 import msgspec
 
-from cloud import errors
+from cloud import errors, private
 from cloud.model import InstanceType, LaunchRequest, Machine, Pool, Quote
 
 TIMEOUT_S = 10.0
@@ -56,7 +56,7 @@ class LocalProvider:
     def at(cls, directory: Path, deployment: str, timeout_s: float = TIMEOUT_S) -> "LocalProvider":
         """Return the provider of the local cloud that keeps its books in `directory`."""
         url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
-        return cls(url, (directory / "token").read_text().strip(), deployment, timeout_s)
+        return cls(url, private.secret(directory / "token"), deployment, timeout_s)
 
     @property
     def name(self) -> str:

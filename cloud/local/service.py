@@ -19,9 +19,9 @@ from pathlib import Path
 from shutil import rmtree
 
 from cloud.clock import Clock
+from cloud.http_server import Listener
 from cloud.local import processes, short_path
 from cloud.local.books import Ledger
-from cloud.local.http_server import Listener
 from cloud.local.metadata import metadata_app
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud

@@ -148,11 +148,10 @@ def _wait_for_house(
 
 def _without_a_word(places: Places, log: Path) -> str:
     """Return why a house ended without a line in its log; on a full disk there is none."""
-    if no_room(places.state_dir):
-        return (
-            f"{places.state_dir} takes nothing more: make room on that disk, then: orchestrator up"
-        )
-    return f"the manager did not start; see {log}"
+    return (
+        no_room(places.state_dir, "then: orchestrator up")
+        or f"the manager did not start; see {log}"
+    )
 
 
 def last_line(log: Path, begins_at: int) -> str:

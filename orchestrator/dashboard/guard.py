@@ -1,20 +1,24 @@
 """Access to the dashboard, which only this machine's owner may see, in their own browser.
 
 The dashboard listens on loopback, but that alone is no protection: other users of the machine can
-connect, and any web site can make the browser connect. So every request on every route needs the
-token (as a bearer, or as a cookie made from it), a Host header that names this machine by a
-loopback address (a site that rebinds its name to 127.0.0.1 cannot send one), and a method that
-only reads.
+connect, and any web site can make the browser connect. So every request needs a Host header that
+names this machine by a loopback address (a site that rebinds its name to 127.0.0.1 cannot send
+one), a method that only reads, and, for everything but the page's own files, the token as a bearer.
+
+There is no cookie: a browser sends those to every port of an address, so to the pages of other
+users of this machine, too. The page keeps the token in the storage of its tab instead, which
+belongs to one port, and finds it in the part of its address that a browser sends to nobody.
 """
 
-import hashlib
 import hmac
 import ipaddress
-from urllib.parse import parse_qs
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloud.private import CHARACTERS_MIN
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -27,21 +31,18 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-TOKEN_CHARACTERS_MIN = 16
 
 
 class Guard:
     """Wraps the whole application, so that no route can be forgotten."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        if len(token) < TOKEN_CHARACTERS_MIN:
-            raise ValueError(f"the token has {len(token)} characters, at least 16 are needed")
+    def __init__(self, app: ASGIApp, token: str, files: Collection[str] = ()) -> None:
+        """Guard an application; `files` are the paths that hold nothing of this house."""
+        if len(token) < CHARACTERS_MIN:
+            raise ValueError(f"the token has {len(token)} characters, not {CHARACTERS_MIN}")
         self._app = app
         self._token = token.encode()
-        # The cookie is made from the token, so that the browser never stores the token itself; its
-        # name differs by house, because cookies do not tell the ports of one address apart.
-        self._cookie = hmac.new(self._token, b"dashboard cookie", hashlib.sha256).hexdigest()
-        self.cookie_name = f"orchestrator-{hashlib.sha256(self._token).hexdigest()[:8]}"
+        self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,14 +60,7 @@ class Guard:
             return PlainTextResponse("Use the address 127.0.0.1 or localhost.\n", 400)
         if scope["method"] not in {"GET", "HEAD"}:
             return PlainTextResponse("This page only shows; it changes nothing.\n", 405)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if given is not None and _same(given[-1], self._token):
-            response = RedirectResponse(scope["path"], 303)
-            response.set_cookie(
-                self.cookie_name, self._cookie, httponly=True, samesite="strict", path="/"
-            )
-            return response
-        if self._bearer(headers) or self._cookie_held(headers):
+        if scope["path"] in self._files or self._bearer(headers):
             return None
         return PlainTextResponse(
             "Open the address that `orchestrator tools dashboard` prints: it carries the key.\n",
@@ -77,15 +71,6 @@ class Guard:
     def _bearer(self, headers: Headers) -> bool:
         kind, _, value = headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and _same(value.strip(), self._token)
-
-    def _cookie_held(self, headers: Headers) -> bool:
-        pairs = [
-            pair.strip().partition("=")
-            for header in headers.getlist("cookie")
-            for pair in header.split(";")
-        ]
-        held = [value for name, _, value in pairs if name == self.cookie_name]
-        return any(_same(value, self._cookie.encode()) for value in held)
 
 
 def _same(given: str, expected: bytes) -> bool:

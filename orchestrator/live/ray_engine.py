@@ -15,6 +15,7 @@ import redis.asyncio
 from agent.keys import submitted_key
 from agent.machine.actor import AgentActor
 from agent.messages import JobOrder, WorkerOrder
+from cloud import private
 from orchestrator.actions import (
     CloseJob,
     OpenJob,
@@ -52,7 +53,7 @@ class RayEngine:
 
         keeper = ray.get_actor("keeper", namespace=NAMESPACE)
         address = await asyncio.wait_for(keeper.address.remote(), ANSWER_S_MAX)
-        return cls(store, keeper, address, places.secret("mesh").read_text().strip())
+        return cls(store, keeper, address, private.secret(places.secret("mesh")))
 
     async def machines(self) -> set[str]:
         """Return the machines whose node is up and whose agent has not died."""

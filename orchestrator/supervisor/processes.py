@@ -35,9 +35,17 @@ def narrow() -> str:
 
 
 def start(
-    arguments: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    cwd: Path | None = None,
+    files: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """Start a child in a new session; it gets SIGTERM when this thread's process dies."""
+    """Start a child in a new session; it gets SIGTERM when this thread's process dies.
+
+    It inherits the open `files`, by their numbers.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         return subprocess.Popen(
@@ -48,6 +56,7 @@ def start(
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=files,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - the house starts children from its main thread
         )
 

@@ -25,13 +25,12 @@ import msgspec
 
 from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
+from cloud.http_server import bound, url_of
 from cloud.local.processes import MARKER
 from cloud.open_files import raise_limit
-from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
+from orchestrator.client import post
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
-from orchestrator.dashboard.app import create_app
-from orchestrator.dashboard.server import Server
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
@@ -43,6 +42,7 @@ from orchestrator.supervisor.watchdog import LOOK_S, Pulse
 
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
+PAGE_S = 5.0  # at least, between two starts of the page
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
@@ -78,7 +78,8 @@ class House:
         self._restarts: list[float] = []
         self._told = ""
         self._redis: RedisServer | None = None
-        self._dashboard: Server | None = None
+        self._page: socket.socket | None = None  # its port, which outlives its process
+        self._page_started_s = 0.0
         self._pulse: Pulse | None = None
         self._felt_s = 0.0
         self._stopping = False
@@ -128,13 +129,16 @@ class House:
         """
         redis_ended = self._redis is not None and not self._redis.alive()
         ended = [name for name, process in self._children.items() if process.poll() is not None]
+        if time.monotonic() < self._page_started_s + PAGE_S and "dashboard" in ended:
+            ended.remove("dashboard")  # nothing else suffers, so nothing is hurried
         if not (redis_ended or ended) or self._waits_for_room():
             return
         if self._redis is not None and redis_ended:
             self._count_restart("Redis")
             _say(self._redis.start())
         for name in ended:
-            self._count_restart(name)
+            if name != "dashboard":  # a page that cannot live ends no house
+                self._count_restart(name)
             self._restart(name)
 
     def _replace_stuck(self) -> None:
@@ -162,8 +166,10 @@ class House:
         process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
-        if self._dashboard is not None:
-            self._dashboard.stop()
+        if (page := self._children.pop("dashboard", None)) is not None:
+            processes.end(page)
+        if self._page is not None:
+            self._page.close()
         if (cloud := self._children.pop("cloud", None)) is not None:
             processes.end(cloud)
         if (ray := self._children.pop("ray", None)) is not None:
@@ -195,8 +201,7 @@ class House:
         """
         token = self.places.secret("ray")
         for secret in (token, self.places.secret("mesh")):
-            if not secret.exists():
-                private.write(secret, secrets.token_hex(32).encode())
+            private.made_secret(secret)
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return env | {
             processes.MARK: self.places.identity,
@@ -235,7 +240,7 @@ class House:
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
         if self.config.ray.dashboard:
             self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
-        token = self.places.secret("ray").read_text()
+        token = private.secret(self.places.secret("ray"))
         lines = {
             "PATH": self._env["PATH"],
             "SPOT_HEAD": self._ray_address,
@@ -366,26 +371,36 @@ class House:
             raise HouseError(f"the manager did not start; see {self.places.log('manager')}")
 
     def _start_dashboard(self) -> None:
-        board, token = self.config.dashboard, self.places.secret("dashboard")
-        if not token.exists():
-            private.write(token, secrets.token_urlsafe(32).encode())
-        app = create_app(lambda: Client.connect(self.places.state_dir), token.read_text())
-        self._dashboard = Server(app, board.host, board.port)
+        board = self.config.dashboard
+        private.made_secret(self.places.secret("dashboard"))
         try:
-            self._dashboard.start()
+            self._page = bound(board.host, board.port)
         except OSError as error:
-            self._dashboard = None
             raise HouseError(
                 f"dashboard.host {board.host} port {board.port} cannot be used: {error.strerror}; "
                 f"{instead_of(error, 'dashboard.host', 'dashboard.port')}"
             ) from error
+        self._start_page()
+
+    def _start_page(self) -> None:
+        """Start the process that serves the page, on the port that this house keeps."""
+        assert self._page is not None
+        self._page_started_s = time.monotonic()
+        number = self._page.fileno()
+        words = ["--house", str(self.places.state_dir), "--socket", str(number)]
+        self._children["dashboard"] = processes.start(
+            [sys.executable, "-P", "-m", "orchestrator.dashboard", *words],
+            env=self._env,
+            log=self.places.log("dashboard"),
+            files=[number],
+        )
 
     def _announce(self) -> None:
         """Write the file in which clients look up this house."""
         text = HouseFile(
             pid=os.getpid(),
             redis_url=self.redis_url,
-            dashboard_url=self._dashboard.url if self._dashboard else "",
+            dashboard_url=f"{url_of(self._page)}/" if self._page else "",
             ray_address=self._ray_address,
             ray_dashboard=self._ray_dashboard,
             local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
@@ -410,8 +425,8 @@ class House:
 
     def _restart(self, name: str) -> None:
         """Restart a dead part, and after it the parts that depend on it."""
-        if name == "cloud":
-            self._start_cloud()
+        if name in ("cloud", "dashboard"):
+            (self._start_cloud if name == "cloud" else self._start_page)()
             return
         try:
             self._start_manager()

@@ -23,7 +23,7 @@ def test_up_finds_what_is_up(housed):
     """A second `up` starts nothing; it says where the page is, with the key."""
     answer = housed("up", "--json").json
     assert answer["was_up"] is True
-    assert answer["dashboard_url"].endswith("/?token=a-secret-of-the-page")
+    assert answer["dashboard_url"].endswith("/#key=a-secret-of-the-page-which-is-long-enough")
     assert "already up" in housed("up").out
     assert housed("tools", "dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
 
@@ -86,11 +86,11 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
 def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
     """The log of a manager that could write nothing is empty: what is looked at instead is the room that there is."""
     monkeypatch.setattr(up_down, "_spawn", lambda *_: (subprocess.Popen(["false"]), 0))
-    monkeypatch.setattr(up_down, "no_room", lambda _: "full")
+    monkeypatch.setattr(up_down, "no_room", lambda folder, then: f"{folder} is full, {then}")
     shell.places.make()
     shell.places.log("house").touch()
     answer = shell("up")
-    assert (answer.code, "takes nothing more: make room" in answer.line) == (1, True)
+    assert (answer.code, "is full, then: orchestrator up" in answer.line) == (1, True)
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):

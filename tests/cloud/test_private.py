@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloud import private
-from cloud.errors import NotPrivate
+from cloud.errors import NotPrivate, WeakSecret
 
 
 def mode(path: Path) -> int:
@@ -66,3 +66,44 @@ def test_folder_without_modes_is_refused():
     """No mode can be set in /proc, as on some other file systems."""
     with pytest.raises(NotPrivate, match="cannot be closed to them"):
         private.mend(Path(f"/proc/{os.getpid()}"), [])
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"x" * 31, b" " * 40, b"\xff" * 40])
+def test_secret_that_could_be_guessed_is_refused(tmp_path, content):
+    """An empty file is what a loss of power leaves of a file that was not waited for."""
+    token = tmp_path / "mesh.token"
+    private.write(token, content)
+    for read in (private.secret, private.made_secret):
+        with pytest.raises(WeakSecret, match=f"^{token} has .* remove it and start again"):
+            read(token)
+
+
+def test_secret_that_others_can_read_is_refused(tmp_path):
+    token = tmp_path / "mesh.token"
+    private.made_secret(token)
+    token.chmod(0o640)
+    with pytest.raises(
+        NotPrivate, match=rf"^{token} is open to other users \(mode 0640\).* remove it"
+    ):
+        private.secret(token)
+
+
+def test_secret_is_made_once(tmp_path):
+    token = tmp_path / "mesh.token"
+    made = private.made_secret(token)
+    assert (len(made) >= private.CHARACTERS_MIN, private.made_secret(token)) == (True, made)
+    assert (private.secret(token), mode(token)) == (made, 0o600)
+
+
+def test_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """And so is the name: a loss of power leaves the old content or the new one."""
+    seen = []
+    sync = os.fsync
+
+    def noted(handle: int) -> None:
+        sync(handle)
+        seen.append((Path(f"/proc/self/fd/{handle}").readlink(), (tmp_path / "a.token").exists()))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    private.write(tmp_path / "a.token", b"content")
+    assert seen == [(tmp_path / "a.part", False), (tmp_path, True)]

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from orchestrator.supervisor import processes
 pytestmark = pytest.mark.processes
 
 TOY = (Path(__file__).parent / "killable.py").read_text()
+SHELLS_FILES = 1024  # Debian's default
+IDLE = 1100
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
 UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
 JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
@@ -37,13 +41,18 @@ def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
     for token in tokens(house):
         token.write_text("known")
         token.chmod(0o666)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        house.start()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (SHELLS_FILES, hard))
+        house.begin()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        house.wait_until_up()
         house.submit(TOY, argv=("100000", "0.02", str(folder / "out")), slots_max=1)
         house.reached(1)
         yield house
     finally:
         house.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def tokens(house: RunningHouse) -> list[Path]:
@@ -91,7 +100,7 @@ def _kind(door: Door) -> str:
     words = command_line(door.pid)
     if "cloud.local" in words:
         return "cloud" if door.address == "127.0.0.1" else "metadata"
-    if "orchestrator.supervisor " in words:
+    if "orchestrator.supervisor " in words or "orchestrator.dashboard " in words:
         return "board"
     if door.is_local and words.startswith("ray::KeeperActor"):
         return "keeper"
@@ -128,6 +137,43 @@ def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
     assert driver.returncode != 0
     assert "IN" not in driver.stdout
     assert not marker.exists()
+
+
+def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
+    """While there are as many as a shell allows files, Redis is restarted, the page and the cloud answer, and no log grows.
+    A page that is killed comes back on its port."""
+    house = busy_house
+    told = house.client().house()
+    cloud = msgspec.json.decode((house.places.cloud_dir / "cloud.json").read_bytes())["url"]
+    logs = [house.log, *house.places.log("x").parent.iterdir()]
+    before = sum(log.stat().st_size for log in logs)
+    with contextlib.ExitStack() as idle:
+        for url in (told.dashboard_url, cloud):
+            for _ in range(IDLE):
+                at = httpx.URL(url)
+                idle.enter_context(socket.create_connection((at.host, at.port), 30))
+        kill(house, "redis-server")
+        step = until("a step", house.job).step
+        house.reached(step + 3)
+        assert answered(house, told.dashboard_url, "view", "dashboard") == 200
+        assert answered(house, f"{cloud}/", "machines", "cloud") == 200
+    assert sum(log.stat().st_size for log in logs) - before < 100_000
+    kill(house, "orchestrator.dashboard")
+    until("the page", lambda: answered(house, told.dashboard_url, "view", "dashboard") == 200)
+    assert house.client().house() == told
+
+
+def kill(house: RunningHouse, words: str) -> None:
+    (pid,) = (p for p in processes.marked(house.places.identity) if words in command_line(p))
+    os.kill(pid, signal.SIGKILL)
+
+
+def answered(house: RunningHouse, url: str, path: str, name: str) -> int:
+    token = house.places.cloud_dir / "token" if name == "cloud" else house.places.secret(name)
+    headers = {"Authorization": f"Bearer {token.read_text()}"}
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url + path, headers=headers, timeout=20, trust_env=False).status_code
+    return 0
 
 
 def test_a_second_manager_on_the_same_state_is_refused(new_house):

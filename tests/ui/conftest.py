@@ -1,11 +1,13 @@
 """A view with realistic content, and a real browser to look at it with."""
 
+import asyncio
 import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.dashboard.app import create_app
-from orchestrator.dashboard.server import Server
+from cloud.http_server import bound, url_of
+from orchestrator.dashboard.app import create_app, serve
 from orchestrator.view import CostView, JobView, MachineView, PoolView, Sentence, View
 
 T0 = 1_790_000_000.0
-TOKEN = "a-token-of-some-length"
+TOKEN = "a-token-of-thirty-two-characters-or-more"
 CALL_S_MAX = 30
 
 
@@ -243,11 +245,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[SimpleNamespace]:
-    source = FakeSource(make_view())
-    server = Server(create_app(lambda: source, TOKEN, period_s=0.02), "127.0.0.1", 0)
-    url = server.start()
-    yield SimpleNamespace(url=url, link=f"{url}?token={TOKEN}", source=source)
-    server.stop()
+    source, listening = FakeSource(make_view()), bound("127.0.0.1", 0)
+    url = f"{url_of(listening)}/"
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+    app = create_app(lambda: source, TOKEN, period_s=0.02)
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(app, listening, over),))
+    thread.start()
+    yield SimpleNamespace(url=url, link=f"{url}#key={TOKEN}", source=source)
+    loop.call_soon_threadsafe(over.set)
+    thread.join(30)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
 
 
 @pytest.fixture

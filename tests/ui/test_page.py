@@ -1,5 +1,8 @@
 """The page in a real browser: what a person sees, on a desk and on a phone."""
 
+import socket
+import threading
+
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +19,7 @@ def page(browser, house):
     """The page, opened by its link and showing its first view."""
     browser.shape(1280, 900)
     browser.complaints.clear()
-    browser.call("Network.clearBrowserCookies")
+    browser.open("about:blank")
     browser.open(house.link)
     browser.wait_for(READY)
     return browser
@@ -35,10 +38,44 @@ def test_the_first_line_is_the_money(page):
     assert page.complaints == []
 
 
-def test_the_token_is_gone_from_the_address_bar(page, make):
-    """What a person copies or photographs does not carry the key; scripts cannot read the cookie."""
+def test_the_token_is_gone_from_the_address_bar(page, make, house):
+    """What a person copies or photographs does not carry the key. It opens this port after a reload, and no other port
+    of this machine gets it."""
     assert make.token not in page.run("location.href")
-    assert page.run("document.cookie") == ""
+    page.open(house.url)
+    page.wait_for(READY)
+    sent: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=overhear, args=(other, sent))
+        thread.start()
+        page.open(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        page.wait_for("document.body?.innerText == 'other'")
+        thread.join(30)
+        assert page.run("JSON.stringify(sessionStorage) + document.cookie") == "{}"
+    assert sent[0].startswith(b"GET / ")
+    assert b"ookie" not in sent[0] and make.token.encode() not in sent[0]
+
+
+def overhear(other: socket.socket, sent: list[bytes]) -> None:
+    """What another user's page on another port would hear of a browser that has ours open."""
+    caller, _ = other.accept()
+    with caller:
+        sent.append(caller.recv(65536))
+        caller.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\nother"
+        )
+
+
+def test_without_the_key_the_page_says_where_it_is(page, house):
+    page.run("sessionStorage.clear()")
+    page.open(house.url)
+    page.wait_for(
+        "document.querySelector('#away')?.innerText.includes('orchestrator tools dashboard')"
+    )
+    assert page.run("document.querySelector('main').getClientRects().length") == 0
+    page.run(f"location.hash = {house.link.partition('#')[2]!r}")
+    page.wait_for(READY)
+    page.complaints.clear()  # the browser notes each 401
 
 
 def test_jobs_machines_market_and_events_are_shown(page):

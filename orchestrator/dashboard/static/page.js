@@ -323,6 +323,43 @@ function title(view) {
   return `${done}${running.script} · spot-orchestrator`;
 }
 
-const stream = new EventSource("/events");
-stream.onmessage = (message) => show(JSON.parse(message.data));
-stream.onerror = () => link(stream.readyState === EventSource.CLOSED ? "closed" : "reconnecting", "bad");
+// --- the key, and what it opens ----------------------------------------------------------------
+
+// The key comes in the part of the address that a browser sends to nobody, and stays in this tab,
+// for this port. A cookie would go to every port of this machine, to whoever listens there.
+const KEY = "key";
+const PAUSE_MS = 1000;
+const NO_KEY = "Open the address that `orchestrator tools dashboard` prints: it carries the key.";
+
+function takeKey() {
+  const given = new URLSearchParams(location.hash.slice(1)).get(KEY);
+  if (!given) return;
+  sessionStorage.setItem(KEY, given);
+  history.replaceState(null, "", location.pathname);
+}
+
+async function listen() {
+  const headers = { Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` };
+  const answer = await fetch("/events", { headers, cache: "no-store" });
+  if (answer.status === 401) return show({ view: null, away: NO_KEY });
+  if (!answer.ok) throw new Error(await answer.text());
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("the stream has ended");
+    const messages = (held + value).split("\n\n");
+    held = messages.pop();
+    for (const one of messages) if (one.startsWith("data: ")) show(JSON.parse(one.slice(6)));
+  }
+}
+
+async function goOn() {
+  for (;;) {
+    await listen().catch(() => link("reconnecting", "bad"));
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  }
+}
+
+takeKey();
+addEventListener("hashchange", takeKey);
+goOn();

@@ -1,0 +1,57 @@
+"""Why nothing can be written: each reason has its own remedy."""
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from cloud import private
+from orchestrator.paths import Places, StateDirError, no_room
+
+
+def test_lack_of_files_is_not_called_a_full_disk(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert no_room(tmp_path) == ""
+    highest = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    try:
+        with pytest.raises(OSError, match="Too many"):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        said = no_room(tmp_path)
+    finally:
+        for handle in taken:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert said.startswith("no more files can be opened here (Too many open files): ")
+    assert "disk" not in said
+
+
+def test_full_disk_is_said_with_what_comes_then(tmp_path):
+    kept, most = resource.getrlimit(resource.RLIMIT_FSIZE), resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
+    try:
+        said = no_room(tmp_path, "then: orchestrator up")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert (
+        said
+        == f"{tmp_path} takes nothing more (File too large): make room on that disk, then: orchestrator up"
+    )
+
+
+@pytest.mark.parametrize("name", ["dashboard", "mesh", "ray", "cloud"])
+def test_secret_that_could_be_guessed_is_refused_before_anything_starts(tmp_path, name):
+    """One sentence for each of them, which names the file and the remedy."""
+    places = Places(tmp_path / "state")
+    places.cloud_dir.mkdir(mode=0o700, parents=True)
+    places.state_dir.chmod(0o700)
+    token = places.cloud_dir / "token" if name == "cloud" else places.secret(name)
+    private.write(token, b"")
+    with pytest.raises(StateDirError, match=f"^{token} has 0 characters"):
+        places.secure()
+    token.unlink()
+    private.made_secret(token)
+    assert places.secure() == []
