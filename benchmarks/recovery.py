@@ -165,7 +165,7 @@ def our_workers(places: Places) -> list[int]:
     found = []
     for pid in processes.marked(places.identity):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor.run"):
+            if Path(f"/proc/{pid}/comm").read_text().startswith("worker "):
                 found.append(pid)
     return found
 

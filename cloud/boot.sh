@@ -22,6 +22,9 @@ done
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
 # Ray serves its metrics on all interfaces and does not ask for the token, so they are off.
 export RAY_enable_metrics_collection=0
+# When memory runs out Ray would end the agent, the only process here that it can end, and with it
+# the whole machine. The kernel ends the script that takes the memory.
+export RAY_memory_monitor_refresh_ms=0
 
 # Workers take any free port: several machines may share one host, and a fixed range would clash.
 # The machine's own resource pins actors to it; a thousand of them, so that none ever waits for it.

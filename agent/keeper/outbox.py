@@ -36,6 +36,7 @@ from agent.messages import (
     Progress,
     Report,
 )
+from agent.output.controls import harmless
 from agent.profile import Profile
 from agent.timeline import Timeline
 
@@ -124,7 +125,7 @@ class Outbox:
                 if len(self._lines) >= LINES_WAITING_MAX:
                     self._dropped += 1
                 else:
-                    self._lines.append((job, worker, line[:LINE_CHARS_MAX]))
+                    self._lines.append((job, worker, harmless(line[:LINE_CHARS_MAX])))
                     self._said += 1
             self._changed.notify_all()
 

@@ -1,12 +1,14 @@
-"""The Ray actors: one keeper, an agent per instance, and a worker per slot.
+"""The Ray actors: one keeper, and an agent per instance.
 
 They are plain classes; their creator wraps them with `ray.remote`. Instances speak with the keeper
 over its own TCP port only, so nothing else of the manager's machine needs to be reachable for them.
+Workers are no actors: see `agent.machine.workers`.
 """
 
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import msgspec
 from agent.errors import WireError
 from agent.keeper.storage.offsite import Storage
 from agent.layout import Layout
-from agent.machine.crashes import Crash, crash_of
+from agent.machine import environment
+from agent.machine.crashes import Crash, crash_of, disk
 from agent.machine.notices import URL_VARIABLE, Watcher
+from agent.machine.workers import Answer, Over, Workers
 from agent.messages import (
     AgentJoined,
     JobOrder,
@@ -36,7 +40,8 @@ from cloud.open_files import raise_limit
 
 REPORTS_WAITING_MAX = 1000
 KEEPER_PATIENCE_S = 3600.0
-LOOK_S = 0.25
+LOG = "workers.log"
+LAST_TO_GO = b"0"  # out of memory: Ray gives its processes 1000, and a machine without us is lost
 ADDRESS_VARIABLE = "SPOT_ADDRESS"
 SLOTS_VARIABLE = "SPOT_SLOTS"
 
@@ -106,20 +111,6 @@ class KeeperActor:
         self._keeper.close_job(job)
 
 
-class WorkerActor:
-    """A process that has imported everything and waits for its one order."""
-
-    def __init__(self) -> None:
-        from agent.machine import worker_process
-
-        raise_limit()
-        worker_process.warm_up()
-        self._run = worker_process.run
-
-    def run(self, data: bytes, host: str) -> str:
-        return self._run(msgspec.json.decode(data, type=WorkerOrder), host)
-
-
 class Telling:
     """Reports on their way to the manager, sent again after a reconnect until they were heard."""
 
@@ -175,8 +166,6 @@ class Telling:
 
 class _Running(msgspec.Struct, frozen=True):
     order: WorkerOrder
-    actor: Any
-    result: Any
     began_s: float
 
 
@@ -186,18 +175,16 @@ class AgentActor:
     def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
         self._machine_id = machine_id
         self._lock = threading.Lock()
-        self._changed = threading.Event()
-        self._warm: dict[int, Any] = {}
         self._running: dict[str, _Running] = {}
         self._host, slots = _facts()
-        for slot in range(slots):
-            self._warm[slot] = self._spare()
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_bytes(LAST_TO_GO)
+        self._workers = Workers(disk() / LOG, environment.of_worker(os.environ), self._hear)
         self._telling = Telling(machine_id, keeper_address, secret)
         joined = AgentJoined(
             at_s=CLOCK.now_s(), machine_id=machine_id, address=self._host, slots=slots
         )
         self._telling.tell(joined)
-        threading.Thread(target=self._watch_workers, name="workers", daemon=True).start()
         if URL_VARIABLE in os.environ:
             watcher = Watcher.of_this_machine()
             threading.Thread(
@@ -225,70 +212,25 @@ class AgentActor:
         # A worker proves that it knows the secret of its own job, and learns no other.
         known = msgspec.structs.replace(order, secret=job_secret(order.secret, order.job))
         with self._lock:
-            actor = self._warm.pop(order.slot, None) or self._spare()
-            result = actor.run.remote(msgspec.json.encode(known), self._host)
-            self._running[order.worker] = _Running(order, actor, result, CLOCK.now_s())
-        self._changed.set()
+            self._running[order.worker] = _Running(order, CLOCK.now_s())
+            self._workers.start(known, self._host)
 
     def stop_worker(self, worker: str) -> None:
         with self._lock:
             running = self._running.pop(worker, None)
             if running is not None:
-                self._replace(running)
+                self._workers.stop(worker)
         # The keeper may have seen its connection break before we saw its process end.
         if running is not None and (crash := crash_of(running.order)) is not None:
             self._telling.tell(_lost(running, "", crash))
 
-    def _spare(self) -> Any:
-        """Start a worker's process in waiting, pinned to this machine."""
-        import ray
-
-        options = {
-            "num_cpus": 1,
-            "max_restarts": 0,
-            "resources": {f"machine:{self._machine_id}": 0.001},
-        }
-        return ray.remote(WorkerActor).options(**options).remote()
-
-    def _replace(self, running: _Running) -> None:
-        """End a worker's process and start the next, which warms up right away.
-
-        The old process has run a script and is not used again.
-        """
-        import ray
-
-        ray.kill(running.actor)
-        self._warm[running.order.slot] = self._spare()
-
-    def _watch_workers(self) -> None:
-        import ray
-
-        while True:
-            with self._lock:
-                results = {running.result: running for running in self._running.values()}
-            if not results:
-                self._changed.wait(LOOK_S)
-                self._changed.clear()
-                continue
-            done, _ = ray.wait(list(results), num_returns=1, timeout=LOOK_S)
-            for result in done:
-                self._over(results[result])
-
-    def _over(self, running: _Running) -> None:
+    def _hear(self, answer: Answer) -> None:
         """Take note that a worker's process has finished its script, or is gone."""
-        import ray
-
-        error = ""
-        try:
-            ray.get(running.result)
-        except ray.exceptions.RayError as died:
-            error = str(died).strip().rpartition("\n")[2][:500] or "it died"
-        with self._lock:
-            ours = self._running.pop(running.order.worker, None) is not None
-            if ours:
-                self._replace(running)
-        if ours and error:
-            self._telling.tell(_lost(running, error, crash_of(running.order)))
+        if isinstance(answer, Over):
+            with self._lock:
+                running = self._running.pop(answer.worker, None)
+            if running is not None and not answer.finished:
+                self._telling.tell(_lost(running, answer.why, crash_of(running.order)))
 
     def _tell_notice(self, notice: Notice) -> None:
         self._telling.tell(NoticeSeen(at_s=CLOCK.now_s(), notice=notice))

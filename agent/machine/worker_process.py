@@ -2,7 +2,7 @@
 
     python -m agent.machine.worker_process --host 127.0.0.1 < order.json
 
-It may also run as a Ray actor: see `agent.machine.actor`. Slow imports are done before the order
+On a machine it is a fork of `agent.machine.fork_server`. Slow imports are done before the order
 comes, so a process that waits for its order is warm. The process ends with the script; a worker
 that is no longer wanted ends at once.
 """
@@ -43,7 +43,6 @@ from agent.world import Left
 GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DETAIL_CHARS_MAX = 60_000
-RAYS_OWN = "ray_terminate_msg"  # marks Ray's SystemExit on SIGTERM, which no script asked for
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
@@ -57,10 +56,14 @@ Outcome = Literal["ended", "failed"]
 def warm_up() -> None:
     """Train a tiny model, so that torch has imported and allocated its first-use parts.
 
-    None of it may use the threads of OpenMP, because a process that the script forks after they
-    have started waits for them in vain.
+    None of it may use the threads of OpenMP, because a process that is forked after they have
+    started waits for them in vain. Nor is anything trained where torch knows an accelerator: its
+    first backward starts threads for devices, and an optimizer asks for them, after which no
+    fork can use one.
     """
     keep_memory()
+    if torch.accelerator.current_accelerator() is not None:
+        return
     model = torch.nn.PReLU(4)
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
@@ -82,16 +85,23 @@ def keep_memory() -> None:
             mallopt(setting, nbytes)
 
 
-def run(order: WorkerOrder, host: str) -> Outcome:
-    """Run the job's script in this process, once only, as it may leave anything behind."""
+def complain(worker: str, why: str) -> None:
+    with suppress(OSError):  # on a full disk
+        print(f"{worker}: {why}", file=sys.__stderr__, flush=True)
+
+
+def run(order: WorkerOrder, host: str, say: Callable[[str], None] | None = None) -> Outcome:
+    """Run the job's script in this process, once only, as it may leave anything behind.
+
+    `say` takes the reason before the process ends without the end of its script.
+    """
     over, goodbye = threading.Event(), threading.Event()
 
     def ended(why: str) -> None:
         goodbye.set()
         if not over.is_set():
-            with suppress(OSError):  # on a full disk
-                print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
-            END(0)
+            complain(order.worker, why) if say is None else say(why)
+            END(1)
 
     group = Group(order, host, ended)
     job, payload = group.start()
@@ -190,8 +200,6 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
         try:
             _run(path)
         except SystemExit as end:
-            if hasattr(end, RAYS_OWN):
-                raise WireError("the worker was asked to end") from None
             if end.code not in (None, 0):
                 return _of_exit(end, errors)
         except Left:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import redis
 import typer
-from rich.console import Console
 
 from bidding.errors import BiddingError
 from cloud.errors import CloudError
@@ -41,6 +40,7 @@ from orchestrator.cli.command import (
     NOT_RUNNING,
     USAGE,
     CommandError,
+    Screen,
     Whole,
     verb,
     write_json,
@@ -168,7 +168,7 @@ def _fail(words: Sequence[str], text: str, code: int) -> int:
             write_json({"error": text, "exit_code": code})
         except OSError:  # a full disk may be why we are here; the line below still reaches a person
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    console = Console(stderr=True, highlight=False)
+    console = Screen(stderr=True, highlight=False)
     for line in text.splitlines():
         console.print("orchestrator:", line, markup=False, soft_wrap=True)
     return code

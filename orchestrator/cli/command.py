@@ -8,18 +8,20 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.text import Text
 from typer.core import TyperGroup
 
+from agent.output.controls import harmless, harmless_json
 from orchestrator.client import Client
 from orchestrator.config import FILE_NAME, Config, load
 from orchestrator.errors import OrchestratorError
@@ -53,6 +55,19 @@ class CommandError(OrchestratorError):
         self.code = code
 
 
+class Screen(Console):
+    """A terminal to which no text but our own markup gives orders.
+
+    What a script has printed, or named its files and errors, is part of many lines.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
 class Command:
     """One call of a command: its settings, and its only way to answer."""
 
@@ -60,7 +75,7 @@ class Command:
         self.json = json
         self.flags = flags
         self.options: dict[str, str] = {}  # settings from options of the command itself
-        self.out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self.out = Screen(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         self.given_path = config_path
         self._config: Config | None = None
 
@@ -90,7 +105,7 @@ class Command:
     def line(self, value: Any, text: Text) -> None:
         """Print one of many lines: JSON for programs, text for a person."""
         if self.json:
-            write(msgspec.json.encode(value).decode() + "\n")
+            write(harmless_json(msgspec.json.encode(value).decode()) + "\n")
         else:
             self.out.print(text, soft_wrap=True)
 
@@ -122,7 +137,8 @@ class Command:
 
 def write_json(value: Any) -> None:
     """Write one JSON document to the standard output."""
-    write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    document = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    write(harmless_json(document) + "\n")
 
 
 def write(text: str) -> None:

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
-from orchestrator.cli.command import INTERRUPTED, Command
+from orchestrator.cli.command import INTERRUPTED, Command, Screen
 from orchestrator.cli.logs import read_logs
 from orchestrator.cli.watch import ViewSource, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
@@ -176,7 +176,7 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
 
 def demo(_: Command) -> None:
     """Show the whole product on this machine, with its own market, within three minutes."""
-    raise typer.Exit(_run(Console(), Path.cwd()))
+    raise typer.Exit(_run(Screen(), Path.cwd()))
 
 
 def _run(console: Console, root: Path) -> int:

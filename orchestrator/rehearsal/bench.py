@@ -1,34 +1,30 @@
 """The stage of a rehearsal: a Redis, a keeper and worker processes, in a temporary folder."""
 
 import contextlib
+import itertools
 import os
+import queue
 import secrets
-import signal
-import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-import msgspec
-
-import agent
 from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage.vault import Place
+from agent.machine import environment
+from agent.machine.crashes import DISK_VARIABLE
 from agent.machine.scratch import scratch
+from agent.machine.workers import Answer, Over, Workers
 from agent.messages import WorkerOrder
 from agent.net.handshake import job_secret
-from agent.net.wire import job_secret
 from orchestrator.errors import OrchestratorError
 from orchestrator.interrupts import no_interrupts
 from orchestrator.paths import Places
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 
 HOST = "127.0.0.1"
-DISK = "SPOT_TEMP_DIR"
 LOG_LINES = 5
-PROGRAM = Path(agent.__file__).parents[1]
 
 
 class Unready(OrchestratorError):  # noqa: N818 - it names what is the case
@@ -45,7 +41,9 @@ class Stage:
         self._folder = self._room.enter_context(scratch("spot-rehearsal-", disk))
         self._places = Places(self._folder)
         self._redis: RedisServer | None = None
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._workers: Workers | None = None
+        self._names = itertools.count(1)
+        self._heard: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.keeper: Keeper | None = None
         try:
             self._set_up()
@@ -57,7 +55,7 @@ class Stage:
     def _set_up(self) -> None:
         self._places.make()
         # It comes first, because it imports everything while the other parts are set up.
-        self._nursery = self._start_nursery()
+        self._workers = self._start_workers()
         self._redis = RedisServer(self._places, dict(os.environ))
         try:
             self._redis.start()
@@ -68,31 +66,21 @@ class Stage:
         self.client = connect(self._redis.url)
         self.keeper = Keeper(self.client, place, HOST, self._secret)
 
-    def _start_nursery(self) -> "subprocess.Popen[bytes]":
+    def _start_workers(self) -> Workers:
         disk = self._folder / "work"
         disk.mkdir()
         log = self._places.log("workers")
-        with log.open("ab") as sink:
-            return subprocess.Popen(
-                # It runs in our own folder, because a file in the person's folder may have the name
-                # of a module.
-                [sys.executable, "-m", "agent.machine.fork_server", str(os.getpid())],
-                cwd=PROGRAM,
-                env={**os.environ, DISK: str(disk), "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=sink,
-                start_new_session=True,
-            )
+        env = {**os.environ, DISK_VARIABLE: str(disk), "OMP_NUM_THREADS": "1"}
+        return Workers(log, environment.of_worker(env), self._heard.put)
 
     @property
     def checkpoints(self) -> Path:
         return self._places.checkpoints
 
-    def start(self, job: str, worker: str, slot: int) -> int:
-        """Start a worker, and return the id of its process."""
-        assert self._nursery is not None and self.keeper is not None
-        assert self._nursery.stdin is not None and self._nursery.stdout is not None
+    def start(self, job: str, slot: int) -> str:
+        """Start a worker, and return its name when its process is there."""
+        assert self._workers is not None and self.keeper is not None
+        worker = f"w{next(self._names)}"
         order = WorkerOrder(
             job=job,
             worker=worker,
@@ -101,17 +89,16 @@ class Stage:
             keeper_address=self.keeper.address,
             secret=job_secret(self._secret, job),
         )
-        with contextlib.suppress(BrokenPipeError):
-            self._nursery.stdin.write(msgspec.json.encode(order) + b"\n")
-            self._nursery.stdin.flush()
-        answer = self._nursery.stdout.readline()
-        if not answer:
-            raise Unready(f"no worker could be started: {self.last_words() or 'it ended at once'}")
-        return int(answer)
+        self._workers.start(order, HOST)
+        while (answer := self._heard.get()).worker != worker:
+            continue  # the end of an earlier one, which the keeper has told
+        if isinstance(answer, Over):
+            raise Unready(f"no worker could be started: {self.last_words() or answer.why}")
+        return worker
 
-    def kill(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    def kill(self, worker: str) -> None:
+        assert self._workers is not None
+        self._workers.stop(worker)
 
     def last_words(self) -> str:
         """Return the last lines of the worker processes, without what their scripts print."""
@@ -125,10 +112,8 @@ class Stage:
 
     def _clear(self) -> None:
         with no_interrupts():
-            if self._nursery is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._nursery.pid, signal.SIGKILL)
-                self._nursery.communicate()
+            if self._workers is not None:
+                self._workers.close()
             if self.keeper is not None:
                 self.keeper.close()
             if self._redis is not None:

@@ -54,8 +54,8 @@ class Troupe:
         assert stage.keeper is not None
         self._stage, self._keeper, self._order, self._script = stage, stage.keeper, order, script
         self.job, self._depth = order.job, depth
-        self._after, self._serial, self._generation = _end(stage), 0, 0
-        self._pids: dict[str, int] = {}
+        self._after, self._generation = _end(stage), 0
+        self._workers: set[str] = set()
         # How many workers must be ready before there is a first layout, and whether there is one.
         self._wanted, self._layouts = 0, False
         self._leaving: set[str] = set()
@@ -82,15 +82,13 @@ class Troupe:
             self._start()
 
     def _start(self) -> None:
-        self._serial += 1
-        worker = f"w{self._serial}"
-        self._pids[worker] = self._stage.start(self.job, worker, self._serial - 1)
+        self._workers.add(self._stage.start(self.job, slot=len(self._workers)))
 
     def kill(self, *workers: str) -> None:
         """Kill workers at once and without notice, as a cloud does."""
         self._leaving |= {*workers}
         for worker in workers:
-            self._stage.kill(self._pids[worker])
+            self._stage.kill(worker)
         self._until(lambda: not {*workers} & {*self.ready})
 
     def goes_to(self, step: int) -> None:
@@ -124,7 +122,7 @@ class Troupe:
 
     def close(self) -> None:
         """Close the job until it is opened again."""
-        self._leaving |= {*self._pids}
+        self._leaving |= self._workers
         self.ready.clear()
         self._layouts = False
         self._keeper.close_job(self.job)

@@ -322,17 +322,6 @@ def test_misuse_is_one_clear_line(crew: Crew, case: str) -> None:
     assert "/agent/" not in report.detail
 
 
-def test_an_end_that_ray_asks_for_is_not_the_scripts_own(crew: Crew) -> None:
-    """Ray ends a worker that gets SIGTERM by an exception in the script, as where its machine goes down."""
-    crew.begin(
-        1,
-        "from ray._raylet import raise_sys_exit_with_custom_error_message as end\n"
-        "end('The process receives a SIGTERM.', exit_code=1)\n",
-    )
-    until("the loss", lambda: crew.of(WorkerLost))
-    assert crew.of(WorkerFailed) == []
-
-
 def test_a_step_may_be_left_out(crew: Crew) -> None:
     """Gradients that the script has set to nothing are not taken for forgotten ones, and so may a buffer be that is
     computed anew by everyone."""

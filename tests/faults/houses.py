@@ -37,6 +37,12 @@ def command_line(pid: int) -> str:
         return ""  # it has just ended
 
 
+def is_worker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().startswith("worker ")
+    return False  # it has just ended
+
+
 class RunningHouse:
     """A house as `orchestrator up` starts one."""
 

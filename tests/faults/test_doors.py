@@ -1,6 +1,7 @@
 """Nobody without the token gets in, and nobody gets two managers on one state."""
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from houses import RunningHouse, command_line, until
+from houses import RunningHouse, command_line, is_worker, until
 from sockets import Door, doors, paths
 
 from cloud.local.processes import living
@@ -27,6 +28,26 @@ SHELLS_FILES = 1024  # Debian's default
 IDLE = 1100
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
 UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
+INTRUDES = """
+import subprocess, sys
+
+code = '''
+import json, os, sys
+found = {"environment": dict(os.environ), "joined": ""}
+import ray
+try:
+    ray.init(address=sys.argv[2], _node_ip_address="127.0.40.1")
+    found["joined"] = sys.argv[2]
+except BaseException as error:
+    found["refused"] = repr(error)
+with open(sys.argv[1] + ".part", "w") as file:
+    json.dump(found, file)
+os.replace(sys.argv[1] + ".part", sys.argv[1])
+'''
+address = sys.argv.pop()
+for number, each in enumerate((address, "auto")):
+    subprocess.Popen([sys.executable, "-c", code, f"{sys.argv[3]}.{number}", each])
+"""
 JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
 
 
@@ -47,7 +68,8 @@ def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
         house.begin()
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         house.wait_until_up()
-        house.submit(TOY, argv=("100000", "0.02", str(folder / "out")), slots_max=1)
+        argv = ("100000", "0.02", str(folder / "out"), house.client().house().ray_address)
+        house.submit(INTRUDES + TOY, argv=argv, slots_max=1)
         house.reached(1)
         yield house
     finally:
@@ -104,9 +126,27 @@ def _kind(door: Door) -> str:
         return "board"
     if door.is_local and words.startswith("ray::KeeperActor"):
         return "keeper"
-    if door.is_local and words.startswith("ray::WorkerActor"):
+    if door.is_local and is_worker(door.pid):
         return "worker"
     return "ray"
+
+
+def test_script_has_no_key_of_the_house(busy_house):
+    """Its environment has nothing that proves who we are, and it cannot be a node or driver of our Ray."""
+    house = busy_house
+    told = [house.folder / f"out.{number}" for number in range(2)]
+    until("the script to have tried", lambda: all(each.exists() for each in told), 120.0)
+    found = [json.loads(each.read_text()) for each in told]
+    assert [each["joined"] for each in found] == ["", ""], found
+    environment = found[0]["environment"]
+    assert [name for name in environment if name.startswith(("RAY_", "ORCHESTRATOR_"))] == []
+    values = "\n".join(environment.values())
+    for secret in tokens(house):
+        assert secret.read_text() not in values
+    for path in (house.client().house().redis_url, str(house.places.redis_socket)):
+        assert path not in values
+    assert environment["SPOT_HOUSE"] == house.places.identity
+    assert environment["OMP_NUM_THREADS"] == "1"
 
 
 def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
