@@ -25,8 +25,9 @@ import numpy as np
 
 from agent import faults
 from agent.checksum import Buffer, crc32c
-from agent.errors import Refused, WireError
+from agent.errors import Refused, Unsound, WireError
 from agent.protocol import Accepted, AnyMessage, Challenge, Confirmed, Dismissal, Message, Proof
+from cloud.ranges import explain, shown
 
 META_BYTES_MAX = 1 << 24
 PAYLOAD_BYTES_MAX = 1 << 36
@@ -142,6 +143,10 @@ class Connection:
         try:
             message = _decode(meta)
         except msgspec.MsgspecError as error:
+            # Without a payload the checksum is of these bytes alone.
+            whole = not payload_bytes and crc32c(0, meta) == crc
+            if whole and isinstance(error, msgspec.ValidationError):
+                raise _unsound(error, meta) from error
             self.close()
             raise WireError(f"a frame makes no sense: {error}") from error
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
@@ -193,6 +198,12 @@ class Connection:
     def let_go(self) -> None:
         """Close the socket in this process only; a process that shares it keeps it."""
         self._sock.close()
+
+
+def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
+    said = msgspec.msgpack.decode(meta)
+    kind = said.get("m") if isinstance(said, dict) else None
+    return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)
 
 
 _here: weakref.WeakSet[Connection] = weakref.WeakSet()
