@@ -40,6 +40,18 @@ class Tick(Event, frozen=True, kw_only=True):
     """The time that the manager asked to be woken at has come."""
 
 
+class EventSetAside(Event, frozen=True, kw_only=True):
+    """An event that no decision could be made about: nothing of it is used.
+
+    It lies under `agent.keys.INBOX_ASIDE`. `entry` is its id in the inbox, "" if it came from a
+    cloud.
+    """
+
+    kind: Name
+    entry: Name
+    why: Text
+
+
 class CatalogueSeen(Event, frozen=True, kw_only=True):
     provider: Name
     types: tuple[InstanceType, ...]
@@ -146,6 +158,7 @@ AnyEvent = (
     AnyReport
     | ManagerStarted
     | Tick
+    | EventSetAside
     | CatalogueSeen
     | QuotesSeen
     | QuotesKept

@@ -51,6 +51,7 @@ from orchestrator.brain.sentences import remember
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
+    EventSetAside,
     JobCancelled,
     JobResumed,
     JobSubmitted,
@@ -120,6 +121,9 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
     match event:
         case Tick():
             pass  # only its time matters: the due alarms have rung
+        case EventSetAside():
+            what = f"{event.kind} {event.entry}".strip()
+            note(out, "manager", f"{what} is set aside, and nothing of it is used: {event.why}")
         case ManagerStarted():
             _take_over(state, out, event)
         case CatalogueSeen():
