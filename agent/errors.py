@@ -6,7 +6,8 @@ AgentError
 ├── NotFinite                the loss or a gradient of a step is not a finite number
 ├── StateError               a state cannot be written down, or what was read does not fit
 ├── WireError                a connection broke, or what came over it makes no sense
-│   └── Refused              the other side knows us and does not want us
+│   ├── Refused              the other side knows us and does not want us
+│   └── Unsound              a message arrived whole, and a value in it is out of its range
 ├── ParcelError              what travels with a script makes no sense
 ├── Fenced                   a newer writer has taken over the commits of this job
 ├── RecordError              what Redis has of a job is damaged, or gone
@@ -43,6 +44,14 @@ class WireError(AgentError):
 
 class Refused(WireError):  # noqa: N818
     """The other side knows us and does not want us."""
+
+
+class Unsound(WireError):  # noqa: N818
+    """A message arrived whole, and a value in it is out of its range, which is its sender's fault."""
+
+    def __init__(self, why: str, said: object) -> None:
+        super().__init__(why)
+        self.said = said  # the message as plain values
 
 
 class ParcelError(AgentError):

@@ -18,6 +18,10 @@ TURN = "orch:journal:turn"
 SNAPSHOT = "orch:snapshot"
 # Stream of `e` (event); an entry leaves with the journal entry that handles it.
 INBOX = "orch:inbox"
+# Stream of `e` (event), `entry` (its id in the inbox), `why`; the newest 100 that were set aside.
+INBOX_ASIDE = "orch:inbox:aside"
+# Hash, overwritten: the entry that the newest manager found waiting and tried last, and how often.
+INBOX_TRIED = "orch:inbox:tried"
 # String, overwritten: the id of the last inbox entry that the journal holds.
 INBOX_READ = "orch:inbox:read"
 

@@ -11,14 +11,15 @@ from functools import cached_property
 import msgspec
 
 from agent.schedule import Schedule, one_f_one_b
+from cloud.ranges import Count, Generation, Name, Step
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """A chain of workers that computes microbatches `first .. first + count - 1` of a step."""
 
-    workers: tuple[str, ...]
-    first: int
-    count: int
+    workers: tuple[Name, ...]
+    first: Count
+    count: Count
 
     def __post_init__(self) -> None:
         if not self.workers or self.first < 0 or self.count < 0:
@@ -42,11 +43,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                finds none plays 1F1B.
     """
 
-    generation: int
-    microbatches: int
+    generation: Generation
+    microbatches: Count
     replicas: tuple[Replica, ...]
-    cuts: tuple[int, ...] = ()
-    schedule: str = "1f1b"
+    cuts: tuple[Step, ...] = ()
+    schedule: Name = "1f1b"
     recompute: tuple[bool, ...] = ()
     owned: bool = False
     schedules: tuple[Schedule, ...] = ()

@@ -10,6 +10,21 @@ import msgspec
 
 from agent.profile import Profile
 from cloud.model import Notice
+from cloud.ranges import (
+    Amount,
+    Count,
+    Finite,
+    Generation,
+    Microbatches,
+    Name,
+    Number,
+    Period,
+    Positive,
+    Slots,
+    Step,
+    Text,
+    Time,
+)
 
 NanPolicy = Literal["fail", "skip"]
 Sums = Literal["auto", "always", "never"]  # when they are sent: see `Vault.takes_sums`
@@ -28,19 +43,19 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0.
     """
 
-    job: str
-    script: str
-    script_sha: str
-    argv: tuple[str, ...] = ()
+    job: Name
+    script: Name
+    script_sha: Name
+    argv: tuple[Text, ...] = ()
     nan: NanPolicy = "fail"
-    backup_every_steps: int = 10
+    backup_every_steps: Positive = 10
     sums: Sums = "always"
-    checkpoint_every_s: float = 60.0
-    from_url: str = ""
-    begins_with: int = 0
-    stop_at: int = 0
-    output_files: int = 1000
-    output_bytes: int = 1 << 30
+    checkpoint_every_s: Period = 60.0
+    from_url: Text = ""
+    begins_with: Count = 0
+    stop_at: Count = 0
+    output_files: Count = 1000
+    output_bytes: Count = 1 << 30
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,30 +65,30 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     reproduces a step of the job, and is not a worker of it.
     """
 
-    job: str
-    worker: str
-    machine_id: str
-    slot: int
-    keeper_address: str
-    secret: str
+    job: Name
+    worker: Name
+    machine_id: Name
+    slot: Count
+    keeper_address: Name
+    secret: Name
     prover: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
     """Something that was seen, and when."""
 
-    at_s: float
+    at_s: Time
 
 
 class AgentJoined(Report, frozen=True, kw_only=True):
-    machine_id: str
-    address: str
-    slots: int
+    machine_id: Name
+    address: Name
+    slots: Slots
 
 
 class AgentLost(Report, frozen=True, kw_only=True):
-    machine_id: str
-    why: str
+    machine_id: Name
+    why: Text
 
 
 class NoticeSeen(Report, frozen=True, kw_only=True):
@@ -87,9 +102,9 @@ class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
     `mark` is the same on all workers that would give it the same initial values.
     """
 
-    training_bytes: int
-    room_bytes: int
-    mark: str
+    training_bytes: Count
+    room_bytes: Count
+    mark: Name
 
 
 class WorkerReady(Report, frozen=True, kw_only=True):
@@ -100,14 +115,14 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     depend on the layout.
     """
 
-    job: str
-    worker: str
-    machine_id: str
-    microbatches: int
-    steps_total: int
-    state_bytes: int
-    uncuttable: str = UNRECORDED
-    stages_max: int = 1
+    job: Name
+    worker: Name
+    machine_id: Name
+    microbatches: Microbatches
+    steps_total: Count
+    state_bytes: Count
+    uncuttable: Text = UNRECORDED
+    stages_max: Slots = 1
     unbuilt: Unbuilt | None = None
     exact: bool = True
 
@@ -115,9 +130,9 @@ class WorkerReady(Report, frozen=True, kw_only=True):
 class WorkerProving(Report, frozen=True, kw_only=True):
     """The script reached its session, and the worker proves a step before it is ready."""
 
-    job: str
-    worker: str
-    machine_id: str
+    job: Name
+    worker: Name
+    machine_id: Name
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):
@@ -128,25 +143,25 @@ class WorkerLost(Report, frozen=True, kw_only=True):
     how long it had run.
     """
 
-    job: str
-    worker: str
+    job: Name
+    worker: Name
     cause: LossCause
-    detail: str = ""
+    detail: Text = ""
     owed_state: bool = False  # it was outside the layout, which waits for the state that it held
-    machine_id: str = ""
-    signal: str = ""
-    printed: tuple[str, ...] = ()
-    lived_s: float = 0.0
+    machine_id: Name = ""
+    signal: Name = ""
+    printed: tuple[Text, ...] = ()
+    lived_s: Amount = 0.0
 
 
 class WorkerFailed(Report, frozen=True, kw_only=True):
     """The script itself failed; `detail` is its own traceback."""
 
-    job: str
-    worker: str
+    job: Name
+    worker: Name
     kind: FailureKind
-    detail: str
-    step: int | None = None  # the step that the script's loop was in; None outside of it
+    detail: Text
+    step: Count | None = None  # the step that the script's loop was in; None outside of it
 
 
 class Progress(Report, frozen=True, kw_only=True):
@@ -156,21 +171,21 @@ class Progress(Report, frozen=True, kw_only=True):
     change of layout before it.
     """
 
-    job: str
-    generation: int
-    step: int
-    steps_total: int
-    loss: float | None  # not known before the first step that was not skipped
-    step_s: float
+    job: Name
+    generation: Generation
+    step: Count
+    steps_total: Count
+    loss: Finite | None  # not known before the first step that was not skipped
+    step_s: Amount
 
 
 class Regrouped(Report, frozen=True, kw_only=True):
     """The first step under a new generation has been committed."""
 
-    job: str
-    generation: int
-    step: int
-    pause_s: float
+    job: Name
+    generation: Generation
+    step: Count
+    pause_s: Number
 
 
 class JobProfiled(Report, frozen=True, kw_only=True):
@@ -179,8 +194,8 @@ class JobProfiled(Report, frozen=True, kw_only=True):
     `microbatch_sizes[0]` is the script's own size.
     """
 
-    job: str
-    worker: str
+    job: Name
+    worker: Name
     profile: Profile
 
 
@@ -190,17 +205,17 @@ class Paced(Report, frozen=True, kw_only=True):
     Sent when that has changed, and seldom.
     """
 
-    job: str
-    generation: int
-    microbatch_s: dict[str, float]
+    job: Name
+    generation: Generation
+    microbatch_s: dict[Name, Amount]
 
 
 class BackupHeld(Report, frozen=True, kw_only=True):
     """The newest state that the keeper has. Sent as often as `Progress`."""
 
-    job: str
-    step: int
-    state_bytes: int
+    job: Name
+    step: Count
+    state_bytes: Count
 
 
 class SumsKept(Report, frozen=True, kw_only=True):
@@ -210,60 +225,60 @@ class SumsKept(Report, frozen=True, kw_only=True):
     yet.
     """
 
-    job: str
+    job: Name
     kept: bool
-    copies: int
-    sum_bytes: int = 0
+    copies: Count
+    sum_bytes: Count = 0
 
 
 class CheckpointWritten(Report, frozen=True, kw_only=True):
-    job: str
-    step: int
-    state_bytes: int
-    uri: str
+    job: Name
+    step: Count
+    state_bytes: Count
+    uri: Text
 
 
 class CheckpointFailed(Report, frozen=True, kw_only=True):
-    job: str
-    step: int
-    error: str
+    job: Name
+    step: Count
+    error: Text
 
 
 class CheckpointCopied(Report, frozen=True, kw_only=True):
     """A version is in the storage that outlives the manager's machine."""
 
-    job: str
-    step: int
-    state_bytes: int
-    uri: str
+    job: Name
+    step: Count
+    state_bytes: Count
+    uri: Text
 
 
 class CopyFailed(Report, frozen=True, kw_only=True):
-    job: str
-    step: int
-    error: str
+    job: Name
+    step: Count
+    error: Text
 
 
 class Recalled(Report, frozen=True, kw_only=True):
     """The job's state was in no memory, and was found elsewhere; `because` says where."""
 
-    job: str
-    step: int
-    because: str
+    job: Name
+    step: Count
+    because: Text
 
 
 class RecallFailed(Report, frozen=True, kw_only=True):
     """The stored state of the job could not be read; the keeper tries again."""
 
-    job: str
-    error: str
+    job: Name
+    error: Text
 
 
 class RecordsDamaged(Report, frozen=True, kw_only=True):
     """The job cannot go on from its records in Redis; `error` names the key."""
 
-    job: str
-    error: str
+    job: Name
+    error: Text
 
 
 class Rewound(Report, frozen=True, kw_only=True):
@@ -272,9 +287,9 @@ class Rewound(Report, frozen=True, kw_only=True):
     It was lost with the keeper's memory, or is damaged on its disk.
     """
 
-    job: str
-    from_step: int
-    to_step: int
+    job: Name
+    from_step: Count
+    to_step: Count
 
 
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,9 +298,9 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
     `marks` are its step, size and checksum after earlier steps, since it was last replaced whole.
     """
 
-    path: str
-    size: int
-    step: int
+    path: Name
+    size: Count
+    step: Step
     checksum: int = 0
     marks: tuple[tuple[int, int, int], ...] = ()
 
@@ -296,26 +311,26 @@ class OutputKept(Report, frozen=True, kw_only=True):
     Sent as often as `Progress`.
     """
 
-    job: str
-    files: int
-    total_bytes: int
+    job: Name
+    files: Count
+    total_bytes: Count
     newest: tuple[OutputFile, ...]
 
 
 class Logged(Report, frozen=True, kw_only=True):
     """The numbers that a script has logged in its newest step. Sent as often as `Progress`."""
 
-    job: str
-    step: int
-    numbers: dict[str, float | None]  # None stands for a number that is not finite
+    job: Name
+    step: Count
+    numbers: dict[Name, Finite | None]  # None stands for a number that is not finite
 
 
 class JobCompleted(Report, frozen=True, kw_only=True):
-    job: str
-    step: int
-    loss: float | None
-    weights_sha: str
-    export_uri: str
+    job: Name
+    step: Count
+    loss: Finite | None
+    weights_sha: Name
+    export_uri: Text
 
 
 AnyReport = (

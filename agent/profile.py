@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from cloud.ranges import Amount, Count, Name, Positive, Step
+
 VERSION = 1
 # Which links were measured: none, those within a machine, those between machines, or both.
 NetworkFrom = Literal["assumed", "within", "between", "measured"]
@@ -32,10 +34,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     `lanes` messages can use it at the same time at full speed; more than that share it.
     """
 
-    bandwidth_bytes_per_s: float
-    latency_s: float = 0.0
-    jitter_s: float = 0.0
-    lanes: int = 1
+    bandwidth_bytes_per_s: Amount
+    latency_s: Amount = 0.0
+    jitter_s: Amount = 0.0
+    lanes: Positive = 1
 
     def __post_init__(self) -> None:
         _require("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
@@ -62,18 +64,18 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     A neighbour waits for `input_gradient_s`; a cost that is not measured is estimated.
     """
 
-    name: str
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    input_gradient_s: tuple[float, ...] = ()
-    weight_gradient_s: tuple[float, ...] = ()  # both halves together may take more than the whole
-    untraced_s: tuple[float, ...] = ()  # a forward that keeps nothing: it will be recomputed
-    fresh_s: tuple[float, ...] = ()  # what a forward takes longer on memory not used before
-    activation_bytes: float  # sent on, per sample
-    stash_bytes: float = 0.0  # kept for the backward, per sample
-    parameter_bytes: float
-    optimizer_bytes: float = 0.0
-    after: int = -1  # the node of the recorded graph after which it ends; -1 at the model's end
+    name: Name
+    forward_s: tuple[Amount, ...]
+    backward_s: tuple[Amount, ...]
+    input_gradient_s: tuple[Amount, ...] = ()
+    weight_gradient_s: tuple[Amount, ...] = ()  # both halves together may take more than the whole
+    untraced_s: tuple[Amount, ...] = ()  # a forward that keeps nothing: it will be recomputed
+    fresh_s: tuple[Amount, ...] = ()  # what a forward takes longer on memory not used before
+    activation_bytes: Amount  # sent on, per sample
+    stash_bytes: Amount = 0.0  # kept for the backward, per sample
+    parameter_bytes: Amount
+    optimizer_bytes: Amount = 0.0
+    after: Step = -1  # the node of the recorded graph after which it ends; -1 at the model's end
 
     def __post_init__(self) -> None:
         where = f"section {self.name}"
@@ -88,20 +90,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """All that the planner knows about a model on a type of instance."""
 
     version: int = VERSION
-    model: str
-    key: str = ""  # of the code, the shapes and the libraries that were measured
-    instance_type: str = ""
-    microbatch_sizes: tuple[int, ...]
+    model: Name
+    key: Name = ""  # of the code, the shapes and the libraries that were measured
+    instance_type: Name = ""
+    microbatch_sizes: tuple[Count, ...]
     network: Network
     network_from: NetworkFrom = "assumed"
-    memory_bytes: float  # of one accelerator, usable
-    reserved_bytes: float = 0.0  # the part of it that libraries and the largest work space take
+    memory_bytes: Amount  # of one accelerator, usable
+    reserved_bytes: Amount = 0.0  # the part of it that libraries and the largest work space take
     # how many gradients a worker holds at most, until they are the sum of the step
-    sums: float = 0.0
-    apply_s_per_byte: float = 0.0  # of parameters
-    overhead_s: float = 0.0  # of a step, whatever the layout
-    send_s: float = 0.0  # of a worker's own time, for every message that comes
-    host_bytes_per_s: float = 0.0  # to and from host memory; 0 where there is no offload
+    sums: Amount = 0.0
+    apply_s_per_byte: Amount = 0.0  # of parameters
+    overhead_s: Amount = 0.0  # of a step, whatever the layout
+    send_s: Amount = 0.0  # of a worker's own time, for every message that comes
+    host_bytes_per_s: Amount = 0.0  # to and from host memory; 0 where there is no offload
     reduce_overlaps: bool = False  # sections reduce while earlier ones compute their last backward
     sections: tuple[Section, ...]
 

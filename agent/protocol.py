@@ -16,6 +16,7 @@ from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent
 from agent.timeline import Moment
+from cloud.ranges import Amount, Count, Generation, Microbatches, Name, Slots, Step, Text, Time
 
 PROVING = -2  # the generation of messages for a proof; no layout has it
 
@@ -55,8 +56,8 @@ class Accepted(Message, frozen=True, kw_only=True):
 class Held(msgspec.Struct, frozen=True):
     """The layers that a worker has, if it does not have all; and how many there are in all."""
 
-    layers: tuple[str, ...]
-    of: int
+    layers: tuple[Name, ...]
+    of: Count
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -69,15 +70,15 @@ class Hello(Message, frozen=True, kw_only=True):
     one. A `prover` reproduces a step, and does nothing else.
     """
 
-    job: str
-    worker: str
-    machine_id: str
-    mesh_address: str
-    generation: int = -1
-    version: int | None = None
+    job: Name
+    worker: Name
+    machine_id: Name
+    mesh_address: Name
+    generation: Generation = -1
+    version: Count | None = None
     held: Held | None = None
     promised: Held | None = None
-    left: int | None = None
+    left: Count | None = None
     ready: "Ready | None" = None
     proven: bool = False
     prover: bool = False
@@ -89,11 +90,11 @@ class Ready(Message, frozen=True, kw_only=True):
     `exact` says that its numbers do not depend on the layout.
     """
 
-    microbatches: int
-    steps_total: int
-    state_bytes: int
-    uncuttable: str = UNRECORDED
-    stages_max: int = 1
+    microbatches: Microbatches
+    steps_total: Count
+    state_bytes: Count
+    uncuttable: Text = UNRECORDED
+    stages_max: Slots = 1
     unbuilt: Unbuilt | None = None
     exact: bool = True
 
@@ -105,18 +106,18 @@ class Beat(Message, frozen=True, kw_only=True):
     worker is in, and for how long its script's thread has done nothing: see `agent.net.watchdog`.
     """
 
-    microbatch_s: float = 0.0
-    step: int = -1
-    hung_s: float = 0.0
+    microbatch_s: Amount = 0.0
+    step: Step = -1
+    hung_s: Amount = 0.0
 
 
 class Slice(Message, frozen=True, kw_only=True):
     """This worker's slice of the summed gradient of a step; the bytes are the payload."""
 
-    generation: int
-    step: int
-    offset: int
-    total: int
+    generation: Generation
+    step: Count
+    offset: Count
+    total: Count
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True):
@@ -125,7 +126,7 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
     Bits are compared where both sides round alike, the norms where they do not.
     """
 
-    name: str
+    name: Name
     bits: int
     norms: tuple[float, ...] = ()
 
@@ -139,21 +140,21 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
     It is empty where this is not known, and where a script's kernels are not deterministic.
     """
 
-    version: int
-    microbatch: int
+    version: Count
+    microbatch: Count
     batch: Digest
     loss: float | None
     gradients: tuple[Digest, ...] = ()
-    machine: str = ""
+    machine: Name = ""
     graph: int = 0  # the recorded graph of the loss, if computed in stages
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a version at which a script's step begins, in the layers looked at there."""
 
-    version: int
+    version: Count
     layers: tuple[Digest, ...]
-    machine: str = ""
+    machine: Name = ""
 
 
 class Prepared(Message, frozen=True, kw_only=True):
@@ -164,12 +165,12 @@ class Prepared(Message, frozen=True, kw_only=True):
     comes with phase 0.
     """
 
-    generation: int
-    step: int
+    generation: Generation
+    step: Count
     loss: float
     present: bytes
-    script_step: int
-    phase: int = 0
+    script_step: Count
+    phase: Count = 0
     held: Held | None = None
     computed: tuple[Computed, ...] = ()
     reached: Reached | None = None
@@ -182,8 +183,8 @@ class Arrived(Message, frozen=True, kw_only=True):
     It is sent at once, so that a joining worker need not wait for the end of the step.
     """
 
-    generation: int
-    script_step: int
+    generation: Generation
+    script_step: Count
     reached: Reached
 
 
@@ -195,7 +196,7 @@ class Proved(Message, frozen=True, kw_only=True):
     they changed says how close two results have to be.
     """
 
-    version: int
+    version: Count
     computed: tuple[Computed, ...] = ()
     reached: tuple[Reached, ...] = ()
 
@@ -206,28 +207,28 @@ class Untried(Message, frozen=True, kw_only=True):
     `final` says that a different process could not be started either.
     """
 
-    why: str
+    why: Text
     final: bool = False
 
 
 class Holding(Message, frozen=True, kw_only=True):
     """This worker has loaded the state of that version."""
 
-    generation: int
-    version: int
+    generation: Generation
+    version: Count
     held: Held | None = None
 
 
 class LoopLeft(Message, frozen=True, kw_only=True):
     """This worker's script has left its loop with that version."""
 
-    version: int
+    version: Count
 
 
 class Unled(Message, frozen=True, kw_only=True):
     """A leader's side effects in a committed step (printing, saving) were not finished."""
 
-    step: int
+    step: Count
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -237,8 +238,8 @@ class Snapshot(Message, frozen=True, kw_only=True):
     version.
     """
 
-    generation: int
-    version: int
+    generation: Generation
+    version: Count
     forms: tuple[Layer, ...]
     extents: tuple[Extent, ...]
     last: bool
@@ -251,21 +252,21 @@ class LayersAsked(Message, frozen=True, kw_only=True):
     No worker has them any more, and by now this one knows which layers it needs.
     """
 
-    generation: int
-    layers: tuple[str, ...]
+    generation: Generation
+    layers: tuple[Name, ...]
 
 
 class RedoAsked(Message, frozen=True, kw_only=True):
     """A worker that catches up has room for this committed step's sum, or these bytes of it."""
 
-    generation: int
-    step: int
-    spans: tuple[tuple[int, int], ...] = ()
+    generation: Generation
+    step: Count
+    spans: tuple[tuple[Count, Count], ...] = ()
 
 
 class PeerBroken(Message, frozen=True, kw_only=True):
-    generation: int
-    peer: str
+    generation: Generation
+    peer: Name
 
 
 class ProfileAsked(Message, frozen=True, kw_only=True):
@@ -274,7 +275,7 @@ class ProfileAsked(Message, frozen=True, kw_only=True):
     See `agent.calibration.calibrate.key_of`.
     """
 
-    key: str
+    key: Name
 
 
 class Recording(Message, frozen=True, kw_only=True):
@@ -293,14 +294,14 @@ class Measured(Message, frozen=True, kw_only=True):
 class Traced(Message, frozen=True, kw_only=True):
     """What this worker did in a step whose timeline was asked for."""
 
-    generation: int
-    step: int
-    cuts: tuple[int, ...]
+    generation: Generation
+    step: Count
+    cuts: tuple[Step, ...]
     moments: tuple[Moment, ...]
 
 
 class Lines(Message, frozen=True, kw_only=True):
-    lines: tuple[str, ...]
+    lines: tuple[Text, ...]
 
 
 class OutputSent(Message, frozen=True, kw_only=True):
@@ -317,21 +318,21 @@ class OutputSent(Message, frozen=True, kw_only=True):
     If `again` is set, a different worker led in these steps, so only what the storage lacks counts.
     """
 
-    serial: int
-    generation: int
-    path: str
+    serial: Count
+    generation: Generation
+    path: Name
     how: Literal["begun", "whole", "append", "lines", "gone"]
-    since: int
-    step: int
-    size: int = 0
-    at: int = 0
+    since: Step
+    step: Step
+    size: Count = 0
+    at: Count = 0
     again: bool = False
 
 
 class Strayed(Message, frozen=True, kw_only=True):
     """The script has written this file in a place that is not kept."""
 
-    path: str
+    path: Name
 
 
 class Numbers(Message, frozen=True, kw_only=True):
@@ -346,8 +347,8 @@ class Numbers(Message, frozen=True, kw_only=True):
 
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
-    detail: str
-    step: int | None = None  # the step that the script was in; None outside of its loop
+    detail: Text
+    step: Count | None = None  # the step that the script was in; None outside of its loop
 
 
 class Ended(Message, frozen=True, kw_only=True):
@@ -360,20 +361,20 @@ class Ended(Message, frozen=True, kw_only=True):
 class AgentHello(Message, frozen=True, kw_only=True):
     """The agent of a machine; it proves that it knows the deployment's secret."""
 
-    machine_id: str
+    machine_id: Name
 
 
 class Told(Message, frozen=True, kw_only=True):
     """A report for the manager; it is sent again until the manager has it."""
 
-    serial: int
+    serial: Count
     report: AnyReport
 
 
 class Heard(Message, frozen=True, kw_only=True):
     """Every report up to `serial` is in the manager's inbox."""
 
-    serial: int
+    serial: Count
 
 
 # --- keeper to worker -----------------------------------------------------------------------------
@@ -388,20 +389,20 @@ class Welcome(Message, frozen=True, kw_only=True):
     """
 
     order: JobOrder
-    state_bytes: int = 0
-    microbatches: int = 0
+    state_bytes: Count = 0
+    microbatches: Count = 0
 
 
 class Dismissal(Message, frozen=True, kw_only=True):
     """The worker is not needed, or not any more."""
 
-    why: str
+    why: Text
 
 
 class Peers(Message, frozen=True, kw_only=True):
     """The addresses of the job's workers, so that they connect before they need to."""
 
-    addresses: dict[str, str]
+    addresses: dict[Name, Name]
 
 
 class Enter(Message, frozen=True, kw_only=True):
@@ -418,14 +419,14 @@ class Enter(Message, frozen=True, kw_only=True):
     """
 
     layout: Layout
-    version: int
-    holders: tuple[str, ...]
-    addresses: dict[str, str]
-    held: dict[str, tuple[str, ...]] = {}
-    redo: int = 0
+    version: Count
+    holders: tuple[Name, ...]
+    addresses: dict[Name, Name]
+    held: dict[Name, tuple[Name, ...]] = {}
+    redo: Count = 0
     snapshot: bool = False
     record: bool = False
-    unled: int | None = None
+    unled: Count | None = None
     sums: bool = True
     # Workers that are not holders get the state from the keeper even if there are holders, and
     # apply the `redo` sums.
@@ -436,8 +437,8 @@ class Enter(Message, frozen=True, kw_only=True):
     # Workers that hold only their own layers and have reproduced nothing yet; their chain does so
     # together. With no holders it computes the microbatch `proves` of the first of the `redo`
     # steps; else each chain computes a microbatch of a different chain.
-    unproven: tuple[str, ...] = ()
-    proves: int | None = None
+    unproven: tuple[Name, ...] = ()
+    proves: Count | None = None
 
 
 class Commit(Message, frozen=True, kw_only=True):
@@ -447,8 +448,8 @@ class Commit(Message, frozen=True, kw_only=True):
     now, and `sums` for the sum of that step.
     """
 
-    generation: int
-    version: int
+    generation: Generation
+    version: Count
     snapshot: bool = False
     trace: bool = False
     sums: bool = True
@@ -457,16 +458,16 @@ class Commit(Message, frozen=True, kw_only=True):
 class State(Message, frozen=True, kw_only=True):
     """A state, or the layers asked for; the payload is these layers, end to end."""
 
-    generation: int
-    version: int
+    generation: Generation
+    version: Count
     layers: tuple[Layer, ...]
 
 
 class Redo(Message, frozen=True, kw_only=True):
     """The sum of a committed step, sent on request, to be applied again."""
 
-    generation: int
-    step: int
+    generation: Generation
+    step: Count
     present: bytes
 
 
@@ -480,10 +481,10 @@ class Prove(Message, frozen=True, kw_only=True):
     well; without it, the step is left as soon as the last microbatch is computed.
     """
 
-    version: int
-    script_step: int
-    microbatches: tuple[int | None, ...]
-    commits: int
+    version: Count
+    script_step: Count
+    microbatches: tuple[Count | None, ...]
+    commits: Count
     reaches: bool = True
 
 
@@ -494,7 +495,7 @@ class ProofWanted(Message, frozen=True, kw_only=True):
 class Noticed(Message, frozen=True, kw_only=True):
     """The worker's machine will be taken away at `deadline_s` (seconds since the epoch)."""
 
-    deadline_s: float
+    deadline_s: Time
 
 
 class ProfileKnown(Message, frozen=True, kw_only=True):
@@ -503,7 +504,7 @@ class ProfileKnown(Message, frozen=True, kw_only=True):
     The profile comes along if its network is not measured yet.
     """
 
-    key: str
+    key: Name
     known: bool
     unprobed: Profile | None = None
 
@@ -519,10 +520,10 @@ class OutputTaken(Message, frozen=True, kw_only=True):
     refused   `why` it is not kept
     """
 
-    serial: int
+    serial: Count
     state: Literal["more", "done", "again", "has", "lacks", "refused"]
-    at: int = 0
-    why: str = ""
+    at: Step = 0
+    why: Text = ""
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -535,7 +536,7 @@ class Over(Message, frozen=True, kw_only=True):
     This worker is in the step after it.
     """
 
-    version: int
+    version: Count
 
 
 # --- worker to worker -----------------------------------------------------------------------------
@@ -544,16 +545,16 @@ class Over(Message, frozen=True, kw_only=True):
 class PeerHello(Message, frozen=True, kw_only=True):
     """A worker introduces itself to a peer; `serial` grows with each of its connections."""
 
-    worker: str
-    serial: int
+    worker: Name
+    serial: Count
 
 
 class Part(Message, frozen=True, kw_only=True):
     """A piece of a step for a peer: `tag` says which, and the payload holds it."""
 
-    generation: int
-    step: int
-    tag: str
+    generation: Generation
+    step: Count
+    tag: Name
     extra: bytes = b""
 
 

@@ -22,6 +22,8 @@ from functools import lru_cache
 
 import msgspec
 
+from cloud.ranges import Count, Microbatches, Name
+
 
 class Kind(IntEnum):
     """A kind of action. The first five are computed; the others follow by the rule above."""
@@ -58,8 +60,8 @@ class Action(msgspec.Struct, frozen=True):
     """
 
     kind: Kind
-    stage: int
-    microbatch: int
+    stage: Count
+    microbatch: Count
 
     def pack(self) -> int:
         return self.kind << KIND_SHIFT | self.stage << STAGE_SHIFT | self.microbatch
@@ -80,12 +82,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     every `update_every` microbatches; with a flush that is all of them.
     """
 
-    name: str
-    hosts: tuple[tuple[int, ...], ...]
-    microbatches: int
-    offsets: tuple[int, ...]
+    name: Name
+    hosts: tuple[tuple[Count, ...], ...]
+    microbatches: Microbatches
+    offsets: tuple[Count, ...]
     codes: bytes
-    update_every: int
+    update_every: Count
 
     def __post_init__(self) -> None:
         if not self.hosts or self.microbatches < 1 or self.update_every < 1:

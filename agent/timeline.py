@@ -10,6 +10,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.schedule import Action, Kind
+from cloud.ranges import Count, Name, Number, Step, Time
 
 MOMENTS_MAX = 20_000  # moments of one worker
 
@@ -17,22 +18,22 @@ MOMENTS_MAX = 20_000  # moments of one worker
 class Moment(msgspec.Struct, frozen=True, array_like=True):
     """An action and its time; `kind` is one of `agent.schedule.Kind`."""
 
-    kind: int
-    stage: int
-    microbatch: int
-    start_s: float
-    end_s: float
+    kind: Count
+    stage: Count
+    microbatch: Step
+    start_s: Number
+    end_s: Number
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """A step of a job, played by all workers of its layout; `cuts` are theirs, if deep."""
 
-    job: str
-    step: int
-    at_s: float
+    job: Name
+    step: Count
+    at_s: Time
     layout: Layout
-    cuts: tuple[int, ...]
-    workers: dict[str, tuple[Moment, ...]]
+    cuts: tuple[Step, ...]
+    workers: dict[Name, tuple[Moment, ...]]
 
 
 class Notes:

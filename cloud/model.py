@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from cloud.ranges import Count, Name, Number, Price, Slots, Speed, Time
+
 Market = Literal["spot", "on_demand"]
 MachineState = Literal["pending", "running", "stopping", "terminated"]
 NoticeKind = Literal["terminate", "rebalance"]
@@ -25,10 +27,10 @@ LINUX = "Linux/UNIX"
 class Pool(msgspec.Struct, frozen=True, order=True):
     """One instance type in one zone: the unit in which capacity and spot prices move."""
 
-    cloud: str
-    region: str
-    zone: str
-    type: str
+    cloud: Name
+    region: Name
+    zone: Name
+    type: Name
 
     @property
     def key(self) -> str:
@@ -38,13 +40,13 @@ class Pool(msgspec.Struct, frozen=True, order=True):
 class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     """The size and price of one machine of this type. `speed` is relative work per slot."""
 
-    name: str
-    cloud: str
-    slots: int
-    memory_bytes: int
-    on_demand_usd_per_h: float
-    speed: float = 1.0
-    accelerator: str = "cpu"
+    name: Name
+    cloud: Name
+    slots: Slots
+    memory_bytes: Count
+    on_demand_usd_per_h: Price
+    speed: Speed = 1.0
+    accelerator: Name = "cpu"
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.on_demand_usd_per_h <= 0 or self.speed <= 0:
@@ -59,8 +61,8 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     """A spot price seen at a moment; it holds until the next quote of the same pool."""
 
     pool: Pool
-    at_s: float
-    price_usd_per_h: float
+    at_s: Number
+    price_usd_per_h: Number
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +72,11 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     machine, and with a different request it is refused. `tags` mark the machine as ours.
     """
 
-    token: str
+    token: Name
     pool: Pool
     market: Market
-    bid_usd_per_h: float | None
-    tags: dict[str, str]
+    bid_usd_per_h: Number | None
+    tags: dict[Name, Name]
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.token) <= TOKEN_MAX:
@@ -86,22 +88,22 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as the provider lists it. `price_usd_per_h` is the price it charges now."""
 
-    id: str
-    token: str
+    id: Name
+    token: Name
     pool: Pool
     market: Market
     state: MachineState
-    launched_at_s: float
-    price_usd_per_h: float
-    tags: dict[str, str]
-    address: str = ""
-    ended_at_s: float | None = None
+    launched_at_s: Time
+    price_usd_per_h: Number
+    tags: dict[Name, Name]
+    address: Name = ""
+    ended_at_s: Time | None = None
     ended_by: EndedBy | None = None
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud's warning that a machine will go (`terminate`) or may go (`rebalance`)."""
 
-    machine_id: str
+    machine_id: Name
     kind: NoticeKind
-    deadline_s: float
+    deadline_s: Time

@@ -34,10 +34,10 @@ from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import AnyEvent, JobSubmitted
+from orchestrator.events import AnyEvent
 from orchestrator.paths import Places, no_room
 from orchestrator.redis_client import retry_policy
-from orchestrator.validity import flaw_of, flaw_of_spec
+from orchestrator.validity import flaw_of
 from orchestrator.view import Sentence, View
 
 INBOX_MAX = 100_000
@@ -260,8 +260,7 @@ def post(store: "redis.Redis", event: AnyEvent) -> None:
 
     Raises ValueError with one line for an event that the manager would refuse.
     """
-    flaw = flaw_of(event) or (flaw_of_spec(event.spec) if isinstance(event, JobSubmitted) else "")
-    if flaw:
+    if flaw := flaw_of(event):
         raise ValueError(f"{type(event).__name__} would be refused: {flaw}")
     fields = {"e": msgspec.json.encode(event)}
     store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]

@@ -7,34 +7,59 @@ import msgspec
 
 from agent.messages import AnyReport, NanPolicy, Sums
 from cloud.model import InstanceType, Machine, Pool, Quote
+from cloud.ranges import (
+    Count,
+    Haste,
+    JobName,
+    Name,
+    Period,
+    Portion,
+    Positive,
+    Slots,
+    Text,
+    Time,
+    Usd,
+)
 from orchestrator.settings import Settings
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    at_s: float
+    at_s: Time
 
 
 class ManagerStarted(Event, frozen=True, kw_only=True):
     """A manager took over under a new epoch; an earlier manager started all that it finds."""
 
-    epoch: int
+    epoch: Count
     settings: Settings = Settings()
-    house: str = ""  # which life of the house; a new one means that a person started it again
-    salt: str = ""  # random, and part of every launch token: see `brain.leases.new_token`
+    house: Name = ""  # which life of the house; a new one means that a person started it again
+    salt: Name = ""  # random, and part of every launch token: see `brain.leases.new_token`
 
 
 class Tick(Event, frozen=True, kw_only=True):
     """The time that the manager asked to be woken at has come."""
 
 
+class EventSetAside(Event, frozen=True, kw_only=True):
+    """An event that no decision could be made about: nothing of it is used.
+
+    It lies under `agent.keys.INBOX_ASIDE`. `entry` is its id in the inbox, "" if it came from a
+    cloud.
+    """
+
+    kind: Name
+    entry: Name
+    why: Text
+
+
 class CatalogueSeen(Event, frozen=True, kw_only=True):
-    provider: str
+    provider: Name
     types: tuple[InstanceType, ...]
     pools: tuple[Pool, ...]
 
 
 class QuotesSeen(Event, frozen=True, kw_only=True):
-    provider: str
+    provider: Name
     quotes: tuple[Quote, ...]
 
 
@@ -44,69 +69,69 @@ class Odds(msgspec.Struct, frozen=True, kw_only=True):
     It is taken from times in which the market was in the same mood as now.
     """
 
-    above_usd_per_h: float
-    evicted_in_1h: float
+    above_usd_per_h: Usd
+    evicted_in_1h: Portion
 
 
 class QuotesKept(Event, frozen=True, kw_only=True):
     """Prices were added to the history; `odds` by pool key, if they were asked for."""
 
-    odds: dict[str, tuple[Odds, ...]] = {}
-    error: str = ""
+    odds: dict[Name, tuple[Odds, ...]] = {}
+    error: Text = ""
 
 
 class Listed(Event, frozen=True, kw_only=True):
     """The provider's own list of machines with our tag, asked for at `asked_at_s`."""
 
-    provider: str
-    asked_at_s: float
+    provider: Name
+    asked_at_s: Time
     machines: tuple[Machine, ...]
 
 
 class ListFailed(Event, frozen=True, kw_only=True):
-    provider: str
-    error: str
+    provider: Name
+    error: Text
 
 
 class Launched(Event, frozen=True, kw_only=True):
-    token: str
+    token: Name
     machine: Machine
 
 
 class LaunchFailed(Event, frozen=True, kw_only=True):
     """`code` is the class name of a `cloud.errors` error."""
 
-    token: str
-    code: str
-    error: str
+    token: Name
+    code: Name
+    error: Text
 
 
 class Terminated(Event, frozen=True, kw_only=True):
-    machine_id: str
+    machine_id: Name
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
-    job: str
-    script: str
-    script_sha: str
-    argv: tuple[str, ...] = ()
-    slots_min: int = 1
-    slots_max: int = 4
-    depth: int | None = None  # stages of a pipeline; None: the planner chooses
-    budget_usd: float | None = None
-    deadline_s: float | None = None
-    haste: float = 0.5  # how much more a machine's work may cost than the cheapest
-    max_failures: int = 3
-    max_preemptions: int | None = None
+    job: JobName
+    script: Name
+    script_sha: Name
+    argv: tuple[Text, ...] = ()
+    slots_min: Slots = 1
+    slots_max: Slots = 4
+    depth: Slots | None = None  # stages of a pipeline; None: the planner chooses
+    budget_usd: Usd | None = None
+    deadline_s: Time | None = None
+    haste: Haste = 0.5  # how much more a machine's work may cost than the cheapest
+    max_failures: Count = 3
+    max_preemptions: Count | None = None
     nan: NanPolicy = "fail"
-    backup_every_steps: int = 10
+    backup_every_steps: Positive = 10
     sums: Sums = "always"
-    checkpoint_every_s: float = 60.0
-    from_url: str = ""
-    output_files: int = 1000  # the most files of session.output that are kept
-    output_bytes: int = 1 << 30
+    checkpoint_every_s: Period = 60.0
+    from_url: Text = ""
+    output_files: Count = 1000  # the most files of session.output that are kept
+    output_bytes: Count = 1 << 30
 
 
 class JobSubmitted(Event, frozen=True, kw_only=True):
@@ -114,25 +139,26 @@ class JobSubmitted(Event, frozen=True, kw_only=True):
 
 
 class JobCancelled(Event, frozen=True, kw_only=True):
-    job: str
-    by: str
+    job: Name
+    by: Name
 
 
 class JobResumed(Event, frozen=True, kw_only=True):
-    job: str
-    by: str
+    job: Name
+    by: Name
 
 
 class ShutdownAsked(Event, frozen=True, kw_only=True):
     """Give back every machine and end."""
 
-    by: str
+    by: Name
 
 
 AnyEvent = (
     AnyReport
     | ManagerStarted
     | Tick
+    | EventSetAside
     | CatalogueSeen
     | QuotesSeen
     | QuotesKept

@@ -5,15 +5,18 @@ The same loop drives the live manager, the simulated month and the replay of an 
 under `run_now`, with no event loop at all.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from orchestrator.actions import Stop
+from orchestrator.actions import AnyAction, Stop
 from orchestrator.brain.decide import decide
+from orchestrator.events import AnyEvent, EventSetAside, ManagerStarted, Tick
 from orchestrator.state import State
 from orchestrator.world import Journal, World
 
 SNAPSHOT_EVERY = 500
+TRIES = 2  # at an event at which deciding fails
+SetAside = Callable[[AnyEvent, Exception], Awaitable[EventSetAside]]
 T = TypeVar("T")
 
 
@@ -29,15 +32,19 @@ async def resume(journal: Journal) -> State:
     return state
 
 
-async def run(world: World, journal: Journal, state: State) -> State:
+async def run(
+    world: World, journal: Journal, state: State, set_aside: SetAside | None = None
+) -> State:
     """Run the loop until the world ends or the brain says stop.
 
     The first event must be `ManagerStarted`. A snapshot follows the first turn too, so that a
-    manager after many short lives does not have ever more entries to read.
+    manager after many short lives does not have ever more entries to read. With `set_aside`, an
+    event at which `decide` fails twice is replaced by what that returns, so no event can end one
+    manager after the other.
     """
     turns = 0
     while (event := await world.next_event(state.wake_at_s)) is not None:
-        state, actions = decide(state, event)
+        event, state, actions = await _decided(journal, state, event, set_aside)
         await journal.append(event, actions)
         for action in actions:
             await world.perform(action)
@@ -49,6 +56,27 @@ async def run(world: World, journal: Journal, state: State) -> State:
             await journal.snapshot(state)
             break
     return state
+
+
+async def _decided(
+    journal: Journal, state: State, event: AnyEvent, set_aside: SetAside | None
+) -> tuple[AnyEvent, State, list[AnyAction]]:
+    """Decide about an event, or about its being set aside.
+
+    After a failure the state is read again, because it was changed in part. Without the first event
+    there is no manager, and without a `Tick` time stands still, so these are never set aside.
+    """
+    if set_aside is None or isinstance(event, (ManagerStarted, Tick)):
+        return event, *decide(state, event)
+    failures: list[Exception] = []
+    while len(failures) < TRIES:
+        try:
+            return event, *decide(state, event)
+        except Exception as error:
+            failures.append(error)
+            state = await resume(journal)
+    aside = await set_aside(event, failures[-1])
+    return aside, *decide(state, aside)
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import redis
 
-from agent.errors import CheckpointError, RecordError, WireError
+from agent.errors import CheckpointError, RecordError, Unsound, WireError
 from agent.keeper.commits import CommitLog, RedisCommitLog
 from agent.keeper.job import KeptJob, Standing
 from agent.keeper.member import Member
@@ -41,6 +41,7 @@ from agent.keys import (
 )
 from agent.layout import Layout
 from agent.messages import (
+    AgentLost,
     AnyReport,
     JobCompleted,
     JobOrder,
@@ -51,7 +52,7 @@ from agent.messages import (
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import KEEPER, Door, job_secret
 from agent.net.wire import Connection
-from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
+from agent.protocol import AgentHello, AnyMessage, Beat, Failed, Heard, Hello, Told
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -412,7 +413,7 @@ class Keeper:
             self._connections.add(connection)
         try:
             if isinstance(hello, AgentHello):
-                self._hear_agent(connection)
+                self._hear_agent(connection, hello.machine_id)
             elif isinstance(hello, Hello):
                 self._hear_worker(connection, hello)
         except Closed:
@@ -433,12 +434,24 @@ class Keeper:
             while True:
                 message, payload = connection.receive(_placer(job, member))
                 job.receive(member, message, payload)
+        except Unsound as error:  # what its script has brought about, so it fails as a script does
+            failed = Failed(kind="setup", detail=f"{hello.worker}: {error}")
+            job.receive(member, failed, memoryview(b""))
+            _hang_up(connection)
         except WireError as error:
             if not self._closed.is_set():
                 job.leave(member, "connection", str(error))
+        except Exception as error:
+            # If this thread ended alone, the worker would stay a member that nobody listens to.
+            log.exception("a message of %s could not be taken in", hello.worker)
+            job.leave(member, "connection", f"the keeper could not take its message: {error!r}")
 
-    def _hear_agent(self, connection: Connection) -> None:
-        """Send an agent's reports to the manager, and confirm each once it is in the inbox."""
+    def _hear_agent(self, connection: Connection, machine_id: str) -> None:
+        """Send an agent's reports to the manager, and confirm each once it is in the inbox.
+
+        An agent whose report has a value out of its range is given up, so that its machine is
+        replaced: it would send the same report for ever.
+        """
         try:
             while True:
                 message, _ = connection.receive()
@@ -449,6 +462,10 @@ class Keeper:
                 elif not isinstance(message, Beat):
                     log.warning("an agent sent %s", type(message).__name__)
                     return
+        except Unsound as error:
+            log.warning("the agent of %s: %s", machine_id, error)
+            self.report(AgentLost(at_s=CLOCK.now_s(), machine_id=machine_id, why=str(error)))
+            _hang_up(connection)
         except WireError as error:
             log.info("an agent is gone: %s", error)
 

@@ -22,10 +22,11 @@ import numpy as np
 
 from agent import faults
 from agent.checksum import Buffer
-from agent.errors import WireError
+from agent.errors import Unsound, WireError
 from agent.net.frames import HEAD_BYTES, ONE_CALL_BYTES, Tags, lengths_of
 from agent.net.handshake import KEEPER, META_BYTES_MAX, Talk, decode, encode, job_of
 from agent.protocol import AnyMessage, Challenge, Message
+from cloud.ranges import explain, shown
 
 PAYLOAD_BYTES_MAX = 1 << 36
 MESSAGE_BYTES_MAX = 1 << 24
@@ -142,6 +143,9 @@ class Connection:
         try:
             message = decode(meta)
         except msgspec.MsgspecError as error:
+            if not payload_bytes and isinstance(error, msgspec.ValidationError):
+                self._incoming.next_frame()
+                raise _unsound(error, meta) from error
             self.close()
             raise WireError(f"a frame makes no sense: {error}") from error
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
@@ -207,6 +211,12 @@ class Connection:
     def let_go(self) -> None:
         """Close the socket in this process only; a process that shares it keeps it."""
         self._sock.close()
+
+
+def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
+    said = msgspec.msgpack.decode(meta)
+    kind = said.get("m") if isinstance(said, dict) else None
+    return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)
 
 
 _here: weakref.WeakSet[Connection] = weakref.WeakSet()

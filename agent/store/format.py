@@ -21,6 +21,7 @@ import msgspec
 
 from agent.checksum import Buffer, crc32c
 from agent.store.errors import Damaged, Unknown
+from cloud.ranges import Count, Name, Text
 
 FORMAT = 2  # changes when software that does not know of a change would misread a version
 FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay end to end
@@ -46,11 +47,11 @@ CLAIMS = "claims"
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of a layer and the range of the layer's bytes that it has."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
+    name: Name
+    dtype: Name
+    shape: tuple[Count, ...]
+    start: Count
+    end: Count
 
     def __post_init__(self) -> None:
         expected = math.prod(self.shape) * ITEM_BYTES.get(self.dtype, -1)
@@ -63,10 +64,10 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """`values` is JSON of all but the tensors; `aliases` are further names of tied tensors."""
 
-    name: str
+    name: Name
     tensors: tuple[Tensor, ...]
-    values: str = "{}"
-    aliases: tuple[tuple[str, str], ...] = ()
+    values: Text = "{}"
+    aliases: tuple[tuple[Name, Name], ...] = ()
 
     def __post_init__(self) -> None:
         at = 0

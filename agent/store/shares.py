@@ -15,6 +15,7 @@ from agent.store.errors import Damaged
 from agent.store.format import Layer
 from agent.store.memory import copy_bytes
 from agent.store.reading import Want
+from cloud.ranges import Count, Name
 
 MUCH = 4  # an extent of at least 1 / MUCH of a batch is a batch by itself
 
@@ -22,10 +23,10 @@ MUCH = 4  # an extent of at least 1 / MUCH of a batch is a batch by itself
 class Extent(msgspec.Struct, frozen=True):
     """`size` bytes of a layer from `start` on; the layer has `of` bytes in all."""
 
-    layer: str
-    start: int
-    size: int
-    of: int
+    layer: Name
+    start: Count
+    size: Count
+    of: Count
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,7 @@ from orchestrator.brain.sentences import remember
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
+    EventSetAside,
     JobCancelled,
     JobResumed,
     JobSubmitted,
@@ -66,7 +67,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.state import Alarm, State, leases_of, note, set_alarm
-from orchestrator.validity import flaw_of
+from orchestrator.validity import flaw_of_start
 
 ROUNDING_S = 1e-3
 
@@ -76,10 +77,10 @@ CLOSED_AGAIN_S = 600.0
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     """Change the state in place and return it with the actions that answer the event."""
     out: list[AnyAction] = []
-    if flaw := flaw_of(event):
-        _refuse(state, out, event, flaw)
-        return state, out
     if isinstance(event, ManagerStarted):
+        if flaw := flaw_of_start(event):
+            _refuse(state, out, event, flaw)
+            return state, out
         state.skew_s = max(0.0, state.now_s - event.at_s)
     _move_time(state, event)
     while state.alarms and state.alarms[0][0] <= state.now_s:
@@ -120,6 +121,9 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
     match event:
         case Tick():
             pass  # only its time matters: the due alarms have rung
+        case EventSetAside():
+            what = f"{event.kind} {event.entry}".strip()
+            note(out, "manager", f"{what} is set aside, and nothing of it is used: {event.why}")
         case ManagerStarted():
             _take_over(state, out, event)
         case CatalogueSeen():

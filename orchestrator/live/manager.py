@@ -131,7 +131,7 @@ async def live(order: Order) -> None:
         )
     )
     try:
-        state = await run(world, journal, state)
+        state = await run(world, journal, state, world.set_aside)
         await world.publish(state)
         await put_away(store, state.jobs.keys())
         places.given_back.touch()

@@ -7,17 +7,20 @@ Failures of the outside world are never raised into the loop; only a newer manag
 import asyncio
 import contextlib
 import math
+import traceback
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Protocol, assert_never
 
 import msgspec
 import redis.asyncio
 
-from agent.keys import EVENTS, INBOX, INBOX_READ, VIEW
+from agent.keys import EVENTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
 from agent.messages import AgentLost, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError
+from cloud.model import Quote
 from cloud.provider import Provider
+from cloud.ranges import explain, flaw_in, shown_text
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
@@ -40,6 +43,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
+    EventSetAside,
     Launched,
     LaunchFailed,
     Listed,
@@ -51,6 +55,7 @@ from orchestrator.events import (
 from orchestrator.journal import RedisJournal
 from orchestrator.live.price_files import QuoteStore
 from orchestrator.state import State
+from orchestrator.validity import conflict_in, flaw_of
 from orchestrator.view_builder import view_of
 
 QUOTES_S = 1.0
@@ -63,6 +68,10 @@ CANCEL_S = 1.0
 INBOX_BATCH = 200
 INBOX_BLOCK_MS = 1000
 EVENTS_KEPT = 10_000
+ASIDE_KEPT = 100
+ASIDE_BYTES_MAX = 1 << 16  # of one entry; the rest of it is cut off
+ENDS_MAX = 2  # of managers, each in the middle of deciding about the same entry
+ENDED = f"{ENDS_MAX} managers ended while they decided about it"
 TASKS_MAX = 10_000
 
 
@@ -114,6 +123,7 @@ class LiveWorld:
         self._asked: tuple[Question, ...] = ()
         self._foreseeing = False
         self._broken: BaseException | None = None
+        self._waited_to = (0, 0)  # the last entry that waited in the inbox when this life began
 
     async def open(self, first: AnyEvent) -> None:
         """Begin to collect events. `first` is the event that a manager's life starts with."""
@@ -141,10 +151,13 @@ class LiveWorld:
         patience_s = max(0.0, by_s - self._clock.now_s())
         try:
             async with asyncio.timeout(patience_s):
-                self._journal.inbox_id, event = await self._queue.get()
+                entry, event = await self._queue.get()
         except TimeoutError:
             self._journal.inbox_id = ""
             return Tick(at_s=self._clock.now_s())
+        self._journal.inbox_id = entry
+        if entry and _place_of(entry) <= self._waited_to and await self._ended_by(entry):
+            event = await self._put_aside(entry, event, ENDED)
         # Senders have different clocks, so an event may claim to be later than now.
         return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
 
@@ -152,6 +165,9 @@ class LiveWorld:
         """Read the durable inbox; only the journal entry for an event deletes it there."""
         read: Any = await self._store.get(INBOX_READ)
         after = read.decode() if read else "0"
+        newest: Any = await self._store.xrevrange(INBOX, count=1)
+        if newest:
+            self._waited_to = _place_of(newest[0][0].decode())
         while True:
             answer: Any = await self._store.xread(
                 {INBOX: after}, count=INBOX_BATCH, block=INBOX_BLOCK_MS
@@ -161,15 +177,48 @@ class LiveWorld:
                     after = key.decode()
                     await self._receive(after, fields)
 
-    async def _receive(self, key: str, fields: Mapping[bytes, bytes]) -> None:
+    async def _receive(self, entry: str, fields: Mapping[bytes, bytes]) -> None:
+        """Queue an entry of the inbox; one that is no event, or a flawed one, is set aside."""
+        said = fields.get(b"e", b"")
         try:
-            event: AnyEvent = msgspec.json.decode(fields[b"e"], type=AnyEvent)
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
-            why = f"{INBOX} {key} in Redis cannot be read ({error}): whatever it said is lost"
-            await self.perform(Note(who="manager", because=why))
-            await self._store.xdel(INBOX, key)
-            return
-        await self._queue.put((key, event))
+            event: AnyEvent = msgspec.json.decode(said, type=AnyEvent)
+            flaw = conflict_in(event)
+        except msgspec.ValidationError as error:
+            flaw = explain(error, msgspec.json.decode(said))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            flaw = f"it cannot be read ({error})"
+        await self._queue.put((entry, await self._put_aside(entry, said, flaw) if flaw else event))
+
+    # --- what is set aside ------------------------------------------------------------------
+
+    async def set_aside(self, event: AnyEvent, error: Exception) -> EventSetAside:
+        """Set the present event aside, because deciding about it fails."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        said = shown_text(f"{type(error).__name__}: {error}")
+        why = f"deciding about it failed twice in {where} ({said})"
+        return await self._put_aside(self._journal.inbox_id, event, why)
+
+    async def _put_aside(self, entry: str, said: AnyEvent | bytes, why: str) -> EventSetAside:
+        """Keep what was said where a person finds it, and return the event that says so."""
+        kind = "an entry" if isinstance(said, bytes) else type(said).__name__
+        data = said if isinstance(said, bytes) else repr(said).encode(errors="backslashreplace")
+        fields: Any = {"e": data[:ASIDE_BYTES_MAX], "entry": entry, "why": why}
+        await self._store.xadd(INBOX_ASIDE, fields, maxlen=ASIDE_KEPT, approximate=False)
+        return EventSetAside(at_s=self._clock.now_s(), kind=kind, entry=entry, why=why)
+
+    async def _ended_by(self, entry: str) -> bool:
+        """Note that this entry is tried; return whether managers have ended of it before.
+
+        It waited when this life began, so the manager before may have been killed by it: by too
+        much memory, or because it decided without end.
+        """
+        found: Any = self._store.hmget(INBOX_TRIED, ["entry", "times"])
+        tried, times = await found
+        before = int(times) if tried == entry.encode() else 0
+        noted: Any = self._store.hset(INBOX_TRIED, mapping={"entry": entry, "times": before + 1})
+        await noted
+        return before >= ENDS_MAX
 
     async def _follow_prices(self, name: str) -> None:
         provider, pause_s = self._providers[name], QUOTES_S
@@ -187,7 +236,8 @@ class LiveWorld:
                             at_s=asked_at_s, provider=name, types=tuple(types), pools=tuple(pools)
                         )
                         await self._tell(seen)
-                quotes = {quote.pool: quote for quote in await provider.quotes()}
+                seen_now = await provider.quotes()
+                quotes = {quote.pool: quote for quote in seen_now if not flaw_in(quote, Quote)}
                 pause_s = QUOTES_S
             except CloudError:
                 pause_s = min(pause_s * 2, QUOTES_S_MAX)
@@ -331,6 +381,8 @@ class LiveWorld:
     # --- tasks ------------------------------------------------------------------------------
 
     async def _tell(self, event: AnyEvent) -> None:
+        if flaw := flaw_of(event):
+            event = await self._put_aside("", event, flaw)
         await self._queue.put(("", event))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -343,3 +395,9 @@ class LiveWorld:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
+
+
+def _place_of(entry: str) -> tuple[int, int]:
+    """Return the place of an entry's id in the order of a stream."""
+    at_ms, _, nth = entry.partition("-")
+    return int(at_ms), int(nth)

@@ -29,7 +29,6 @@ from orchestrator.redis_client import retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.supervisor.redis_server import RedisServer
-from orchestrator.view import Sentence
 from orchestrator.world import Superseded, encode_state
 
 pytestmark = pytest.mark.processes
@@ -154,33 +153,6 @@ def test_nothing_has_happened_later_than_now(server, tmp_path):
         return heard
 
     assert [event.at_s for event in asyncio.run(go())] == [1000.0, 1000.0]
-
-
-@pytest.mark.parametrize(
-    "fields", [{"e": b'{"type":"\xff"}'}, {"e": b'{"type":"Tock"}'}, {"x": b""}]
-)
-def test_what_cannot_be_read_in_the_inbox_is_said_and_gone_over(server, store, tmp_path, fields):
-    """Else the next manager would end of it as well, and the next."""
-
-    async def go():
-        client, journal = await opened(server)
-        bad = (await client.xadd(INBOX, fields)).decode()
-        await client.xadd(INBOX, {"e": msgspec.json.encode(tick(999.0))})
-        clock, quotes = VirtualClock(1000.0), QuoteStore(tmp_path)
-        world = LiveWorld(
-            store=client, journal=journal, providers={}, engine=NoMachines(), clock=clock, quotes=quotes
-        )  # fmt: skip
-        await world.open(tick(998.0))
-        heard = [await asyncio.wait_for(world.next_event(2000.0), PATIENCE_S) for _ in range(2)]
-        await asyncio.wait_for(world.close(), PATIENCE_S)
-        await client.aclose()
-        return bad, heard
-
-    bad, heard = asyncio.run(go())
-    assert [event.at_s for event in heard] == [998.0, 999.0]
-    ((_, row),) = store.xrange("orch:events")
-    assert bad in msgspec.json.decode(row[b"e"], type=Sentence).because
-    assert store.xlen(INBOX) == 1
 
 
 def test_an_append_asked_for_again_is_one_entry(server):
