@@ -5,7 +5,7 @@
 A house trains a script on machines of the local cloud. Meanwhile another user (nobody, if this is started by root) holds
 1,100 idle connections to each of its ports, then 1,100 that send a byte now and then, and opens new ones again as soon as
 they are closed; then it announces payloads of 64 GiB, sends noise, and plays a caller's proof that was made for another
-challenge. Each is compared with the undisturbed house: steps per second (0.9 of it at least), the time from SIGKILL of
+challenge. Each is compared with the undisturbed house just before it: steps per second (0.9 of it at least), the time from SIGKILL of
 all workers to the next committed step (twice as long at most), memory of keeper and house (50 MB more at most) and logs
 (1 MB more at most). Ray's own ports are left out unless `--all-doors` is given.
 """
@@ -202,7 +202,7 @@ def disturbed(house: RunningHouse, kind: str, seconds: float, every: bool) -> Me
 
 def show(kind: str, calm: Measured, found: Measured) -> None:
     print(
-        f"{kind:8} {found.steps_per_s:6.1f} steps/s ({found.steps_per_s / calm.steps_per_s:.2f}), recovery "
+        f"{kind:6} {found.steps_per_s:6.1f} steps/s ({found.steps_per_s / calm.steps_per_s:.2f}), recovery "
         f"{found.recovery_s:5.1f} s ({found.recovery_s / calm.recovery_s:.2f}), keeper "
         f"{(found.keeper_bytes - calm.keeper_bytes) / 1e6:+.1f} MB, house "
         f"{(found.house_bytes - calm.house_bytes) / 1e6:+.1f} MB, logs {found.log_bytes / 1e6:+.2f} MB "
@@ -224,9 +224,8 @@ def main() -> None:
             house.submit(script, argv=("1000000", "0.01", f"{name}/out"), slots_max=2)
             house.reached(20)
             recovery_s(house)  # whatever is done once is over
-            calm = measured(house, options.seconds)
-            show("nobody", calm, calm)
             for kind in KINDS:
+                calm = measured(house, options.seconds)
                 show(kind, calm, disturbed(house, kind, options.seconds, options.all_doors))
         finally:
             house.close()
