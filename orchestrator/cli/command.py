@@ -202,6 +202,21 @@ def _pairs(settings: list[str]) -> dict[str, str]:
     return pairs
 
 
+def expanded(option: str, word: str) -> Path:
+    """Return the path that a word means; if it means none, the error names the option."""
+    try:
+        path = Path(word).expanduser()
+        path.exists()
+    except RuntimeError:
+        who = Path(word).parts[0]
+        raise CommandError(f"{option}: {who} is nobody's home folder here", USAGE) from None
+    except OSError as error:
+        raise CommandError(f"{option}: {error.strerror}", USAGE) from None
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", USAGE) from None
+    return path
+
+
 def write_file(file: Path, text: str, option: str) -> None:
     """Write the file that an option names; if that fails, the error names the option."""
     try:

@@ -252,7 +252,12 @@ def _memory(_: Config) -> Finding:
     return _enough("memory", sizes["MemAvailable"], MEMORY_BYTES_MIN, "end other programs")
 
 
-def _shared_memory(_: Config) -> Finding:
+def _shared_memory(config: Config) -> Finding:
+    from agent.keeper.storage.memory_log import obstacle
+
+    if because := obstacle(Places(config.state_dir).checkpoints):
+        found, _, remedy = because.rpartition("; ")
+        return _bad("shared memory", found, remedy)
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0  # noqa: S108 - Ray's place
     return _enough("shared memory", free, SHARED_BYTES_MIN, "in a container: --shm-size=1g")
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from agent.errors import ParcelError
 from agent.source import parcel
-from orchestrator.cli.command import USAGE, CommandError
+from orchestrator.cli.command import USAGE, CommandError, expanded
 from orchestrator.cli.imports import check_source, neighbours
 from orchestrator.config import Config
 from orchestrator.formatting import plural
@@ -165,7 +165,7 @@ class _Found:
 
         A path that is named literally is added even if a pattern would leave it out.
         """
-        plain = here / Path(word).expanduser()
+        plain = here / expanded(f"--with {word}", word)
         literal = os.path.lexists(plain)
         matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does
         found = [plain] if literal else [here / each for each in sorted(matching)]

@@ -1,9 +1,9 @@
 """Tables of jobs, machines and costs, for a person."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -19,9 +19,16 @@ REASON_WIDTH = 32  # the narrowest column in which a sentence reads well
 ANY_WIDTH = 9_999
 
 
+class Plain(Table):
+    """A table whose cells are shown as they are: a name in brackets is no markup."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(one) if isinstance(one, str) else one for one in cells), **options)
+
+
 def table(*columns: str) -> Table:
     """Return a table without lines; a column whose name ends in $ or # holds numbers."""
-    made = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
+    made = Plain(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for column in columns:
         number = column.endswith(("$", "#"))
         made.add_column(
@@ -79,7 +86,7 @@ class Reasoned:
     def _table(self, shown: Sequence[int], *, reasons: bool = False) -> Table:
         made = table(*(self._columns[n] for n in shown), *(("why",) if reasons else ()))
         for cells, why in self._rows:
-            made.add_row(*(cells[n] for n in shown), *((escape(why),) if reasons else ()))
+            made.add_row(*(cells[n] for n in shown), *((why,) if reasons else ()))
         return made
 
     def _below(self) -> Iterator[Padding]:
@@ -149,7 +156,7 @@ def costs(view: View) -> Table:
     """Return the table of costs: one line per job and per machine, and the sum."""
     made = table("what", "where", "spent$")
     for job in view.jobs:
-        made.add_row(f"job {job.id}", escape(job.script), usd(job.spent_usd))
+        made.add_row(f"job {job.id}", job.script, usd(job.spent_usd))
     for one in view.machines:
         made.add_row(f"machine {one.id}", f"{one.pool} ({one.market})", usd(one.cost_usd))
         for part, part_usd in (("disk", one.disk_usd), ("egress", one.egress_usd)):

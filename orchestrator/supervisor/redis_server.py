@@ -19,6 +19,12 @@ from orchestrator.paths import Places
 from orchestrator.supervisor import processes
 
 START_S_MAX = 20.0
+# The server waits for the disk with each write, so only one can be torn. One that is cut short says
+# how long it was; of one whose blocks never reached the disk there are zeros, in bounds.
+TORN_BYTES_MAX = 1 << 20
+BLOCK_BYTES = 4096
+_COUNT, _LENGTH = re.compile(rb"\*([0-9]{1,9})\r\n"), re.compile(rb"\$([0-9]{1,9})\r\n")
+_BEGUN = re.compile(rb"([*$][0-9]{0,9}\r?)?")
 _ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
 _MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
 # Older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only.
@@ -145,7 +151,8 @@ class RedisServer:
         """Cut off a torn last write, and return a sentence about it; "" if nothing was cut.
 
         A loss of power may leave half an entry, or zeros, of a write that was never acknowledged.
-        If whole entries follow, it is damage instead, and the file is left unchanged.
+        If whole entries follow, or if it is more than one write can be, it is damage instead, and
+        the file is left unchanged.
         """
         file = self._newest_file()
         if file is None or self.alive():
@@ -154,7 +161,7 @@ class RedisServer:
         with file.open("rb+") as entries:
             entries.seek(sound)
             torn = entries.read()
-            if not torn or _ENTRY.search(_MULTI.sub(b"", torn)):
+            if not torn or _ENTRY.search(_MULTI.sub(b"", torn)) or not _may_be_torn(sound, torn):
                 return ""
             entries.truncate(sound)
             os.fsync(entries.fileno())
@@ -174,10 +181,31 @@ class RedisServer:
         if file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
             return f"the embedded Redis did not come up; its log is {log}"
         return (
-            f"{file} is damaged at byte {sound:,}, with sound entries behind that; it was left as it is. Put a copy "
+            f"{file} is damaged at byte {sound:,} of {file.stat().st_size:,}, and that is no torn last write: sound entries "
+            "come after it, or it is more than one write can be. It was left unchanged. Put a copy "
             f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
             f"--from {self._places.checkpoints.as_uri()}/JOB"
         )
+
+
+def _may_be_torn(sound: int, torn: bytes) -> bool:
+    """Return whether the end of a file with so many sound bytes may be one torn write."""
+    share = min(TORN_BYTES_MAX, (sound + len(torn) - 1) // 2)
+    return _is_cut_short(torn) or (sound > 0 and len(torn) <= max(BLOCK_BYTES, share))
+
+
+def _is_cut_short(data: bytes) -> bool:
+    """Return whether these are entries of which the last one is longer than what is there."""
+    at = 0
+    while (count := _COUNT.match(data, at)) is not None:
+        at = count.end()
+        for _ in range(int(count[1])):
+            if (length := _LENGTH.match(data, at)) is None:
+                return _BEGUN.fullmatch(data, at) is not None
+            at = length.end() + int(length[1]) + 2
+            if at > len(data):
+                return True
+    return _BEGUN.fullmatch(data, at) is not None
 
 
 def _sound_bytes(file: Path) -> int:
@@ -187,7 +215,12 @@ def _sound_bytes(file: Path) -> int:
     """
     words = ["redis-check-aof", str(file)]
     ran = subprocess.run(
-        words, executable=find_server(), capture_output=True, text=True, check=False
-    )
+        words,
+        executable=find_server(),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )  # it prints bytes of the file
     found = re.search(r"ok_up_to=(\d+)", ran.stdout)
     return int(found[1]) if found else file.stat().st_size

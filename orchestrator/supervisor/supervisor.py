@@ -23,6 +23,8 @@ from pathlib import Path
 
 import msgspec
 
+from agent.keeper.storage.memory_log import kept, obstacle, root_of
+from agent.keys import EVENTS
 from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.http_server import bound, url_of
@@ -39,6 +41,7 @@ from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 from orchestrator.supervisor.watchdog import LOOK_S, Pulse
+from orchestrator.view import Sentence
 
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
@@ -77,6 +80,7 @@ class House:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: list[float] = []
         self._told = ""
+        self._warnings: list[str] = []  # what a person should see in the events, too
         self._redis: RedisServer | None = None
         self._page: socket.socket | None = None  # its port, which outlives its process
         self._page_started_s = 0.0
@@ -98,6 +102,7 @@ class House:
             raise HouseError("no provider is enabled; set local.enabled = true")
         for line in self.places.secure():
             _say(line)
+        self._look_at_memory()
         for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
             told.unlink(missing_ok=True)  # written by the manager of an earlier house
         processes.sweep(self.places.identity)
@@ -178,8 +183,6 @@ class House:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)
         if self.places.given_back.exists():
-            from agent.keeper.storage.memory_log import kept, root_of
-
             root = root_of(self.places.checkpoints)
             if not kept(root):  # every job is on the disk
                 shutil.rmtree(root, ignore_errors=True)
@@ -217,6 +220,12 @@ class House:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _look_at_memory(self) -> None:
+        """Say it if the keeper's memory could not outlive it, before anything depends on that."""
+        if warning := obstacle(self.places.checkpoints):
+            _say(warning)
+            self._warnings.append(warning)
+
     def _start_redis(self) -> None:
         if self.config.manager.redis_url is None:
             self._redis = RedisServer(self.places, self._env)
@@ -231,6 +240,9 @@ class House:
                 f"{URL_PASSWORD.sub('://***@', self.redis_url)} does not answer ({error}); "
                 "check manager.redis_url"
             ) from error
+        for warning in self._warnings:
+            said = Sentence(at_s=time.time(), who="manager", what="note", because=warning)
+            store.xadd(EVENTS, {"e": msgspec.json.encode(said)})
         if self._give_back:  # before the manager starts, so that it is the first event it reads
             post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 

@@ -44,6 +44,8 @@ MISTAKES = {
     ),
     "a neighbour with a name of Python's": (("submit", "named.py"), 2, "named.py:2: imports code.py, which lies beside"),
     "nothing of that name to go along": (("submit", "ok.py", "--with", "*.yaml"), 2, "--with *.yaml: no such file"),
+    "the home of nobody": (("submit", "ok.py", "--with", "~nosuch/x"), 2, "--with ~nosuch/x: ~nosuch is nobody's home"),
+    "a path that is too long": (("submit", "ok.py", "--with", "x" * 5000), 2, "File name too long"),
     "a queue that shall go along": (("submit", "ok.py", "--with", "queue"), 2, "--with queue: queue: not a file"),
     "what lies elsewhere": (("submit", "ok.py", "--with", "/etc/hostname"), 2, "/etc/hostname: lies outside of "),
     "what the manager keeps": (("submit", "ok.py", "--with", ".orchestrator"), 2, "what the manager keeps for itself"),

@@ -260,6 +260,21 @@ def test_gc_ends_what_a_dead_manager_left(shell, until):
             process.wait()
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "[bold]x", "a[/]"])
+def test_leftovers_in_a_folder_with_a_name_like_markup_are_listed(shell, tmp_path, name):
+    """The name is shown as it is."""
+    shell = type(shell)(tmp_path.joinpath(name))
+    shell.folder.mkdir(parents=True)
+    shell.places.make()
+    (shell.places.state_dir / "run" / "old").mkdir()
+    try:
+        answer = shell("tools", "gc", "--dry-run")
+        assert (answer.code, answer.err) == (0, "")
+        assert name in answer.out.replace("\n", "")
+    finally:
+        shell.close()
+
+
 @pytest.fixture
 def link(tmp_path):
     """Makes links where our short ways are, as other houses would."""

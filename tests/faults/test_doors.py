@@ -17,9 +17,13 @@ import pytest
 from houses import RunningHouse, command_line, is_worker, until
 from sockets import Door, doors, paths
 
+from agent.keeper.storage import memory_log
+from agent.keys import EVENTS
 from cloud.local.processes import living
+from orchestrator.config import load
 from orchestrator.events import AnyEvent
-from orchestrator.supervisor import processes
+from orchestrator.supervisor import processes, supervisor
+from orchestrator.view import Sentence
 
 pytestmark = pytest.mark.processes
 
@@ -309,3 +313,22 @@ def of_session(leader: int) -> list[str]:
             if os.getsid(int(entry.name)) == leader:
                 found.append(command_line(int(entry.name)))
     return [words for words in found if words]
+
+
+def test_memory_that_cannot_outlive_the_keeper_is_said_before_it_matters(
+    tmp_path, server, store, monkeypatch
+):
+    """By the house as it starts, and in the events."""
+    said: list[str] = []
+    monkeypatch.setattr(supervisor, "_say", said.append)
+    monkeypatch.setattr(memory_log, "SHARED", tmp_path / "none")
+    settings = {"manager.state_dir": str(tmp_path / "state"), "manager.redis_url": server.url}
+    house = supervisor.House(load(None, {}, settings), None)
+    house.places.make()
+    house._look_at_memory()
+    house._start_redis()
+    ((_, row),) = store.xrange(EVENTS)
+    event = msgspec.json.decode(row[b"e"], type=Sentence)
+    assert [event.because] == said
+    assert "takes no files" in event.because
+    house.stop()

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from orchestrator.paths import Places
+from orchestrator.supervisor import redis_server
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 
 pytestmark = pytest.mark.processes
@@ -17,14 +18,20 @@ TEARS: dict[
     "half an entry": lambda file, entry: file + entry[:-5],
     "zeros": lambda file, _: file + bytes(4096),
     "an entry, and zeros": lambda file, entry: file + entry[:9] + bytes(512),
+    "bytes that are no text": lambda file, _: file + b"\xff",
+    "noise of a block": lambda file, _: file + bytes(range(128, 256)) * 32,
+    "half a payload": lambda file, _: (
+        file + b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9000000\r\n" + b"x" * 3_000_000
+    ),
+    "half a length": lambda file, _: file + b"*3\r\n$3\r\nSET\r\n$1",
     "half a transaction": lambda file, entry: file + b"*1\r\n$5\r\nMULTI\r\n" + 2 * entry,
 }
 
 
-def written(server: RedisServer) -> bytes:
+def written(server: RedisServer, whole: int = WHOLE) -> bytes:
     """One entry of those that a server has in its file, which is stopped now."""
     store = redis.Redis.from_url(server.url)
-    for number in range(WHOLE):
+    for number in range(whole):
         store.rpush("kept", f"number {number:04}")
     store.close()
     server.stop()
@@ -62,8 +69,29 @@ def test_damage_with_sound_entries_behind_it_is_said_and_left_as_it_is(server, t
     damaged = file.read_bytes().replace(b"$11\r\nnumber 0020", wrong + b"\r\nnumber 0020")
     file.write_bytes(damaged)
     with pytest.raises(
-        RedisUnavailable, match=r"damaged at byte [\d,]+, .* it was left as it is.*--from"
+        RedisUnavailable, match=r"damaged at byte [\d,]+ of .* It was left unchanged.*--from"
     ):
+        server.start()
+    assert file.read_bytes() == damaged
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "nothing but zeros": lambda file: bytes(len(file)),
+    "nothing but noise": lambda file: bytes(range(128, 256)) * (len(file) // 128),
+    "the second half in zeros": lambda file: (
+        file[: len(file) // 2] + bytes(len(file) - len(file) // 2)
+    ),
+    "more zeros than one write": lambda file: file + bytes(redis_server.TORN_BYTES_MAX + 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_more_than_one_write_is_damage_and_left_unchanged(server, tmp_path, damage):
+    """Nothing of what was acknowledged is forgotten with the words of a torn write."""
+    written(server, 400)
+    (file,) = tmp_path.rglob("appendonly.aof")
+    file.write_bytes(damaged := DAMAGE[damage](file.read_bytes()))
+    with pytest.raises(RedisUnavailable, match=r"damaged at byte [\d,]+ of [\d,]+, .*--from"):
         server.start()
     assert file.read_bytes() == damaged
 

@@ -18,6 +18,8 @@ import logging
 import mmap
 import os
 import shutil
+import stat
+import tempfile
 import threading
 import weakref
 from collections.abc import Collection
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 SHARED = Path("/dev/shm")  # noqa: S108 - where files are in memory
 PREFIX = f"spot-keeper-{os.getuid()}-"
 HOME, STATE, SUM, PROOF, AREA, DRAFT = "home", "state", "sum-", "proof-", "area-", "draft"
+NAMES = 8  # tried for a house's folder
 PARTS, PARTS_FREE = 4, 1  # of that file system: PARTS_FREE of PARTS are left to other programs
 
 
@@ -318,9 +321,50 @@ def _sum_of(step: int) -> str:
 
 
 def root_of(checkpoints: Path) -> Path:
-    """Return the folder in memory that has a folder for each of a house's jobs."""
-    name = str(checkpoints.resolve()).encode()
-    return SHARED / f"{PREFIX}{hashlib.sha256(name).hexdigest()[:16]}"
+    """Return the folder in memory that has a folder for each of a house's jobs.
+
+    Everybody may make folders there, so another user may have taken its name: then it has another
+    one. The one that we have already comes first, since the steps of our jobs are in it.
+    """
+    name = str(checkpoints.resolve())
+    names = [name, *(f"{name}\n{number}" for number in range(1, NAMES))]
+    roots = [SHARED / f"{PREFIX}{hashlib.sha256(each.encode()).hexdigest()[:16]}" for each in names]
+    ours = (root for root in roots if _is_ours(root))
+    free = (root for root in roots if not os.path.lexists(root))
+    return next(ours, None) or next(free, roots[0])
+
+
+def _is_ours(root: Path) -> bool:
+    with contextlib.suppress(OSError):
+        found = root.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
+
+
+def obstacle(checkpoints: Path) -> str:
+    """Return why what a keeper holds would end with its process, as a sentence; "" if it would not.
+
+    To be asked before a keeper starts, while nothing depends on it.
+    """
+    root = root_of(checkpoints)
+    if os.path.lexists(root) and not _is_ours(root):
+        return _unsafe(f"other users have taken every name for it in {SHARED}", "remove them")
+    try:
+        with tempfile.TemporaryFile(dir=SHARED) as probe:
+            os.posix_fallocate(probe.fileno(), 0, RETURNING_BYTES_MIN)
+        there = os.statvfs(SHARED)
+    except OSError as error:
+        return _unsafe(f"{SHARED} takes no files ({error.strerror})", "make it writable")
+    if PARTS * there.f_bavail < PARTS_FREE * there.f_blocks:
+        return _unsafe(f"{SHARED} is nearly full", "remove what is not needed there, or enlarge it")
+    return ""
+
+
+def _unsafe(because: str, remedy: str) -> str:
+    return (
+        f"{because}, so the newest steps are in the memory of one process: if it ends together with all workers, "
+        f"the steps since the last checkpoint are lost; {remedy}, then: orchestrator down, and up"
+    )
 
 
 def move_in(root: Path, checkpoints: Path) -> bool:
@@ -330,15 +374,16 @@ def move_in(root: Path, checkpoints: Path) -> bool:
     """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if root.lstat().st_uid != os.getuid():
+        if not _is_ours(root):
             raise PermissionError(f"{root} is another user's")
+        root.chmod(0o700)
         (root / HOME).write_text(str(checkpoints.resolve().parent))
     except OSError as error:
         log.warning("what the keeper holds ends with its process: %s", error)
         return False
     for other in root.parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if not Path((other / HOME).read_text()).exists():
+            if _is_ours(other) and not Path((other / HOME).read_text()).exists():
                 shutil.rmtree(other, ignore_errors=True)
     return True
 

@@ -1,7 +1,9 @@
 """What a keeper leaves in memory: found by the next one, as it was, or not at all."""
 
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -279,6 +281,57 @@ def test_nothing_is_left_of_jobs_and_houses_that_are_no_more(shared: Path) -> No
     move_in(root, house / "checkpoints")
     assert not other.exists()
     assert root.exists()
+
+
+def test_a_name_that_another_user_took_is_not_the_only_one(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the next one is ours, and stays so when the first is free again. When all are taken, that is said before a
+    keeper starts."""
+    monkeypatch.setattr(memory_log, "SHARED", shared)
+    checkpoints = shared / "house" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    first = root_of(checkpoints)
+    assert memory_log.obstacle(checkpoints) == ""
+    first.symlink_to(shared)  # as little ours as the folder of another user
+    second = root_of(checkpoints)
+    assert second != first
+    assert move_in(second, checkpoints)
+    first.unlink()
+    assert root_of(checkpoints) == second
+    shutil.rmtree(second)
+    for _ in range(memory_log.NAMES):
+        root_of(checkpoints).symlink_to(shared)
+    assert not move_in(root_of(checkpoints), checkpoints)
+    assert "other users have taken every name" in memory_log.obstacle(checkpoints)
+
+
+def test_memory_that_takes_nothing_is_said(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that is not there, and one that is nearly full."""
+    monkeypatch.setattr(memory_log, "SHARED", shared / "none")
+    assert "takes no files (No such file or directory)" in memory_log.obstacle(shared)
+    monkeypatch.setattr(memory_log, "SHARED", shared)
+    monkeypatch.setattr(memory_log, "PARTS_FREE", memory_log.PARTS + 1)
+    assert "is nearly full" in memory_log.obstacle(shared)
+
+
+def test_the_clock_does_not_say_what_is_older(shared: Path) -> None:
+    """What the earlier keeper left carries a later time, because the clock was set back: it goes all the same."""
+    job = shared / "job"
+    first, older = lived(job, 3, 5)
+    first.leave()
+    later_s = time.time() + 90_000
+    for path in job.iterdir():
+        os.utime(path, (later_s, later_s))
+    second = MemoryLog(job)
+    assert same(second.find(8), older)
+    assert second.note_state(newer := Saved(state(second, 9), ()))
+    second.leave()
+    assert same(found(job, 9), newer)
+    third = MemoryLog(job)
+    assert third.find(9)
+    third.clear()
+    assert kept(shared) == []
 
 
 # --- with real processes ----------------------------------------------------------------------------
