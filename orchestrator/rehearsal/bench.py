@@ -41,7 +41,6 @@ class Stage:
         self._places = Places(self._folder)
         self._redis: RedisServer | None = None
         self._workers: Workers | None = None
-        self._up: set[str] = set()
         self._heard: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.keeper: Keeper | None = None
         try:
@@ -89,10 +88,8 @@ class Stage:
         )
         self._workers.start(order, HOST)
         while isinstance(answer := self._heard.get(), Over):
-            if answer.worker not in self._up:
+            if not answer.pid:  # else an earlier one has ended, of which the keeper has told
                 raise Unready(f"no worker could be started: {self.last_words() or answer.why}")
-            self._up.remove(answer.worker)  # an earlier one, of which the keeper has told
-        self._up.add(worker)
 
     def kill(self, worker: str) -> None:
         assert self._workers is not None
