@@ -97,7 +97,7 @@ class Server:
             os.close(words)
             os.close(speak)
             why = f"it could not be started: {error.strerror or error}"
-            _answer(Over(start.order.worker, finished=False, why=why))
+            _answer(Over(start.order.worker, 0, finished=False, why=why))
             return
         if pid == 0:
             self._live(start, speak)
@@ -166,7 +166,8 @@ class Server:
         os.close(worker.ended)
         os.close(worker.words)
         why = words.why or ended_by(os.waitstatus_to_exitcode(status))
-        _answer(Over(worker.name, finished=words.finished, why="" if words.finished else why))
+        why = "" if words.finished else why
+        _answer(Over(worker.name, worker.pid, finished=words.finished, why=why))
 
     def _end_all(self) -> None:
         for worker in self._workers.values():

@@ -44,10 +44,11 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """The end of a worker's process.
 
     It has `finished` if its script came to an end, failed or not; otherwise `why` says what ended
-    the process.
+    the process. The `pid` is 0 if there never was one.
     """
 
     worker: str
+    pid: int
     finished: bool
     why: str
 
@@ -148,7 +149,7 @@ class Workers:
         for worker, pid in lost.items():
             if pid is not None:
                 kill_family(pid)  # it has ended with its server, but its children may live
-            self._hear(Over(worker, finished=False, why=GONE))
+            self._hear(Over(worker, pid or 0, finished=False, why=GONE))
 
     def _spawn(self) -> "subprocess.Popen[bytes] | None":
         try:

@@ -1,7 +1,6 @@
 """The stage of a rehearsal: a Redis, a keeper and worker processes, in a temporary folder."""
 
 import contextlib
-import itertools
 import os
 import queue
 import secrets
@@ -42,7 +41,6 @@ class Stage:
         self._places = Places(self._folder)
         self._redis: RedisServer | None = None
         self._workers: Workers | None = None
-        self._names = itertools.count(1)
         self._heard: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.keeper: Keeper | None = None
         try:
@@ -77,10 +75,9 @@ class Stage:
     def checkpoints(self) -> Path:
         return self._places.checkpoints
 
-    def start(self, job: str, slot: int) -> str:
-        """Start a worker, and return its name when its process is there."""
+    def start(self, job: str, worker: str, slot: int) -> None:
+        """Start a worker, and return when its process is there."""
         assert self._workers is not None and self.keeper is not None
-        worker = f"w{next(self._names)}"
         order = WorkerOrder(
             job=job,
             worker=worker,
@@ -90,11 +87,9 @@ class Stage:
             secret=job_secret(self._secret, job),
         )
         self._workers.start(order, HOST)
-        while (answer := self._heard.get()).worker != worker:
-            continue  # the end of an earlier one, which the keeper has told
-        if isinstance(answer, Over):
-            raise Unready(f"no worker could be started: {self.last_words() or answer.why}")
-        return worker
+        while isinstance(answer := self._heard.get(), Over):
+            if not answer.pid:  # else an earlier one has ended, of which the keeper has told
+                raise Unready(f"no worker could be started: {self.last_words() or answer.why}")
 
     def kill(self, worker: str) -> None:
         assert self._workers is not None

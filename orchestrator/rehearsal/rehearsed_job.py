@@ -82,7 +82,10 @@ class Troupe:
             self._start()
 
     def _start(self) -> None:
-        self._workers.add(self._stage.start(self.job, slot=len(self._workers)))
+        slot = len(self._workers)
+        worker = f"w{slot + 1}"
+        self._workers.add(worker)
+        self._stage.start(self.job, worker, slot)
 
     def kill(self, *workers: str) -> None:
         """Kill workers at once and without notice, as a cloud does."""
