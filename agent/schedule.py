@@ -101,7 +101,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
                 f"schedule {self.name}: a stage has no worker, or its offsets do not rise"
             )
         if ends[-1] * 8 != len(self.codes):
-            raise ValueError(f"schedule {self.name}: {len(self.codes)} bytes for {ends[-1]} actions")
+            raise ValueError(
+                f"schedule {self.name}: {len(self.codes)} bytes for {ends[-1]} actions"
+            )
 
     @property
     def stages(self) -> int:
