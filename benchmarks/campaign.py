@@ -6,7 +6,7 @@ A run is one real house on the local cloud, in a folder that it makes. First a j
 then the same job is trained, again and again, while processes are killed: one at a time with recovery awaited, in
 pairs, in a storm that waits for nothing, and stopped (SIGSTOP) for 8 to 28 s. At the end of a run these are compared:
 the weights, bit for bit; the cloud's books with the manager's ledger, its launch intents and tokens; and what is left
-after `down`. Printed for each kind: the time to the next committed step, and the sentences of the slowest.
+after `down`. Printed for each kind: the longest time without a committed step, and the sentences of the slowest.
 """
 
 import argparse
@@ -46,6 +46,8 @@ DOWN_S = 60.0
 STORM = 5  # kills in one
 STORM_PAUSE_S = (0.1, 2.0)
 STOP_S = (8.0, 28.0)
+LOOK_S = 0.3  # between two looks at the processes
+COMMITS_AFTER = 2
 SLOTS = 3
 USD_APART = 1e-4  # of one machine: it ends a moment before the manager hears of it
 
@@ -189,7 +191,7 @@ class Campaign:
         self.peaceful = self.house.ended("in-peace").export_uri
         self._next_job()
         while self.done < kills:
-            if self.house.job(self.name).ended_at_s is not None:
+            if self._is_over():
                 self._compare()
                 self._next_job()
             self._calm()
@@ -216,14 +218,17 @@ class Campaign:
 
     def _calm(self) -> None:
         """Wait until as many workers are there as there shall be, or the job is over."""
+        until("the house to be whole", self._is_calm)
 
-        def look() -> bool:
-            job = self.house.job(self.name)
-            if job is None or job.ended_at_s is not None:
-                return job is not None
-            return job.workers >= SLOTS - 1 and all(self.house.pids(kind) for kind in KINDS)
+    def _is_calm(self) -> bool:
+        job = self.house.job(self.name)
+        if job is None or job.ended_at_s is not None:
+            return job is not None
+        return job.workers >= SLOTS - 1 and all(self.house.pids(kind) for kind in KINDS)
 
-        until("the house to be whole", look)
+    def _is_over(self) -> bool:
+        job = until("the job in the view", lambda: self.house.job(self.name))
+        return job.ended_at_s is not None
 
     # --- kills ------------------------------------------------------------------------------------
 
@@ -245,23 +250,34 @@ class Campaign:
             self.house.up()
 
     def _timed(self, what: str, act: Callable[[], None]) -> None:
-        """Do it, and note how long the next committed step takes, and what was said meanwhile."""
-        before, at_s = self.house.step(self.name), time.time()
+        """Do it, and note the longest time without a committed step until all is whole again.
+
+        The step that was about to be committed may still come after the kill, so the next one alone
+        would say nothing.
+        """
+        begun_s = last_s = looked_s = time.time()
+        step, pause_s, commits, calm = self.house.step(self.name), 0.0, 0, False
         act()
-
-        def goes_on() -> bool:
-            job_over = self.house.job(self.name)
-            over = job_over is not None and job_over.ended_at_s is not None
-            return over or self.house.step(self.name) > before
-
-        until(f"a step after {what}", lambda: self.house.step(self.name) > before or goes_on())
-        took_s = time.time() - at_s
-        said = []
-        with contextlib.suppress(redis.RedisError, NotRunning, OSError):
-            view_said = self.house.client().sentences(f"{int(1000 * at_s)}")
-            said = [f"{s.at_s - at_s:6.2f} {s.who} {s.what}: {s.because}" for _, s in view_said]
-        self.taken[what].append((took_s, [line for line in said if line[:6].strip()[0] != "-"]))
-        show(f"  {self.done:3} {what}: next step after {took_s:.2f} s")
+        while not (calm and commits >= COMMITS_AFTER):
+            time.sleep(0.005)
+            now_s, newest = time.time(), self.house.step(self.name)
+            pause_s = max(pause_s, now_s - last_s)
+            if newest > step:
+                step, last_s, commits = newest, now_s, commits + calm
+            if not calm and now_s > looked_s + LOOK_S:
+                with contextlib.suppress(redis.RedisError, NotRunning, OSError):
+                    calm, looked_s = self._is_calm(), time.time()
+                    if calm and self._is_over():
+                        return
+            if calm and now_s > last_s + 5.0 and self._is_over():
+                return
+            if now_s > begun_s + PATIENCE_S:
+                raise Stuck(f"no recovery from {what} within {PATIENCE_S:.0f} s")
+        said = self.house.client().sentences(f"{int(1000 * begun_s)}")
+        lines = [f"{s.at_s - begun_s:6.2f} {s.who} {s.what}: {s.because}" for _, s in said]
+        self.taken[what].append((pause_s, [line for line in lines if line[:6].strip()[0] != "-"]))
+        whole_s = time.time() - begun_s
+        show(f"  {self.done:3} {what}: {pause_s:.2f} s without a step, whole after {whole_s:.1f} s")
 
     def _alone(self) -> None:
         kind = self._kind()
@@ -349,7 +365,7 @@ def show(line: str) -> None:
 
 
 def report(taken: dict[str, list[tuple[float, list[str]]]]) -> None:
-    show(f"\n{'kind':32} {'times':>5} {'median s':>9} {'worst s':>8}")
+    show(f"\n{'kind':32} {'times':>5} {'median s':>9} {'worst s':>8}  without a step")
     for kind, all_taken in sorted(taken.items()):
         times = [took_s for took_s, _ in all_taken]
         show(f"{kind:32} {len(times):5} {statistics.median(times):9.2f} {max(times):8.2f}")
