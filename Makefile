@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # Hundreds of processes import the same modules: where a shell forbids it, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check nightly bench format clean
 
 demo: $(READY)
 	@$(BIN)/orchestrator demo
@@ -21,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+nightly: $(READY)
+	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
+	$(BIN)/python benchmarks/campaign.py --kills 100
 
 bench: $(READY)
 	@for b in benchmarks/[a-z]*.py benchmarks/*/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

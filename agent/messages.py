@@ -103,7 +103,7 @@ class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     training_bytes: Count
-    room_bytes: Count
+    room_bytes: Positive
     mark: Name
 
 

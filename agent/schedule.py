@@ -95,9 +95,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
                 f"schedule {self.name}: {len(self.hosts)} stages, {self.microbatches} microbatches, "
                 f"update_every={self.update_every} must all be at least 1"
             )
-        if self.offsets[-1] * 8 != len(self.codes):
+        ends = (0, *self.offsets)
+        if any(not hosts for hosts in self.hosts) or list(ends) != sorted(ends):
             raise ValueError(
-                f"schedule {self.name}: {len(self.codes)} bytes for {self.offsets[-1]} actions"
+                f"schedule {self.name}: a stage has no worker, or its offsets do not rise"
+            )
+        if ends[-1] * 8 != len(self.codes):
+            raise ValueError(
+                f"schedule {self.name}: {len(self.codes)} bytes for {ends[-1]} actions"
             )
 
     @property

@@ -373,7 +373,7 @@ def _depth_to_fit(asked: Question) -> int:
     """Return how many workers a chain of an unbuilt model needs, by the model's size alone."""
     if not asked.training_bytes:
         return 1
-    depth = max(1, math.ceil(UNEVEN * asked.training_bytes / asked.room_bytes))
+    depth = max(1, math.ceil(UNEVEN * asked.training_bytes / max(1.0, asked.room_bytes)))
     recorded = asked.uncuttable != UNRECORDED
     if len(asked.seats) >= depth and (depth <= asked.stages_max or not recorded):
         return depth

@@ -90,7 +90,8 @@ def transition(
     size = np.array(sizes, float)
     has = np.zeros((len(workers), plan.sections), bool)
     for row, worker in enumerate(workers):
-        has[row, list(held.get(worker, ()))] = True
+        # A profile that came meanwhile may divide the model into fewer sections.
+        has[row, [each for each in held.get(worker, ()) if each < plan.sections]] = True
     needs = np.zeros((depth, plan.sections), bool)
     for stage, (first, end) in enumerate(plan.stages):
         needs[stage % depth, first:end] = True
