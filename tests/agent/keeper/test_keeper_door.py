@@ -12,7 +12,8 @@ from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage.vault import Place
 from agent.keys import INBOX
 from agent.messages import AgentJoined, AgentLost, AnyReport, JobOrder, WorkerFailed, WorkerReady
-from agent.net.wire import dial, job_secret
+from agent.net.handshake import job_secret
+from agent.net.wire import dial
 from agent.protocol import AgentHello, Dismissal, Hello, Message, Ready, Told, Welcome
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ from agent.machine.bounded_file import BoundedFile
 from agent.machine.crashes import DISK_VARIABLE, crash_of
 from agent.machine.workers import Answer, Over, Started, Workers
 from agent.messages import WorkerOrder
-from agent.net.wire import job_secret
+from agent.net.handshake import job_secret
 
 pytestmark = pytest.mark.processes
 
