@@ -6,11 +6,8 @@ that is not finite or absurdly large never gets into the state, where it would m
 decision fail. What no single range can say stands here.
 """
 
-from cloud.model import TOKEN_MAX
 from cloud.ranges import TIME_S_MAX, flaw_in, shown
-from orchestrator.events import AnyEvent, JobSpec, JobSubmitted, ManagerStarted
-
-SERIAL_DIGITS = 12  # of the number that ends a launch token: no manager launches so often
+from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 
 
 def flaw_of(event: AnyEvent) -> str:
@@ -20,8 +17,6 @@ def flaw_of(event: AnyEvent) -> str:
 
 def conflict_in(event: AnyEvent) -> str:
     """Return which values of an event conflict, each in its range, or "" if none do."""
-    if isinstance(event, ManagerStarted):
-        return flaw_of_start(event)
     return flaw_of_spec(event.spec) if isinstance(event, JobSubmitted) else ""
 
 
@@ -33,16 +28,6 @@ def flaw_of_spec(spec: JobSpec) -> str:
         f"slots_min={shown(spec.slots_min)} and slots_max={shown(spec.slots_max)}: "
         "slots_min must not be above slots_max"
     )
-
-
-def flaw_of_start(event: ManagerStarted) -> str:
-    """Every launch token has these three parts and a number, so a long part would end every purchase."""
-    parts = event.settings.deployment, str(event.epoch), event.salt
-    most = TOKEN_MAX - len(parts) - SERIAL_DIGITS
-    if sum(map(len, parts)) <= most:
-        return ""
-    named = ", ".join(map(shown, parts))
-    return f"deployment, epoch and salt have more than {most} characters together: {named}"
 
 
 def is_time(value: float) -> bool:

@@ -1,7 +1,8 @@
 """The API of the local cloud: JSON over HTTP, a bearer token, and error codes as in EC2.
 
-    GET  /catalogue   GET /quotes   GET /machines?deployment=   GET /bill?deployment=
-    POST /launch      POST /terminate                           POST /drill      POST /faults
+    GET  /places   GET /sold?region=   GET /quotes?region=   GET /machines?deployment=&region=
+    POST /launch   POST /terminate     GET /bill?deployment=
+    POST /drill    POST /faults
 
 `/drill` takes machines away as the market would. `/faults` is for tests: it switches on failures of
 a real cloud for the next calls.
@@ -20,32 +21,34 @@ from starlette.routing import Route
 
 from cloud import errors
 from cloud.local.service import LocalCloud
-from cloud.model import DEPLOYMENT_TAG, InstanceType, LaunchRequest, Machine, Pool
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Quote, Sold
 
 BODY_BYTES_MAX = 65_536
 
-CODES: dict[type[errors.CloudError], str] = {
-    errors.NoCapacity: "InsufficientInstanceCapacity",
-    errors.PriceAboveBid: "SpotMaxPriceTooLow",
-    errors.QuotaExceeded: "MaxSpotInstanceCountExceeded",
-    errors.LaunchRefused: "InvalidParameterValue",
-    errors.TokenMismatch: "IdempotentParameterMismatch",
-    errors.TokenSpent: "IdempotentInstanceTerminated",
-    errors.NotOurs: "UnauthorizedOperation",
-    errors.Throttled: "RequestLimitExceeded",
-    errors.ProviderUnreachable: "InternalError",
+CODES = {
+    "NoCapacity": "InsufficientInstanceCapacity",
+    "PriceAboveBid": "SpotMaxPriceTooLow",
+    "QuotaExceeded": "MaxSpotInstanceCountExceeded",
+    "NotSold": "Unsupported",
+    "Misconfigured": "InvalidParameterValue",
+    "TokenMismatch": "IdempotentParameterMismatch",
+    "TokenSpent": "IdempotentInstanceTerminated",
+    "NotOurs": "UnauthorizedOperation",
+    "NotAllowed": "AuthFailure",
+    "Throttled": "RequestLimitExceeded",
+    "Unknown": "InternalError",
 }
-STATUS = {"UnauthorizedOperation": 403, "RequestLimitExceeded": 503, "InternalError": 500}
+STATUS = {
+    "AuthFailure": 401,
+    "UnauthorizedOperation": 403,
+    "RequestLimitExceeded": 503,
+    "InternalError": 500,
+}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     error: str
-
-
-class SoldMachine(msgspec.Struct, frozen=True, kw_only=True):
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
 
 
 class Termination(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +85,18 @@ class Faults(msgspec.Struct, kw_only=True):
     listing_lag_s: float = 0.0
 
 
+class _Spoken(errors.CloudError):
+    """An error that a test switched on, by the code that clients read."""
+
+    def __init__(self, code: str, said: str) -> None:
+        super().__init__(said)
+        self._code = code
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -94,7 +109,8 @@ class Api:
         self._token = token
         self._faults = Faults()
         handlers: list[tuple[str, str, Handler]] = [
-            ("GET", "/catalogue", self._catalogue),
+            ("GET", "/places", self._places),
+            ("GET", "/sold", self._sold),
             ("GET", "/quotes", self._quotes),
             ("GET", "/machines", self._machines),
             ("GET", "/bill", self._bill),
@@ -117,7 +133,7 @@ class Api:
                 await asyncio.sleep(self._faults.answer_delay_s)
                 return _json(await handler(request), 200)
             except errors.CloudError as error:
-                code = CODES[type(error)]
+                code = CODES.get(error.code, error.code)
                 return _json(Refusal(code=code, error=str(error)), STATUS.get(code, 400))
             except msgspec.DecodeError as error:
                 return _json(Refusal(code="InvalidParameterValue", error=str(error)), 400)
@@ -127,9 +143,9 @@ class Api:
     def _admit(self, request: Request) -> None:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise errors.NotOurs("the bearer token is missing or wrong")
+            raise errors.NotAllowed("the bearer token is missing or wrong")
         if int(request.headers.get("content-length", "0")) > BODY_BYTES_MAX:
-            raise errors.LaunchRefused(f"a request has at most {BODY_BYTES_MAX} bytes")
+            raise errors.Misconfigured(f"a request has at most {BODY_BYTES_MAX} bytes")
         if self._faults.throttle_calls > 0 and request.url.path != "/faults":
             self._faults.throttle_calls -= 1
             raise errors.Throttled("slow down")
@@ -137,48 +153,63 @@ class Api:
     def _now_s(self) -> float:
         return self._service.clock.now_s()
 
-    async def _catalogue(self, _: Request) -> SoldMachine:
-        types, pools = self._core.catalogue()
-        return SoldMachine(types=types, pools=pools)
+    async def _places(self, _: Request) -> list[Place]:
+        return self._core.places()
 
-    async def _quotes(self, _: Request) -> object:
-        return self._core.quotes(self._now_s())
+    async def _sold(self, request: Request) -> Sold:
+        sold = self._core.sold(self._place(request))
+        return msgspec.structs.replace(sold, recipe=self._service.recipe)
+
+    async def _quotes(self, request: Request) -> list[Quote]:
+        return self._core.quotes(self._now_s(), self._place(request))
+
+    def _place(self, request: Request) -> Place:
+        region = request.query_params.get("region", "")
+        place = Place(self._core.market.catalogue.cloud, region)
+        if place not in self._core.places():
+            raise errors.Misconfigured(f"there is no region {region!r}")
+        return place
 
     async def _machines(self, request: Request) -> list[Machine]:
         known_s = self._now_s() - self._faults.listing_lag_s
-        listed = self._core.machines(request.query_params.get("deployment", ""))
+        deployment = request.query_params.get("deployment", "")
+        listed = self._core.machines(deployment, self._place(request).region)
         return [_as_of(known_s, machine) for machine in listed if machine.launched_at_s <= known_s]
 
     async def _bill(self, request: Request) -> dict[str, float]:
         return self._core.bill(self._now_s(), request.query_params.get("deployment", ""))
 
-    async def _launch(self, request: Request) -> Machine:
+    async def _launch(self, request: Request) -> list[Machine]:
         wanted = msgspec.json.decode(await request.body(), type=LaunchRequest)
         if self._faults.refuse_launches > 0:
             self._faults.refuse_launches -= 1
-            refusals = {code: error for error, code in CODES.items()}
-            raise refusals[self._faults.refuse_code]("refused on purpose")
-        machine = self._core.launch(wanted, self._now_s())
-        self._enter_into_books(machine)
+            raise _Spoken(self._faults.refuse_code, "refused on purpose")
+        if wanted.recipe not in ("", self._service.recipe.digest):
+            said = f"recipe {wanted.recipe} is not {self._service.recipe.digest}, which holds now"
+            raise errors.Refused("place", "RecipeChanged", said, 1.0)
+        machines = self._core.launch_all(wanted, self._now_s())
+        self._enter_into_books(machines)
         self._service.nudge()
         if self._faults.lose_launch_answers > 0:
             self._faults.lose_launch_answers -= 1
-            raise errors.ProviderUnreachable("the answer was lost on purpose")
-        return machine
+            raise errors.Unknown("the answer was lost on purpose")
+        return machines
 
-    def _enter_into_books(self, machine: Machine) -> None:
+    def _enter_into_books(self, machines: list[Machine]) -> None:
         """Write a launch into the books, or undo it, because a restart would not know of it."""
         try:
             self._service.record()
         except OSError as error:
-            own = machine.tags.get(DEPLOYMENT_TAG, "")
-            self._core.terminate([machine.id], self._now_s(), own)
-            raise errors.NoCapacity(f"the books cannot be written: {error}") from error
+            own = machines[0].tags.get(DEPLOYMENT_TAG, "")
+            self._core.terminate([machine.id for machine in machines], self._now_s(), own)
+            said = f"the books cannot be written: {error}"
+            raise errors.Refused("pool", "NoCapacity", said) from error
 
-    async def _terminate(self, request: Request) -> None:
+    async def _terminate(self, request: Request) -> list[str]:
         wanted = msgspec.json.decode(await request.body(), type=Termination)
-        self._core.terminate(wanted.machine_ids, self._now_s(), wanted.deployment)
+        known = self._core.terminate(wanted.machine_ids, self._now_s(), wanted.deployment)
         self._service.end(wanted.machine_ids)
+        return known
 
     async def _drill(self, request: Request) -> list[str]:
         wanted = msgspec.json.decode(await request.body(), type=Drill)
@@ -202,7 +233,7 @@ class Api:
     async def _set_faults(self, request: Request) -> Faults:
         wanted = msgspec.json.decode(await request.body(), type=Faults)
         if wanted.refuse_code not in CODES.values():
-            raise errors.LaunchRefused(f"refuse_code must be one of {sorted(CODES.values())}")
+            raise errors.Misconfigured(f"refuse_code must be one of {sorted(CODES.values())}")
         self._faults = wanted
         return wanted
 

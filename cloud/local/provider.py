@@ -1,6 +1,8 @@
 """The local cloud as a provider: HTTP in, values and `cloud.errors` out."""
 
-from collections.abc import Sequence
+import builtins
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -9,29 +11,40 @@ import httpx
 import msgspec
 
 from cloud import errors, private
-from cloud.model import InstanceType, LaunchRequest, Machine, Pool, Quote
+from cloud.model import (
+    Closed,
+    LaunchRequest,
+    Listing,
+    Machine,
+    Notice,
+    Pace,
+    Place,
+    Quote,
+    Ref,
+    Sold,
+    Traits,
+)
+from cloud.provider import no_notices
 
 TIMEOUT_S = 10.0
 
-ERRORS: dict[str, type[errors.CloudError]] = {
-    "InsufficientInstanceCapacity": errors.NoCapacity,
-    "SpotMaxPriceTooLow": errors.PriceAboveBid,
-    "MaxSpotInstanceCountExceeded": errors.QuotaExceeded,
-    "InvalidParameterValue": errors.LaunchRefused,
+ERRORS: dict[str, Callable[[str], errors.CloudError]] = {
+    "InsufficientInstanceCapacity": partial(errors.Refused, "pool", "NoCapacity"),
+    "SpotMaxPriceTooLow": partial(errors.Refused, "pool", "PriceAboveBid"),
+    "MaxSpotInstanceCountExceeded": partial(errors.Refused, "family", "QuotaExceeded"),
+    "Unsupported": partial(errors.Refused, "pool", "NotSold"),
+    "InvalidParameterValue": errors.Misconfigured,
     "IdempotentParameterMismatch": errors.TokenMismatch,
     "IdempotentInstanceTerminated": errors.TokenSpent,
     "UnauthorizedOperation": errors.NotOurs,
+    "AuthFailure": errors.NotAllowed,
     "RequestLimitExceeded": errors.Throttled,
-    "InternalError": errors.ProviderUnreachable,
+    "InternalError": errors.Unknown,
 }
+"""What each code of this cloud means, and how far it reaches; any other one is `Unknown`."""
 
 Nodes = int | Literal["all"]
 _Answer = TypeVar("_Answer")
-
-
-class _Sold(msgspec.Struct, frozen=True):
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -62,28 +75,49 @@ class LocalProvider:
     def name(self) -> str:
         return "local"
 
-    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
-        sold = await self._call("GET", "/catalogue", _Sold)
-        return sold.types, sold.pools
+    @property
+    def traits(self) -> Traits:
+        return Traits(billing="local")
 
-    async def quotes(self) -> Sequence[Quote]:
-        return await self._call("GET", "/quotes", list[Quote])
+    @property
+    def pace(self) -> Pace:
+        return Pace(list_s=1.0, offers_s=1.0, sold_s=3600.0, grace_s=1.0, boot_s=1.0)
 
-    async def launch(self, request: LaunchRequest) -> Machine:
-        return await self._call("POST", "/launch", Machine, request)
+    async def places(self) -> Sequence[Place | Closed]:
+        try:
+            return await self._call("GET", "/places", list[Place])
+        except errors.Refused as error:
+            return [Closed(Place(self.name, ""), str(error))]
 
-    async def machines(self) -> Sequence[Machine]:
-        return await self._call("GET", f"/machines?{self._own}", list[Machine])
+    async def sold(self, place: Place) -> Sold:
+        return await self._call("GET", f"/sold?{_of(place)}", Sold)
 
-    async def terminate(self, machine_ids: Sequence[str]) -> None:
-        wanted = {"machine_ids": list(machine_ids), "deployment": self._deployment}
-        await self._call("POST", "/terminate", type(None), wanted)
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        return await self._call("GET", f"/quotes?{_of(place)}", list[Quote])
+
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        return await self._call("POST", "/launch", list[Machine], request)
+
+    async def list(self, place: Place) -> Listing:
+        wanted = f"/machines?{self._own}&{_of(place)}"
+        machines = await self._call("GET", wanted, tuple[Machine, ...])
+        return Listing(place=place, machines=machines)
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        wanted = {"machine_ids": [ref.id for ref in refs], "deployment": self._deployment}
+        known = await self._call("POST", "/terminate", set[str], wanted)
+        return [ref for ref in refs if ref.id in known]
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return no_notices()
 
     async def bill(self) -> dict[str, float]:
         """Return what every machine has cost by the cloud's bill, in US dollars."""
         return await self._call("GET", f"/bill?{self._own}", dict[str, float])
 
-    async def drill(self, *, warning_s: float, nodes: Nodes, only_hint: bool = False) -> list[str]:
+    async def drill(
+        self, *, warning_s: float, nodes: Nodes, only_hint: bool = False
+    ) -> "builtins.list[str]":
         """Have running spot machines taken away as the market would; return which."""
         wanted = {
             "warning_s": warning_s,
@@ -106,8 +140,12 @@ class LocalProvider:
                 return msgspec.json.decode(response.content, type=answer)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
             reason = str(error) or type(error).__name__
-            raise errors.ProviderUnreachable(f"local cloud, {path}: {reason}") from error
+            raise errors.Unknown(f"local cloud, {path}: {reason}") from error
         raise _error(response, path)
+
+
+def _of(place: Place) -> str:
+    return urlencode({"region": place.region})
 
 
 def _error(response: httpx.Response, path: str) -> errors.CloudError:
@@ -116,5 +154,5 @@ def _error(response: httpx.Response, path: str) -> errors.CloudError:
         refusal = msgspec.json.decode(response.content, type=_Refusal)
     except msgspec.DecodeError:
         refusal = _Refusal(f"HTTP {response.status_code}", response.text[:200])
-    kind = ERRORS.get(refusal.code, errors.ProviderUnreachable)
+    kind = ERRORS.get(refusal.code, errors.Unknown)
     return kind(f"local cloud, {path}: {refusal.code}: {refusal.error}")
