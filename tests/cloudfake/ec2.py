@@ -107,35 +107,37 @@ class Ec2Door:
     def _answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         self._served += 1
         of = f"req-{self._served:08d}"
-        service = "ec2"
+        scope = SCOPE.match(headers.get("Authorization", ""))
+        if scope is None:
+            body_told = wire.refusal_body("ec2", "MissingAuthenticationToken", "No token", of)
+            return Answer(403, self._headers("text/xml"), body_told.encode())
+        service = scope.group(3).replace("servicequotas", "service-quotas")
         try:
-            scope = SCOPE.match(headers.get("Authorization", ""))
-            if scope is None:
-                raise Refused("MissingAuthenticationToken", "Request is missing a token", 403)
-            _, region, service, _, _ = scope.groups()
-            service = "service-quotas" if service == "servicequotas" else service
-            if region in self.silent:
+            if scope.group(2) in self.silent:
                 raise Lost
             key = self._checked(scope, method, url, headers, body)
-            text = body.decode()
-            if wire.is_query(service):
-                operation, params = wire.read_query(service, text)
-            else:
-                target = headers.get("X-Amz-Target", "")
-                operation, params = wire.read_json(service, target, text)
-            self.calls[operation.name] += 1
-            told = self._done(service, operation.name, key, region, params)
-            if isinstance(told, Answer):
-                return told
-            if wire.is_query(service):
-                return self._ok(wire.write_query(service, operation, told, of), "text/xml")
-            return self._ok(wire.write_json(told), wire.JSON_TYPE)
+            return self._told(service, key, scope.group(2), headers, body.decode(), of)
         except Refused as refusal:
-            told_body = wire.refusal_body(service, refusal.code, refusal.said, of)
-            return Answer(refusal.status, self._headers("text/xml"), told_body.encode())
+            status, code, said = refusal.status, refusal.code, refusal.said
         except wire.Malformed as error:
-            told_body = wire.refusal_body(service, "UnknownParameter", str(error), of)
-            return Answer(400, self._headers("text/xml"), told_body.encode())
+            status, code, said = 400, "UnknownParameter", str(error)
+        body_told = wire.refusal_body(service, code, said, of)
+        return Answer(status, self._headers("text/xml"), body_told.encode())
+
+    def _told(  # noqa: PLR0913 - one request in its parts
+        self, service: str, key: Key, region: str, headers: Mapping[str, str], text: str, of: str
+    ) -> Answer:
+        if wire.is_query(service):
+            operation, params = wire.read_query(service, text)
+        else:
+            operation, params = wire.read_json(service, headers.get("X-Amz-Target", ""), text)
+        self.calls[operation.name] += 1
+        told = self._done(service, operation.name, key, region, params)
+        if isinstance(told, Answer):
+            return told
+        if wire.is_query(service):
+            return self._ok(wire.write_query(service, operation, told, of), "text/xml")
+        return self._ok(wire.write_json(told), wire.JSON_TYPE)
 
     def _done(
         self, service: str, name: str, key: Key, region: str, params: dict[str, Any]
@@ -190,7 +192,7 @@ class Ec2Door:
         body: bytes,
     ) -> Key:
         """Return the caller's keys after their signature, its date and their end were checked."""
-        key_id, region, service, signed, signature = scope.groups()
+        key_id, _, service, _, signature = scope.groups()
         key = self.keys.get(key_id)
         if key is None:
             if service == "sts":
