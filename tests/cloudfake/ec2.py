@@ -124,7 +124,7 @@ class Ec2Door:
         body_told = wire.refusal_body(service, code, said, of)
         return Answer(status, self._headers("text/xml"), body_told.encode())
 
-    def _told(  # noqa: PLR0913 - one request in its parts
+    def _told(
         self, service: str, key: Key, region: str, headers: Mapping[str, str], text: str, of: str
     ) -> Answer:
         if wire.is_query(service):
