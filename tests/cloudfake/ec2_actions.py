@@ -334,7 +334,8 @@ def _attach(call: Call, order: _Order, x: Instance) -> None:
 
 def described(account: Account, x: Instance, at_s: float, fresh: bool = False) -> dict[str, Any]:
     """Return a machine as lists show it; `fresh` is the launch's own answer, which never lags."""
-    since_s, state, code = x.states[-1] if fresh else x.seen(at_s)
+    _, state, code = x.states[-1] if fresh else x.seen(at_s)
+    since_s = next(began_s for began_s, _, why in x.states if why == code)
     params = x.request
     metadata = {"HttpTokens": "optional", "HttpEndpoint": "enabled"} | params.get(
         "MetadataOptions", {}

@@ -97,7 +97,15 @@ def describe_volumes(call: Call) -> dict[str, Any]:
         for v in call.account.volumes.values()
         if not v.gone and call.account.region_of[v.zone] == call.region
     ]
-    return paged(call, "Volumes", chosen(call, entries, {"status": lambda v: [v["State"]]}))
+    return paged(
+        call,
+        "Volumes",
+        chosen(
+            call,
+            entries,
+            {"status": lambda v: [v["State"]], "volume-id": lambda v: [v["VolumeId"]]},
+        ),
+    )
 
 
 @action("ec2", "DescribeNetworkInterfaces")
@@ -114,7 +122,11 @@ def describe_network_interfaces(call: Call) -> dict[str, Any]:
         for n in call.account.nics.values()
         if not n.gone and call.account.region_of[n.zone] == call.region
     ]
-    found = chosen(call, entries, {"status": lambda n: [n["Status"]]})
+    reads: dict[str, Read] = {
+        "status": lambda n: [n["Status"]],
+        "network-interface-id": lambda n: [n["NetworkInterfaceId"]],
+    }
+    found = chosen(call, entries, reads)
     for entry in found:
         del entry["Tags"]
     return paged(call, "NetworkInterfaces", found)
@@ -136,7 +148,11 @@ def describe_spot_instance_requests(call: Call) -> dict[str, Any]:
         for r in call.account.spot_requests.values()
         if r.region == call.region
     ]
-    found = chosen(call, entries, {"state": lambda r: [r["State"]]})
+    reads: dict[str, Read] = {
+        "state": lambda r: [r["State"]],
+        "spot-instance-request-id": lambda r: [r["SpotInstanceRequestId"]],
+    }
+    found = chosen(call, entries, reads)
     return paged(call, "SpotInstanceRequests", found)
 
 
