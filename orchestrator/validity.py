@@ -132,7 +132,7 @@ def _flaw_of_ready(event: WorkerReady) -> str:
 
 
 def _flaw_of_type(kind: InstanceType) -> str:
-    sound = kind.slots <= SLOTS_MAX and 0 <= kind.memory_bytes <= COUNT_MAX
+    sound = kind.slots <= SLOTS_MAX and all(0 <= x <= COUNT_MAX for x in _numbers_in(kind))
     sound = sound and 0 < kind.on_demand_usd_per_h <= USD_MAX and 1e-9 <= kind.speed <= 1e9
     return "" if sound else f"the instance type is {kind}"
 

@@ -11,7 +11,8 @@ from cloud.model import TOKEN, TOKEN_MAX
 from orchestrator.brain import leases, ledger
 from orchestrator.brain.decide import decide
 from orchestrator.client import post
-from orchestrator.events import JobResumed, JobSpec, JobSubmitted, ManagerStarted
+from orchestrator.events import JobResumed, JobSpec, JobSubmitted
+from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 from orchestrator.settings import Settings
