@@ -15,7 +15,6 @@ from orchestrator.events import JobResumed, JobSpec, JobSubmitted
 from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
-from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.view_builder import view_of
 from orchestrator.world import MemoryJournal, decode_state, encode_state
