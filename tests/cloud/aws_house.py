@@ -7,8 +7,11 @@ the answer. What boto3 builds, signs, checks and parses is all real. `fault` dec
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import boto3
 from botocore.awsrequest import AWSResponse
@@ -75,32 +78,43 @@ class _Raw:
         yield self._body
 
 
-def session_of(door: Ec2Door, key_id: str = "AKIDTEST", secret: str = "secret") -> boto3.Session:
-    """Return a session of boto3 whose requests all go to the door."""
+DOORS: WeakValueDictionary[str, Ec2Door] = WeakValueDictionary()
+NUMBERS = count()
+"""By the key that opens them: one session of boto3, which is dear to make, serves all houses."""
+
+
+def _send(request: Any, **_: Any) -> AWSResponse:
+    """Hand a request to the door that its key opens."""
+    headers = {
+        name: told.decode() if isinstance(told, bytes) else str(told)
+        for name, told in request.headers.items()
+    }
+    body = request.body or b""
+    door = DOORS[headers["Authorization"].partition("Credential=")[2].partition("/")[0]]
+    try:
+        told = door.answer(
+            request.method, request.url, headers, body.encode() if isinstance(body, str) else body
+        )
+    except Lost:
+        raise ConnectionClosedError(endpoint_url=request.url) from None
+    return AWSResponse(request.url, told.status, told.headers, _Raw(told.body))
+
+
+@cache
+def _shared() -> boto3.Session:
     core = CoreSession()
-    core.set_config_variable("region", "us-east-1")
+    core.get_component("event_emitter").register_first("before-send", _send)
+    return boto3.Session(botocore_session=core)
 
-    def send(request: Any, **_: Any) -> AWSResponse:
-        headers = {
-            name: told.decode() if isinstance(told, bytes) else str(told)
-            for name, told in request.headers.items()
-        }
-        body = request.body or b""
-        try:
-            told = door.answer(
-                request.method,
-                request.url,
-                headers,
-                body.encode() if isinstance(body, str) else body,
-            )
-        except Lost:
-            raise ConnectionClosedError(endpoint_url=request.url) from None
-        return AWSResponse(request.url, told.status, told.headers, _Raw(told.body))
 
-    core.get_component("event_emitter").register_first("before-send", send)
-    return boto3.Session(
-        aws_access_key_id=key_id, aws_secret_access_key=secret, botocore_session=core
-    )
+class KeyedSession:
+    """What the provider needs of a session of boto3, with keys of a house."""
+
+    def __init__(self, key_id: str, secret: str = "secret") -> None:
+        self.keys = {"aws_access_key_id": key_id, "aws_secret_access_key": secret}
+
+    def client(self, service: str, **more: Any) -> Any:
+        return _shared().client(service, **self.keys, **more)
 
 
 class AwsHouse:
@@ -110,7 +124,10 @@ class AwsHouse:
         self.clock = VirtualClock(BEGIN_S)
         self.account = Account(dials, ZONES, room=room)
         self.door = Ec2Door(self.account, self.clock)
-        self.session = session_of(self.door)
+        self.key_id = f"AKIDTEST{next(NUMBERS)}"
+        self.door.keys = {self.key_id: Key(secret="secret")}
+        DOORS[self.key_id] = self.door
+        self.session = KeyedSession(self.key_id)
         self.calls = Calls(new_session=lambda: self.session)
 
     def provider(self, calls: Calls | None = None, settings: AwsSettings = SETTINGS) -> AwsProvider:
@@ -132,4 +149,4 @@ class AwsHouse:
 
 
 def with_policy(house: AwsHouse, policy: Mapping[str, Any]) -> None:
-    house.door.keys["AKIDTEST"] = Key(secret="secret", who="manager", policy=policy)
+    house.door.keys[house.key_id] = Key(secret="secret", who="manager", policy=policy)

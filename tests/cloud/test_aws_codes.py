@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aws_house import EAST, SETTINGS, AwsHouse, request, session_of
+from aws_house import EAST, SETTINGS, AwsHouse, KeyedSession, request
 from cloudfake import wire
 from cloudfake.books import draw
 from cloudfake.ec2 import GARBLED, Answer
@@ -207,10 +207,10 @@ CANARIES = {
 def test_no_secret_is_in_what_is_said(caplog: pytest.LogCaptureFixture):
     """Keys, session tokens and user data are in no error, no chain of causes, no log, no value."""
     house = AwsHouse()
-    house.door.keys["AKIDTEST"] = replace(
-        house.door.keys["AKIDTEST"], secret=CANARIES["secret key"]
+    house.door.keys[house.key_id] = replace(
+        house.door.keys[house.key_id], secret=CANARIES["secret key"]
     )
-    session = session_of(house.door, secret=CANARIES["secret key"])
+    session = KeyedSession(house.key_id, secret=CANARIES["secret key"])
     settings = replace(SETTINGS, user_data=CANARIES["user data"])
     said: list[str] = []
 
@@ -231,7 +231,7 @@ def test_no_secret_is_in_what_is_said(caplog: pytest.LogCaptureFixture):
             except CloudError as error:
                 heard(error)
         house.door.fault = lambda action, nth: None
-        house.door.keys["AKIDTEST"] = replace(house.door.keys["AKIDTEST"], secret="another")
+        house.door.keys[house.key_id] = replace(house.door.keys[house.key_id], secret="another")
         try:
             await provider.list(EAST)
         except CloudError as error:

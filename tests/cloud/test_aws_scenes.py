@@ -445,15 +445,15 @@ def test_what_can_never_work_is_said_in_one_sentence(house: AwsHouse):
 
 def test_keys_close_a_place_with_one_sentence(house: AwsHouse):
     """Unknown, wrong and expired keys, and a clock that is off: each named, with what to do."""
-    right = house.door.keys["AKIDTEST"]
+    right = house.door.keys[house.key_id]
 
     async def scene(provider: AwsProvider):
         assert await provider.places() == [EAST, WEST]
-        house.door.keys["AKIDTEST"] = Key(secret="other")
+        house.door.keys[house.key_id] = Key(secret="other")
         closed = (await provider.places())[0]
         assert isinstance(closed, Closed)
         assert "secret key or the clock is wrong" in closed.because
-        house.door.keys["AKIDTEST"] = Key(secret="secret", expires_s=BEGIN_S + 1)
+        house.door.keys[house.key_id] = Key(secret="secret", expires_s=BEGIN_S + 1)
         assert await provider.places() == [EAST, WEST]
         house.wait(2)
         assert "get new ones" in (await provider.places())[0].because
@@ -461,7 +461,7 @@ def test_keys_close_a_place_with_one_sentence(house: AwsHouse):
             await provider.launch(request("t-1"))
         house.door.keys.clear()
         assert "check the keys" in (await provider.places())[0].because
-        house.door.keys["AKIDTEST"] = right
+        house.door.keys[house.key_id] = right
         house.door.clock_off_s = -600.0
         assert re.search(r"clock is off by \+(599|600|601) s", (await provider.places())[0].because)
 
