@@ -151,7 +151,8 @@ class Ec2Door:
             raise Refused("InternalError", "An internal error has occurred", 500)
         at_s = self.clock.now_s()
         self.account.advance(at_s)
-        self._pace(name, region, params, at_s)
+        if service == "ec2":
+            self._pace(name, region, params, at_s)
         handler = HANDLERS.get((service, name))
         if handler is None:
             raise Refused("InvalidAction", f"The action {name} is not valid for this web service")
