@@ -1,5 +1,6 @@
 """What a deployment says about AWS, as plain values, and the recipes that follow from it."""
 
+import re
 from hashlib import blake2b
 
 import msgspec
@@ -69,3 +70,42 @@ def pairs(value: str | None) -> dict[str, str]:
             raise ValueError(f'{entry!r} must be "name=value", as in us-east-1a=subnet-0123')
         found[name.strip()] = told.strip()
     return found
+
+
+def zone_region(zone: str) -> str:
+    """Return the region of a zone: "us-east-1a" is in us-east-1, and so is "us-east-1-bos-1a"."""
+    found = re.match(r"[a-z]{2}(-[a-z]+)+-\d", zone)
+    if found is None:
+        raise ValueError(f"{zone!r} is not the name of a zone such as us-east-1a")
+    return found[0]
+
+
+def settings_of(
+    *, regions: str | None, images: str | None, subnets: str | None, security_groups: str | None
+) -> AwsSettings:
+    """Return the regions that these texts describe; whatever lacks something is named."""
+    names = texts(regions)
+    if not names:
+        raise ValueError("regions is not set; name at least one, such as us-east-1")
+    image, group, subnet = pairs(images), pairs(security_groups), pairs(subnets)
+    by_region: dict[str, dict[str, str]] = {name: {} for name in names}
+    for zone, told in subnet.items():
+        if zone_region(zone) not in by_region:
+            raise ValueError(f"subnets names the zone {zone}, and its region is not in regions")
+        by_region[zone_region(zone)][zone] = told
+    for what, known in (("images", image), ("security_groups", group), ("subnets", by_region)):
+        if missing := [name for name in names if not known.get(name)]:
+            raise ValueError(f"{what} names nothing for the region {missing[0]}")
+        if strange := sorted(set(known) - set(names)):
+            raise ValueError(f"{what} names the region {strange[0]}, which is not in regions")
+    return AwsSettings(
+        regions=tuple(
+            Region(
+                name=name,
+                image=image[name],
+                subnets=by_region[name],
+                security_group=group[name],
+            )
+            for name in names
+        )
+    )
