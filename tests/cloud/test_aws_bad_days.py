@@ -40,21 +40,21 @@ def test_the_way_over_a_socket_is_the_same():
     assert house.account.books.alive(OURS) == []
 
 
-def test_ten_thousand_foreign_machines_are_no_work_and_no_danger():
+def test_thousands_of_foreign_machines_are_no_work_and_no_danger():
     """The list asks AWS for ours only, so it is one call; looking at quotas reads them all."""
     house = AwsHouse(room=20_000)
     house.account.dials.machines_burst = 1e9
-    house.account.dials.page = 20_000
+    house.account.dials.page = 500
     ec2 = house.session.client("ec2", region_name="us-east-1")
     for zone in ("us-east-1a", "us-east-1b"):
         house.account.free_addresses[f"subnet-{zone}"] = 9000
-    for nth in range(10):
+    for nth in range(2):
         ec2.run_instances(
             ImageId="ami-us-east-1",
             InstanceType="m7i.xlarge",
             MinCount=1000,
             MaxCount=1000,
-            SubnetId=f"subnet-us-east-1{'ab'[nth % 2]}",
+            SubnetId=f"subnet-us-east-1{'ab'[nth]}",
         )
 
     async def scene(provider: AwsProvider):
@@ -67,7 +67,7 @@ def test_ten_thousand_foreign_machines_are_no_work_and_no_danger():
 
     sold = house.play(scene)
     (room,) = [x for x in sold.rooms if (x.family, x.market) == ("standard", "on_demand")]
-    assert room.vcpus_used == 40_000
+    assert room.vcpus_used == 8_000
 
 
 def test_both_throttles_are_a_definite_no_with_a_time():
