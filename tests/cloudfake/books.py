@@ -79,7 +79,9 @@ class Books:
             if line.kind == "machine" and line.token:
                 bought[line.owner, line.token].append(line)
         return [
-            token for (_, token), lines in bought.items() if len(lines) > min(x.asked for x in lines)
+            token
+            for (_, token), lines in bought.items()
+            if len(lines) > min(x.asked for x in lines)
         ]
 
     def alive(self, owner: str, kinds: Iterable[Kind] = ()) -> list[Line]:
