@@ -1,38 +1,93 @@
-"""The one interface to every cloud, with five calls.
+"""The one interface to every cloud, with seven verbs.
 
-Every implementation passes the same suite, `tests/contract/test_providers.py`.
+Every implementation passes the same suite, `tests/contract/test_providers.py`. A provider raises
+nothing but `cloud.errors`; what it cannot place there is `Unknown`.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from cloud.model import InstanceType, LaunchRequest, Machine, Pool, Quote
+from cloud.model import (
+    Closed,
+    InstanceType,
+    LaunchRequest,
+    Listing,
+    Machine,
+    Notice,
+    Pace,
+    Place,
+    Pool,
+    Quote,
+    Ref,
+    Sold,
+    Traits,
+)
 
 
 class Provider(Protocol):
-    """Machines of one cloud, as seen by one deployment of ours."""
+    """Machines of one cloud in all its places, as seen by one deployment of ours."""
 
     @property
     def name(self) -> str:
-        """The `cloud` field of its pools."""
+        """The `cloud` field of its places."""
         ...
 
-    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
-        """Return the instance types on sale, and the pools that sell them."""
+    @property
+    def traits(self) -> Traits: ...
+
+    @property
+    def pace(self) -> Pace: ...
+
+    async def places(self) -> Sequence[Place | Closed]:
+        """Return the places that the settings name; a closed one says why in one sentence."""
         ...
 
-    async def quotes(self) -> Sequence[Quote]:
-        """Return the present spot price of every pool."""
+    async def sold(self, place: Place) -> Sold:
+        """Return the types, pools and quotas of a place, and its recipe as resolved now."""
         ...
 
-    async def launch(self, request: LaunchRequest) -> Machine:
-        """Start one machine; idempotent by token. Raises from `cloud.errors`."""
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        """Return the present price of every pool and market there that has one."""
         ...
 
-    async def machines(self) -> Sequence[Machine]:
-        """Return every machine with our deployment's tag, for a while also ended ones."""
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        """Start all machines of the request or none, once per token.
+
+        `Refused` says that none was started; `Unknown` that only the list can tell.
+        """
         ...
 
-    async def terminate(self, machine_ids: Sequence[str]) -> None:
-        """End these machines; an ended one is no error, and a foreign one raises NotOurs."""
+    async def list(self, place: Place) -> Listing:
+        """Return everything of ours in a place: the whole of it or an error, never a part."""
         ...
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        """Ask for the end of machines and leftovers; return those that cost nothing any more.
+
+        An ended one is returned, and one that the cloud does not know is left out, because it may
+        be too young to be seen. One that is not ours raises `NotOurs`, and then none is ended.
+        """
+        ...
+
+    def notices(self) -> AsyncIterator[Notice]:
+        """Yield what the cloud announces beside its machines' metadata; it may never say anything."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class OneList(Protocol):
+    """A cloud as the manager knows it until every room speaks of places; it goes then."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]: ...
+
+    async def quotes(self) -> Sequence[Quote]: ...
+
+    async def launch(self, request: LaunchRequest) -> Machine: ...
+
+    async def machines(self) -> Sequence[Machine]: ...
+
+    async def terminate(self, machine_ids: Sequence[str]) -> None: ...

@@ -18,15 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cloud.clock import Clock
-from cloud.errors import (
-    LaunchRefused,
-    NoCapacity,
-    NotOurs,
-    PriceAboveBid,
-    QuotaExceeded,
-    TokenMismatch,
-    TokenSpent,
-)
+from cloud.errors import NotOurs, Refused, TokenMismatch, TokenSpent
 from cloud.market import PriceStep, SpotMarket
 from cloud.model import (
     DEPLOYMENT_TAG,
@@ -270,13 +262,13 @@ class SimulatedCloud:
             self._push((machine.ended_at_s or books.at_s) + ENDED_LISTED_S, "unlist", machine.id)
 
     def launch(self, request: LaunchRequest, at_s: float) -> Machine:
-        """Start one machine, once per token. Raises LaunchRefused, TokenMismatch, TokenSpent."""
+        """Start one machine, once per token. Raises Refused."""
         self._work_off(at_s)
         if (known := self._by_token.get(request.token)) is not None:
             return self._launched_before(known, request)
         state = self._pools.get(request.pool)
         if state is None:
-            raise LaunchRefused(f"{request.pool.key} is not sold here")
+            raise Refused("pool", "NotSold", f"{request.pool.key} is not sold here")
         self._refuse_if_it_must(state, request, at_s)
         machine = self._new_machine(state, request, at_s)
         record = _Record(request, machine, state.paid_usd_per_machine(at_s))
@@ -346,14 +338,16 @@ class SimulatedCloud:
         quota = self.market.catalogue.quota_slots
         wanted = self._slots_held + self._types[request.pool.type].slots
         if quota is not None and wanted > quota:
-            raise QuotaExceeded(f"{wanted} slots would be held, the quota is {quota}")
+            said = f"{wanted} slots would be held, the quota is {quota}"
+            raise Refused("family", "QuotaExceeded", said)
         if request.market == "on_demand":
             return
         price, bid = state.quote.price_usd_per_h, request.bid_usd_per_h
         if bid is not None and bid < price:
-            raise PriceAboveBid(f"{request.pool.key} is at {price} USD/h, the bid is {bid}")
+            said = f"{request.pool.key} is at {price} USD/h, the bid is {bid}"
+            raise Refused("pool", "PriceAboveBid", said)
         if len(state.spot) >= state.room or self.market.refuses(request.token, at_s):
-            raise NoCapacity(f"{request.pool.key} has no machine to give now")
+            raise Refused("pool", "NoCapacity", f"{request.pool.key} has no machine to give now")
 
     def _new_machine(self, state: _PoolState, request: LaunchRequest, at_s: float) -> Machine:
         nth = self._launches

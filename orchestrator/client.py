@@ -30,7 +30,7 @@ from agent.keys import (
 from agent.profile import Profile
 from agent.timeline import Timeline
 from cloud.clock import ticks
-from cloud.errors import ProviderUnreachable
+from cloud.errors import Unknown
 from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobSubmitted
@@ -245,9 +245,7 @@ async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
     try:
         cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, CLOUD_S_MAX)
     except (OSError, msgspec.DecodeError, KeyError) as error:
-        raise ProviderUnreachable(
-            f"the local cloud is not there ({error}); the house restarts it"
-        ) from None
+        raise Unknown(f"the local cloud is not there ({error}); the house restarts it") from None
     try:
         yield cloud
     finally:

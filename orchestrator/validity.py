@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from agent.messages import JobProfiled, NoticeSeen, WorkerReady
-from cloud.model import TOKEN_MAX, InstanceType, Machine
+from cloud.model import InstanceType, Machine
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
@@ -23,7 +23,6 @@ from orchestrator.events import (
     JobSubmitted,
     Launched,
     Listed,
-    ManagerStarted,
     QuotesKept,
 )
 
@@ -35,7 +34,6 @@ SLOTS_MAX = 100_000
 MICROBATCHES_MAX = 1_000_000
 HASTE_MAX = 1000.0
 SHOWN_MAX = 60
-SERIAL_DIGITS = 12  # of the number that ends a launch token: no manager launches so often
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -53,8 +51,6 @@ def _deeper_flaw_of(event: AnyEvent) -> str:  # noqa: PLR0911
     match event:
         case JobSubmitted():
             return _flaw_of_storing(event.spec)
-        case ManagerStarted():
-            return _flaw_of_start(event)
         case WorkerReady():
             return _flaw_of_ready(event)
         case NoticeSeen():
@@ -126,16 +122,6 @@ def _is_count_or_time(value: float, name: str, *, counts: bool) -> bool:
     return is_time(value) if name.endswith("at_s") else -AMOUNT_MAX <= value <= AMOUNT_MAX
 
 
-def _flaw_of_start(event: ManagerStarted) -> str:
-    """Every launch token has these three parts and a number, so a long part would end every purchase."""
-    parts = event.settings.deployment, str(event.epoch), event.salt
-    most = TOKEN_MAX - len(parts) - SERIAL_DIGITS
-    if sum(map(len, parts)) <= most:
-        return ""
-    named = ", ".join(map(_shown, parts))
-    return f"deployment, epoch and salt have more than {most} characters together: {named}"
-
-
 def _flaw_of_ready(event: WorkerReady) -> str:
     for name, most in (("microbatches", MICROBATCHES_MAX), ("stages_max", SLOTS_MAX)):
         value = getattr(event, name)
@@ -146,7 +132,7 @@ def _flaw_of_ready(event: WorkerReady) -> str:
 
 
 def _flaw_of_type(kind: InstanceType) -> str:
-    sound = kind.slots <= SLOTS_MAX and 0 <= kind.memory_bytes <= COUNT_MAX
+    sound = kind.slots <= SLOTS_MAX and all(0 <= x <= COUNT_MAX for x in _numbers_in(kind))
     sound = sound and 0 < kind.on_demand_usd_per_h <= USD_MAX and 1e-9 <= kind.speed <= 1e9
     return "" if sound else f"the instance type is {kind}"
 

@@ -24,18 +24,25 @@ from cloud.model import DEPLOYMENT_TAG, InstanceType, LaunchRequest, Machine, Po
 
 BODY_BYTES_MAX = 65_536
 
-CODES: dict[type[errors.CloudError], str] = {
-    errors.NoCapacity: "InsufficientInstanceCapacity",
-    errors.PriceAboveBid: "SpotMaxPriceTooLow",
-    errors.QuotaExceeded: "MaxSpotInstanceCountExceeded",
-    errors.LaunchRefused: "InvalidParameterValue",
-    errors.TokenMismatch: "IdempotentParameterMismatch",
-    errors.TokenSpent: "IdempotentInstanceTerminated",
-    errors.NotOurs: "UnauthorizedOperation",
-    errors.Throttled: "RequestLimitExceeded",
-    errors.ProviderUnreachable: "InternalError",
+CODES = {
+    "NoCapacity": "InsufficientInstanceCapacity",
+    "PriceAboveBid": "SpotMaxPriceTooLow",
+    "QuotaExceeded": "MaxSpotInstanceCountExceeded",
+    "NotSold": "Unsupported",
+    "Misconfigured": "InvalidParameterValue",
+    "TokenMismatch": "IdempotentParameterMismatch",
+    "TokenSpent": "IdempotentInstanceTerminated",
+    "NotOurs": "UnauthorizedOperation",
+    "NotAllowed": "AuthFailure",
+    "Throttled": "RequestLimitExceeded",
+    "Unknown": "InternalError",
 }
-STATUS = {"UnauthorizedOperation": 403, "RequestLimitExceeded": 503, "InternalError": 500}
+STATUS = {
+    "AuthFailure": 401,
+    "UnauthorizedOperation": 403,
+    "RequestLimitExceeded": 503,
+    "InternalError": 500,
+}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +89,18 @@ class Faults(msgspec.Struct, kw_only=True):
     listing_lag_s: float = 0.0
 
 
+class _Spoken(errors.CloudError):
+    """An error that a test switched on, by the code that clients read."""
+
+    def __init__(self, code: str, said: str) -> None:
+        super().__init__(said)
+        self._code = code
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+
 Handler = Callable[[Request], Awaitable[Any]]
 
 
@@ -117,7 +136,7 @@ class Api:
                 await asyncio.sleep(self._faults.answer_delay_s)
                 return _json(await handler(request), 200)
             except errors.CloudError as error:
-                code = CODES[type(error)]
+                code = CODES.get(error.code, error.code)
                 return _json(Refusal(code=code, error=str(error)), STATUS.get(code, 400))
             except msgspec.DecodeError as error:
                 return _json(Refusal(code="InvalidParameterValue", error=str(error)), 400)
@@ -127,9 +146,9 @@ class Api:
     def _admit(self, request: Request) -> None:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            raise errors.NotOurs("the bearer token is missing or wrong")
+            raise errors.NotAllowed("the bearer token is missing or wrong")
         if int(request.headers.get("content-length", "0")) > BODY_BYTES_MAX:
-            raise errors.LaunchRefused(f"a request has at most {BODY_BYTES_MAX} bytes")
+            raise errors.Misconfigured(f"a request has at most {BODY_BYTES_MAX} bytes")
         if self._faults.throttle_calls > 0 and request.url.path != "/faults":
             self._faults.throttle_calls -= 1
             raise errors.Throttled("slow down")
@@ -156,14 +175,13 @@ class Api:
         wanted = msgspec.json.decode(await request.body(), type=LaunchRequest)
         if self._faults.refuse_launches > 0:
             self._faults.refuse_launches -= 1
-            refusals = {code: error for error, code in CODES.items()}
-            raise refusals[self._faults.refuse_code]("refused on purpose")
+            raise _Spoken(self._faults.refuse_code, "refused on purpose")
         machine = self._core.launch(wanted, self._now_s())
         self._enter_into_books(machine)
         self._service.nudge()
         if self._faults.lose_launch_answers > 0:
             self._faults.lose_launch_answers -= 1
-            raise errors.ProviderUnreachable("the answer was lost on purpose")
+            raise errors.Unknown("the answer was lost on purpose")
         return machine
 
     def _enter_into_books(self, machine: Machine) -> None:
@@ -173,7 +191,8 @@ class Api:
         except OSError as error:
             own = machine.tags.get(DEPLOYMENT_TAG, "")
             self._core.terminate([machine.id], self._now_s(), own)
-            raise errors.NoCapacity(f"the books cannot be written: {error}") from error
+            said = f"the books cannot be written: {error}"
+            raise errors.Refused("pool", "NoCapacity", said) from error
 
     async def _terminate(self, request: Request) -> None:
         wanted = msgspec.json.decode(await request.body(), type=Termination)
@@ -202,7 +221,7 @@ class Api:
     async def _set_faults(self, request: Request) -> Faults:
         wanted = msgspec.json.decode(await request.body(), type=Faults)
         if wanted.refuse_code not in CODES.values():
-            raise errors.LaunchRefused(f"refuse_code must be one of {sorted(CODES.values())}")
+            raise errors.Misconfigured(f"refuse_code must be one of {sorted(CODES.values())}")
         self._faults = wanted
         return wanted
 

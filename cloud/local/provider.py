@@ -1,6 +1,7 @@
 """The local cloud as a provider: HTTP in, values and `cloud.errors` out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -13,17 +14,20 @@ from cloud.model import InstanceType, LaunchRequest, Machine, Pool, Quote
 
 TIMEOUT_S = 10.0
 
-ERRORS: dict[str, type[errors.CloudError]] = {
-    "InsufficientInstanceCapacity": errors.NoCapacity,
-    "SpotMaxPriceTooLow": errors.PriceAboveBid,
-    "MaxSpotInstanceCountExceeded": errors.QuotaExceeded,
-    "InvalidParameterValue": errors.LaunchRefused,
+ERRORS: dict[str, Callable[[str], errors.CloudError]] = {
+    "InsufficientInstanceCapacity": partial(errors.Refused, "pool", "NoCapacity"),
+    "SpotMaxPriceTooLow": partial(errors.Refused, "pool", "PriceAboveBid"),
+    "MaxSpotInstanceCountExceeded": partial(errors.Refused, "family", "QuotaExceeded"),
+    "Unsupported": partial(errors.Refused, "pool", "NotSold"),
+    "InvalidParameterValue": errors.Misconfigured,
     "IdempotentParameterMismatch": errors.TokenMismatch,
     "IdempotentInstanceTerminated": errors.TokenSpent,
     "UnauthorizedOperation": errors.NotOurs,
+    "AuthFailure": errors.NotAllowed,
     "RequestLimitExceeded": errors.Throttled,
-    "InternalError": errors.ProviderUnreachable,
+    "InternalError": errors.Unknown,
 }
+"""What each code of this cloud means, and how far it reaches; any other one is `Unknown`."""
 
 Nodes = int | Literal["all"]
 _Answer = TypeVar("_Answer")
@@ -106,7 +110,7 @@ class LocalProvider:
                 return msgspec.json.decode(response.content, type=answer)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
             reason = str(error) or type(error).__name__
-            raise errors.ProviderUnreachable(f"local cloud, {path}: {reason}") from error
+            raise errors.Unknown(f"local cloud, {path}: {reason}") from error
         raise _error(response, path)
 
 
@@ -116,5 +120,5 @@ def _error(response: httpx.Response, path: str) -> errors.CloudError:
         refusal = msgspec.json.decode(response.content, type=_Refusal)
     except msgspec.DecodeError:
         refusal = _Refusal(f"HTTP {response.status_code}", response.text[:200])
-    kind = ERRORS.get(refusal.code, errors.ProviderUnreachable)
+    kind = ERRORS.get(refusal.code, errors.Unknown)
     return kind(f"local cloud, {path}: {refusal.code}: {refusal.error}")

@@ -78,7 +78,7 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
     provider = leases.provider_of(state, lease.provider)
     why = f"{event.code}: {event.error}"
     match event.code:
-        case "NoCapacity" | "PriceAboveBid" | "LaunchRefused":
+        case "NoCapacity" | "PriceAboveBid" | "NotSold" | "Misconfigured" | "NotAllowed":
             if event.code == "NoCapacity" and lease.request.market == "spot":
                 known = state.pools[lease.pool.key]
                 known.record = known.record.refused(state.now_s)

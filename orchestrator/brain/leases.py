@@ -3,7 +3,9 @@
 What is heard of them is in `machines`. A launch is an intent in the journal before it is a call.
 """
 
+import re
 from collections import Counter
+from hashlib import blake2b
 
 from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
@@ -27,6 +29,8 @@ from orchestrator.state import (
 PENALTY_DOUBLINGS_MAX = 4
 ENDED_LEASES_MAX = 500
 RETRY_DOUBLINGS_MAX = 4
+READABLE_MAX = 12  # characters of the deployment's name in a launch token
+UNFIT = re.compile(r"[^a-z0-9]+")
 ROUNDING = 1e-9
 
 # --- what one costs ------------------------------------------------------------------------------------
@@ -69,9 +73,14 @@ def new_token(state: State) -> str:
     """Name a launch as no launch was ever named.
 
     Epoch and serial are unique within one journal. They come again when the journal was emptied, or
-    an old copy was put in its place, so each life of a manager adds a random salt.
+    an old copy was put in its place, so each life of a manager adds a random salt. A token is also
+    the name of a virtual machine, so it holds of a deployment's name what such a name may hold, and
+    a digest of the whole.
     """
-    parts = state.settings.deployment, state.epoch, state.salt, next_serial(state)
+    deployment = state.settings.deployment
+    readable = UNFIT.sub("-", deployment.lower())[:READABLE_MAX].strip("-")
+    whole = blake2b(f"{deployment}/{state.salt}".encode(), digest_size=6).hexdigest()
+    parts = readable, whole, state.epoch, next_serial(state)
     return "-".join(str(part) for part in parts if part != "")
 
 

@@ -17,7 +17,7 @@ from agent.keys import EVENTS, INBOX, INBOX_READ, VIEW
 from agent.messages import AgentLost, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError
-from cloud.provider import Provider
+from cloud.provider import OneList as Provider
 from orchestrator.actions import (
     AnyAction,
     CloseJob,

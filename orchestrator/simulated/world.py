@@ -6,7 +6,7 @@ from typing import assert_never
 import msgspec
 
 from agent.messages import NoticeSeen
-from cloud.errors import CloudError, NoCapacity, ProviderUnreachable
+from cloud.errors import CloudError, Refused, Unknown
 from cloud.model import LaunchRequest
 from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, SimulatedCloud
 from orchestrator.actions import (
@@ -195,16 +195,16 @@ class SimulatedWorld:
         lost = self.luck.chance(self.luck.faults.unreachable)
         try:
             if lost and self.luck.chance(0.5):
-                raise ProviderUnreachable("the request was lost")
+                raise Unknown("the request was lost")
             if now_s < self.bad_days.dry_until_s:
-                raise NoCapacity(f"{request.pool.key}: {DROUGHT}")
+                raise Refused("pool", "NoCapacity", f"{request.pool.key}: {DROUGHT}")
             machine = self.cloud.launch(request, now_s)
             if machine.id not in self.alive:
                 self.launches += 1
                 self.alive[machine.id] = (machine.token, now_s)
             self.await_point("launched")
             if lost:
-                raise ProviderUnreachable("the answer was lost")
+                raise Unknown("the answer was lost")
         except CloudError as error:
             failed = LaunchFailed(at_s=0.0, token=request.token, code=error.code, error=str(error))
             self._answer(failed)

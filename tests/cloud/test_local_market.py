@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from running_cloud import POOLS, request
 
-from cloud.errors import NoCapacity
+from cloud.errors import Refused
 from cloud.local.books import Page, start_of_market
 from cloud.market import LOCAL, Conduct, PriceStep, SpotMarket
 from cloud.replay import read_prices
@@ -80,8 +80,8 @@ def bought(cloud: SimulatedCloud, count: int, at_s: float) -> list[str]:
     ids = []
     for nth in range(count):
         try:
-            ids.append(cloud.launch(request(f"{at_s}-{nth}"), at_s).id)
-        except NoCapacity:
+            ids.append(cloud.launch(request(f"t{at_s:.0f}-{nth}"), at_s).id)
+        except Refused:
             break
     return ids
 
@@ -151,7 +151,7 @@ def test_a_share_of_launches_is_refused_without_need():
     for nth in range(1000):
         try:
             cloud.launch(request(f"t-{nth}"), 1.0)
-        except NoCapacity:
+        except Refused:
             refused.append(f"t-{nth}")
     assert len(refused) / 1000 == pytest.approx(0.2, abs=0.05)
     later = [at_s for at_s in range(2, 60) if not market.refuses(refused[0], float(at_s))]

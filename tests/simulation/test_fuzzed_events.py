@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from agent.messages import WorkerReady
-from orchestrator.brain import ledger
+from cloud.model import TOKEN, TOKEN_MAX
+from orchestrator.brain import leases, ledger
 from orchestrator.brain.decide import decide
 from orchestrator.client import post
-from orchestrator.events import JobResumed, JobSpec, JobSubmitted, ManagerStarted
+from orchestrator.events import JobResumed, JobSpec, JobSubmitted
+from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 from orchestrator.state import State
@@ -97,17 +99,16 @@ def test_a_submission_that_cannot_be_stored_is_no_job(wrong: dict[str, Any], sai
     assert state.sentences[-1].because == refusal.because
 
 
-@pytest.mark.parametrize("wrong", [{"salt": "x" * 65}, {"epoch": 1 << 53, "salt": "x" * 30}])
-def test_a_manager_whose_launch_tokens_would_be_too_long_has_not_started(
-    wrong: dict[str, Any],
-) -> None:
-    """The state keeps the salt that it had, so machines can still be bought."""
-    state = decode_state(beginnings(1)[0])
-    before = state.epoch, state.salt
-    started: dict[str, Any] = {"epoch": before[0] + 1, "settings": state.settings, **wrong}
-    state, (refusal,) = decide(state, ManagerStarted(at_s=state.now_s, **started))
-    assert "deployment, epoch and salt have more than 49 characters together" in refusal.because
-    assert (state.epoch, state.salt) == before
+@pytest.mark.parametrize("deployment", ["x" * 300, "Team_A, Zürich", "-", "", "a" * 11 + "-b"])
+def test_every_launch_token_can_name_a_virtual_machine(deployment: str) -> None:
+    """Whatever the deployment is called and however often it was started; and none comes again."""
+    state = State(settings=Settings(deployment=deployment), epoch=1 << 53, serial=10**15)
+    tokens = []
+    for salt in ("", "x" * 300, "ü"):
+        state.salt = salt
+        tokens += [leases.new_token(state), leases.new_token(state)]
+    assert len(set(tokens)) == len(tokens)
+    assert all(TOKEN.fullmatch(token) and len(token) <= TOKEN_MAX for token in tokens)
 
 
 def test_a_worker_that_counts_no_microbatches_is_not_ready() -> None:
