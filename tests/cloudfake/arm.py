@@ -13,6 +13,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
@@ -252,14 +253,14 @@ class ArmDoor:
         with self._lock:
             self._work_off(self.now_s)
             lot = draw(self.seed, "stumble", self._next())
+            if lot < self.dials.stumbles / 2:
+                return Refusal(503, "ServerBusy", "The server is busy.").answer
             try:
-                if lot < self.dials.stumbles / 2:
-                    raise Refusal(503, "ServerBusy", "The server is busy.")
                 answer = self._route(method, url, headers, json.loads(body) if body else None)
-                if lot < self.dials.stumbles:
-                    raise Refusal(500, "InternalServerError", "An unexpected error occurred.")
             except Refusal as refusal:
                 return refusal.answer
+            if lot < self.dials.stumbles:
+                return Refusal(500, "InternalServerError", "An unexpected error occurred.").answer
             return answer
 
     def _route(self, method: str, url: str, headers: Mapping[str, str], body: Any) -> Answer:
@@ -668,7 +669,7 @@ class ArmDoor:
         return [self.parts["disk", vm.disk.lower()], self.parts["nic", vm.nic.lower()]]
 
     def _described(self, vm: Vm) -> dict[str, Any]:
-        properties = {key: value for key, value in vm.body["properties"].items()}
+        properties = dict(vm.body["properties"])
         properties.pop("userData", None)
         properties.pop("osProfile", None)
         return {
@@ -826,6 +827,4 @@ def _id(rest: str, maker: str = "") -> str:
 
 
 def _iso(at_s: float) -> str:
-    from datetime import UTC, datetime
-
     return datetime.fromtimestamp(at_s, UTC).isoformat()
