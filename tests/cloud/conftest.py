@@ -1,10 +1,14 @@
 """Fixtures that end every cloud that a test started, whatever the test left it in."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloudfake"))
+
 from running_cloud import SLEEPING, RunningCloud
 
 

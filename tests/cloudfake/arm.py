@@ -446,8 +446,10 @@ class ArmDoor:
             self.books.open(
                 Line(id=f"{kind}/{part}", kind=kind, owner=owner, token=name, began_s=now_s)  # type: ignore[arg-type]
             )
-        self.books.price(f"disk/{vm.disk}", now_s, DISK_USD_PER_H)
         self.books.open(Line(id=vm.line, kind="machine", owner=owner, token=name, began_s=now_s))
+        self.books.price(f"disk/{vm.disk}", now_s, DISK_USD_PER_H)
+        for free in (f"nic/{vm.nic}", vm.line):
+            self.books.price(free, now_s, 0.0)
         self.vms[name.lower()] = vm
         return vm
 
