@@ -18,7 +18,7 @@ from cloud.azure.provider import AzureProvider
 from cloud.errors import CloudError, Refused
 
 GRACE_S = 120.0
-SEEDS = range(int(os.environ.get("AZURE_CRASH_SEEDS", "20")))
+SEEDS = range(int(os.environ.get("AZURE_CRASH_SEEDS", "6")))
 DIALS = {
     "calm": Dials(),
     "failures": Dials(failed=0.4, delete_failed=0.3, refused=0.2, stranded=0.7, list_lag_s=60.0),
@@ -159,4 +159,4 @@ def test_a_kill_at_any_request_buys_nothing_twice_and_leaves_nothing(dials):
             lives(door, at + int(draw(seed, at) * 5) * (seed > 0))
             judge(door, f"{dials}, seed {seed}, point {at}")
             cases += 1
-    assert cases >= 50
+    assert cases >= 8 * len(SEEDS)
