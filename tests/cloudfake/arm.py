@@ -173,15 +173,18 @@ class ArmDoor:
         self.books = Books()
         self.called: list[str] = []
         self.allowed: Callable[[str], bool] = lambda action: True
+        self.machine_allowed: Callable[[str], bool] = lambda action: False
+        self.speaker = ""
         self.prices = {name: (size.spot, size.on_demand) for name, size in SIZES.items()}
         self.vms: dict[str, Vm] = {}
         self.parts: dict[tuple[str, str], Part] = {}
         self.operations: dict[str, dict[str, Any]] = {}
-        self.silent: set[str] = set()
         self._broken = broken
         self._serial = 0
         self._due: list[tuple[float, int, Callable[[float], None]]] = []
         self._tokens: dict[str, float] = {}
+        self._weak: set[str] = set()
+        self._caller_is_machine = False
         self._lock = threading.RLock()
         self._bucket = Bucket(self.dials.burst, self.dials.per_s)
         if self._keeps("others have machines too"):
@@ -268,6 +271,8 @@ class ArmDoor:
         query = {name.lower(): values[0] for name, values in parse_qs(parts.query).items()}
         if parts.path == "/api/retail/prices":
             return self._prices(query, f"{parts.scheme}://{parts.netloc}")
+        if parts.path.startswith("/metadata/"):
+            return self._metadata(parts.path, headers)
         self._authenticate(headers)
         if not self._bucket.take(self.now_s) and self._keeps("too many calls are refused"):
             raise Refusal(429, "TooManyRequests", "Slow down.", {"Retry-After": "17"})
@@ -285,16 +290,33 @@ class ArmDoor:
                     return handler(found, {**query, "origin": origin}, headers, body)
         raise Refusal(404, "InvalidResourceType", f"There is no {method} {parts.path}.")
 
+    def _metadata(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """Answer as the metadata service of the machine `self.speaker`."""
+        vm = self.vms.get(self.speaker)
+        if vm is None or headers.get("metadata") != "true":
+            raise Refusal(400, "BadRequest", "Required metadata header not specified")
+        if path == "/metadata/instance/compute":
+            known = {"resourceId": _id(f"virtualMachines/{vm.name}", COMPUTE), "name": vm.name}
+            return Answer(200, known)
+        if path == "/metadata/identity/oauth2/token" and vm.body.get("identity"):
+            token, until_s = self.new_token()
+            self._weak.add(token)
+            known = {"access_token": token, "expires_on": str(int(until_s)), "token_type": "Bearer"}
+            return Answer(200, known)
+        raise Refusal(404, "NotFound", "Identity not found")
+
     def _authenticate(self, headers: Mapping[str, str]) -> None:
         token = headers.get("authorization", "").removeprefix("Bearer ")
         if token not in self._tokens:
             raise Refusal(401, "AuthenticationFailed", "Authentication failed.")
         if self._tokens[token] <= self.now_s and self._keeps("keys expire"):
             raise Refusal(401, "ExpiredAuthenticationToken", "The access token expired.")
+        self._caller_is_machine = token in self._weak
 
     def _allow(self, action: str) -> None:
         self.called.append(action)
-        if not self.allowed(action) and self._keeps("roles are enforced"):
+        allowed = self.machine_allowed if self._caller_is_machine else self.allowed
+        if not allowed(action) and self._keeps("roles are enforced"):
             raise Refusal(
                 403,
                 "AuthorizationFailed",
