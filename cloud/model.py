@@ -246,7 +246,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     state: MachineState
     launched_at_s: float
     tags: dict[str, str]
-    price_usd_per_h: float = 0.0
     index: int = 0
     address: str = ""
     ended_at_s: float | None = None

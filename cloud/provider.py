@@ -9,14 +9,12 @@ from typing import Protocol
 
 from cloud.model import (
     Closed,
-    InstanceType,
     LaunchRequest,
     Listing,
     Machine,
     Notice,
     Pace,
     Place,
-    Pool,
     Quote,
     Ref,
     Sold,
@@ -76,18 +74,14 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
-class OneList(Protocol):
-    """A cloud as the manager knows it until every room speaks of places; it goes then."""
+async def all_machines(provider: Provider) -> Sequence[Machine]:
+    """Return what the lists of all open places hold; a place that does not answer raises."""
+    places = [place for place in await provider.places() if isinstance(place, Place)]
+    return [machine for place in places for machine in (await provider.list(place)).machines]
 
-    @property
-    def name(self) -> str: ...
 
-    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]: ...
-
-    async def quotes(self) -> Sequence[Quote]: ...
-
-    async def launch(self, request: LaunchRequest) -> Machine: ...
-
-    async def machines(self) -> Sequence[Machine]: ...
-
-    async def terminate(self, machine_ids: Sequence[str]) -> None: ...
+async def no_notices() -> AsyncIterator[Notice]:
+    """Yield nothing: the machines of this cloud read their notices in their metadata."""
+    nothing: tuple[Notice, ...] = ()
+    for notice in nothing:
+        yield notice

@@ -10,7 +10,7 @@ on-demand price does not), nothing refunded.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from hashlib import blake2b
 from typing import Literal
 
@@ -25,11 +25,18 @@ from cloud.model import (
     EndedBy,
     InstanceType,
     LaunchRequest,
+    Listing,
     Machine,
     Notice,
+    Pace,
+    Place,
     Pool,
     Quote,
+    Ref,
+    Sold,
+    Traits,
 )
+from cloud.provider import no_notices
 
 ENDED_LISTED_S = 3600.0
 TOKEN_KEPT_S = 86_400.0
@@ -105,15 +112,12 @@ class _PoolState:
         self.room = int(next(self.steps["room"]).value)
         self.spot: list[str] = []
         self.place: dict[str, int] = {}
-        self.alive: dict[str, None] = {}
         self.bids: list[tuple[float, str]] = []
-        self.stale = False
         self._paid_usd = 0.0
 
     def join(self, machine_id: str, bid_usd_per_h: float | None) -> None:
         self.place[machine_id] = len(self.spot)
         self.spot.append(machine_id)
-        self.alive[machine_id] = None
         if bid_usd_per_h is not None:
             if len(self.bids) > 2 * len(self.spot) + 16:
                 self.bids = sorted(bid for bid in self.bids if bid[1] in self.place)
@@ -140,7 +144,6 @@ class _PoolState:
     def reprice(self, step: PriceStep) -> Quote:
         self._paid_usd = self.paid_usd_per_machine(step.at_s)
         self.quote = Quote(pool=self.pool, at_s=step.at_s, price_usd_per_h=step.value)
-        self.stale = True
         return self.quote
 
 
@@ -161,6 +164,11 @@ class _Record:
     def deployment(self) -> str:
         return self.machine.tags.get(DEPLOYMENT_TAG, "")
 
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Return the deployment and the region in whose list the machine is."""
+        return self.deployment, self.machine.pool.region
+
 
 class SimulatedCloud:
     """One account. Calls carry the time, and every change due before it is applied first.
@@ -179,8 +187,8 @@ class SimulatedCloud:
             for pool in market.catalogue.pools
         }
         self._records: dict[str, _Record] = {}
-        self._by_token: dict[str, _Record] = {}
-        self._listed: dict[str, dict[str, Machine]] = {}
+        self._by_token: dict[str, list[_Record]] = {}
+        self._listed: dict[tuple[str, str], dict[str, Machine]] = {}
         self._slots_held = 0
         self._launches = 0
         self._heap: list[tuple[float, int, _Due, str | Pool, float]] = []
@@ -195,17 +203,32 @@ class SimulatedCloud:
     def catalogue(self) -> tuple[tuple[InstanceType, ...], tuple[Pool, ...]]:
         return self.market.catalogue.types, tuple(self._pools)
 
-    def quotes(self, at_s: float) -> list[Quote]:
+    def places(self) -> list[Place]:
+        """Return one place for each region, in the order of their first zones."""
+        return list(dict.fromkeys(pool.place for pool in self._pools))
+
+    def sold(self, place: Place) -> Sold:
+        types, pools = self.catalogue()
+        return Sold(types=types, pools=tuple(pool for pool in pools if pool.place == place))
+
+    def quotes(self, at_s: float, place: Place | None = None) -> list[Quote]:
         """Return the last quote of every pool; its time is when the price began to hold."""
         self._work_off(at_s)
-        return [state.quote for state in self._pools.values()]
+        return [
+            state.quote
+            for pool, state in self._pools.items()
+            if place is None or pool.place == place
+        ]
 
-    def machines(self, deployment: str | None = None) -> list[Machine]:
-        """Return the machines of the deployment; ended ones are listed for an hour."""
-        for state in self._pools.values():
-            if state.stale:
-                self._relist(state)
-        return list(self._listed.get(self._own(deployment), {}).values())
+    def machines(self, deployment: str | None = None, region: str | None = None) -> list[Machine]:
+        """Return the machines of the deployment, of all regions or of one; ended ones are listed for an hour."""
+        own = self._own(deployment)
+        return [
+            machine
+            for (owner, place), listed in self._listed.items()
+            if owner == own and region in (None, place)
+            for machine in listed.values()
+        ]
 
     def machine(self, machine_id: str) -> Machine:
         return self._records[machine_id].machine
@@ -257,23 +280,32 @@ class SimulatedCloud:
                 )
             record = _Record(entry.request, machine, 0.0)
             record.cost_usd = entry.cost_usd
-            self._records[machine.id] = self._by_token[machine.token] = record
-            self._listed.setdefault(record.deployment, {})[machine.id] = machine
+            self._records[machine.id] = record
+            self._by_token.setdefault(machine.token, []).append(record)
+            self._listed.setdefault(record.owner, {})[machine.id] = machine
             self._push((machine.ended_at_s or books.at_s) + ENDED_LISTED_S, "unlist", machine.id)
 
     def launch(self, request: LaunchRequest, at_s: float) -> Machine:
-        """Start one machine, once per token. Raises Refused."""
+        """Start the machines of a request, once per token, and return the first of them."""
+        return self.launch_all(request, at_s)[0]
+
+    def launch_all(self, request: LaunchRequest, at_s: float) -> list[Machine]:
+        """Start all machines of a request or none, once per token. Raises Refused."""
         self._work_off(at_s)
         if (known := self._by_token.get(request.token)) is not None:
-            return self._launched_before(known, request)
+            return [self._launched_before(one, request) for one in known]
         state = self._pools.get(request.pool)
         if state is None:
             raise Refused("pool", "NotSold", f"{request.pool.key} is not sold here")
         self._refuse_if_it_must(state, request, at_s)
-        machine = self._new_machine(state, request, at_s)
+        return [self._start(state, request, index, at_s) for index in range(request.count)]
+
+    def _start(self, state: _PoolState, request: LaunchRequest, index: int, at_s: float) -> Machine:
+        machine = self._new_machine(request, index, at_s)
         record = _Record(request, machine, state.paid_usd_per_machine(at_s))
-        self._records[machine.id] = self._by_token[request.token] = record
-        self._listed.setdefault(record.deployment, {})[machine.id] = machine
+        self._records[machine.id] = record
+        self._by_token.setdefault(request.token, []).append(record)
+        self._listed.setdefault(record.owner, {})[machine.id] = machine
         self._slots_held += self._types[request.pool.type].slots
         if request.market == "spot":
             state.join(machine.id, request.bid_usd_per_h)
@@ -282,17 +314,19 @@ class SimulatedCloud:
 
     def terminate(
         self, machine_ids: Sequence[str], at_s: float, deployment: str | None = None
-    ) -> None:
-        """End all these machines, or none of them if one is not ours."""
+    ) -> list[str]:
+        """End these machines, or none of them if one is not ours; return those that are known."""
         self._work_off(at_s)
-        for machine_id in machine_ids:
-            record = self._records.get(machine_id)
-            if record is None or record.deployment != self._own(deployment):
+        known = [self._records[one] for one in machine_ids if one in self._records]
+        for record in known:
+            if record.deployment != self._own(deployment):
                 raise NotOurs(
-                    f"machine {machine_id} does not carry {DEPLOYMENT_TAG}={self._own(deployment)}"
+                    f"machine {record.machine.id} does not carry "
+                    f"{DEPLOYMENT_TAG}={self._own(deployment)}"
                 )
-        for machine_id in machine_ids:
-            self._end(self._records[machine_id], at_s, "user")
+        for record in known:
+            self._end(record, at_s, "user")
+        return [record.machine.id for record in known]
 
     def revoke(self, machine_ids: Sequence[str], at_s: float, warning_s: float) -> None:
         """Take these machines as the market would, with this warning; zero is no warning."""
@@ -336,7 +370,7 @@ class SimulatedCloud:
 
     def _refuse_if_it_must(self, state: _PoolState, request: LaunchRequest, at_s: float) -> None:
         quota = self.market.catalogue.quota_slots
-        wanted = self._slots_held + self._types[request.pool.type].slots
+        wanted = self._slots_held + request.count * self._types[request.pool.type].slots
         if quota is not None and wanted > quota:
             said = f"{wanted} slots would be held, the quota is {quota}"
             raise Refused("family", "QuotaExceeded", said)
@@ -346,14 +380,13 @@ class SimulatedCloud:
         if bid is not None and bid < price:
             said = f"{request.pool.key} is at {price} USD/h, the bid is {bid}"
             raise Refused("pool", "PriceAboveBid", said)
-        if len(state.spot) >= state.room or self.market.refuses(request.token, at_s):
+        if len(state.spot) + request.count > state.room or self.market.refuses(request.token, at_s):
             raise Refused("pool", "NoCapacity", f"{request.pool.key} has no machine to give now")
 
-    def _new_machine(self, state: _PoolState, request: LaunchRequest, at_s: float) -> Machine:
+    def _new_machine(self, request: LaunchRequest, index: int, at_s: float) -> Machine:
         nth = self._launches
         self._launches += 1
         seed = repr((self.market.seed, self.market.start_s, nth)).encode()
-        spot = request.market == "spot"
         return Machine(
             id=f"i-{blake2b(seed, digest_size=8).hexdigest()}",
             token=request.token,
@@ -361,7 +394,7 @@ class SimulatedCloud:
             market=request.market,
             state="pending",
             launched_at_s=at_s,
-            price_usd_per_h=state.quote.price_usd_per_h if spot else state.on_demand_usd_per_h,
+            index=index,
             tags=request.tags,
             address=f"{self._network}.{nth // 254 % 256}.{nth % 254 + 1}",
         )
@@ -375,16 +408,9 @@ class SimulatedCloud:
             return state.paid_usd_per_machine(at_s) - record.paid_before_usd
         return state.on_demand_usd_per_h * (at_s - machine.launched_at_s) / 3600
 
-    def _relist(self, state: _PoolState) -> None:
-        state.stale = False
-        price = state.quote.price_usd_per_h
-        for machine_id in state.alive:
-            record = self._records[machine_id]
-            self._update(record, replace(record.machine, price_usd_per_h=price))
-
     def _update(self, record: _Record, machine: Machine) -> None:
         record.machine = machine
-        self._listed[record.deployment][machine.id] = machine
+        self._listed[record.owner][machine.id] = machine
 
     def _push(self, at_s: float, due: _Due, what: str | Pool, value: float = 0.0) -> None:
         self._pushes += 1
@@ -448,10 +474,11 @@ class SimulatedCloud:
             case "evict":
                 self._evict(record, at_s)
             case "unlist":
-                self._listed[record.deployment].pop(machine.id)
+                self._listed[record.owner].pop(machine.id)
                 self._push(at_s + TOKEN_KEPT_S, "forget", machine.id)
             case "forget":
-                del self._records[machine.id], self._by_token[machine.token]
+                del self._records[machine.id]
+                self._by_token.pop(machine.token, None)
 
     def _end(self, record: _Record, at_s: float, by: EndedBy) -> bool:
         machine = record.machine
@@ -460,7 +487,6 @@ class SimulatedCloud:
         record.cost_usd = self._cost_usd(record, at_s)
         state = self._pools[machine.pool]
         state.leave(machine.id)
-        state.alive.pop(machine.id, None)
         self._slots_held -= self._types[machine.pool.type].slots
         self._update(record, replace(machine, state="terminated", ended_at_s=at_s, ended_by=by))
         self._push(at_s + ENDED_LISTED_S, "unlist", machine.id)
@@ -470,6 +496,9 @@ class SimulatedCloud:
 class SimulatedProvider:
     """The simulated cloud as an implementation of the provider protocol."""
 
+    traits = Traits(billing="local")
+    pace = Pace(list_s=1.0, offers_s=1.0, sold_s=3600.0, grace_s=1.0, boot_s=1.0)
+
     def __init__(self, cloud: SimulatedCloud, clock: Clock) -> None:
         self._cloud = cloud
         self._clock = clock
@@ -478,17 +507,27 @@ class SimulatedProvider:
     def name(self) -> str:
         return self._cloud.market.catalogue.cloud
 
-    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
-        return self._cloud.catalogue()
+    async def places(self) -> Sequence[Place]:
+        return self._cloud.places()
 
-    async def quotes(self) -> Sequence[Quote]:
-        return self._cloud.quotes(self._clock.now_s())
+    async def sold(self, place: Place) -> Sold:
+        return self._cloud.sold(place)
 
-    async def launch(self, request: LaunchRequest) -> Machine:
-        return self._cloud.launch(request, self._clock.now_s())
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        return self._cloud.quotes(self._clock.now_s(), place)
 
-    async def machines(self) -> Sequence[Machine]:
-        return self._cloud.machines()
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        return self._cloud.launch_all(request, self._clock.now_s())
 
-    async def terminate(self, machine_ids: Sequence[str]) -> None:
-        self._cloud.terminate(machine_ids, self._clock.now_s())
+    async def list(self, place: Place) -> Listing:
+        return Listing(place=place, machines=tuple(self._cloud.machines(region=place.region)))
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        known = self._cloud.terminate([ref.id for ref in refs], self._clock.now_s())
+        return [ref for ref in refs if ref.id in known]
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return no_notices()
+
+    async def close(self) -> None:
+        """Close nothing, as there is nothing open."""

@@ -4,7 +4,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import JobOrder, When
-from cloud.model import InstanceType, LaunchRequest, Quote
+from cloud.model import InstanceType, LaunchRequest, Place, Quote, Ref
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -14,17 +14,21 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=Tr
 class Launch(Action, frozen=True, kw_only=True):
     """The journal holds this action before the call is made: it is the intent."""
 
-    provider: str
     request: LaunchRequest
 
 
 class Terminate(Action, frozen=True, kw_only=True):
-    provider: str
-    machine_id: str
+    """Ask for the end of a machine, or of what a launch left over."""
+
+    ref: Ref
+
+    @property
+    def machine_id(self) -> str:
+        return self.ref.id
 
 
 class ListMachines(Action, frozen=True, kw_only=True):
-    provider: str
+    place: Place
 
 
 class KeepQuotes(Action, frozen=True, kw_only=True):

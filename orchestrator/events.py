@@ -6,7 +6,18 @@ Reports from instances (`agent.messages`) are used unchanged. The other events a
 import msgspec
 
 from agent.messages import AnyReport, NanPolicy, Sums
-from cloud.model import InstanceType, Machine, Pool, Quote
+from cloud.model import (
+    Closed,
+    Listing,
+    Machine,
+    Pace,
+    Place,
+    Quote,
+    Ref,
+    Refusal,
+    Sold,
+    Traits,
+)
 from orchestrator.settings import Settings
 
 
@@ -28,13 +39,22 @@ class Tick(Event, frozen=True, kw_only=True):
 
 
 class CatalogueSeen(Event, frozen=True, kw_only=True):
-    provider: str
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
+    """What a place sells, and how machines are made there from now on."""
+
+    place: Place
+    sold: Sold
+    traits: Traits | None = None
+    pace: Pace | None = None
+
+
+class PlaceClosed(Event, frozen=True, kw_only=True):
+    """A place that the settings name cannot be used; no region means the whole cloud."""
+
+    closed: Closed
 
 
 class QuotesSeen(Event, frozen=True, kw_only=True):
-    provider: str
+    place: Place
     quotes: tuple[Quote, ...]
 
 
@@ -56,15 +76,14 @@ class QuotesKept(Event, frozen=True, kw_only=True):
 
 
 class Listed(Event, frozen=True, kw_only=True):
-    """The provider's own list of machines with our tag, asked for at `asked_at_s`."""
+    """The provider's own list of what is ours in one place, asked for at `asked_at_s`."""
 
-    provider: str
     asked_at_s: float
-    machines: tuple[Machine, ...]
+    listing: Listing
 
 
 class ListFailed(Event, frozen=True, kw_only=True):
-    provider: str
+    place: Place
     error: str
 
 
@@ -74,15 +93,18 @@ class Launched(Event, frozen=True, kw_only=True):
 
 
 class LaunchFailed(Event, frozen=True, kw_only=True):
-    """`code` is the class name of a `cloud.errors` error."""
+    """No machine was started, as the refusal says; without one, only the list can tell."""
 
     token: str
     code: str
     error: str
+    refusal: Refusal | None = None
 
 
 class Terminated(Event, frozen=True, kw_only=True):
-    machine_id: str
+    """The provider says that this costs nothing any more."""
+
+    ref: Ref
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +156,7 @@ AnyEvent = (
     | ManagerStarted
     | Tick
     | CatalogueSeen
+    | PlaceClosed
     | QuotesSeen
     | QuotesKept
     | Listed

@@ -17,7 +17,7 @@ from agent.profile import Profile
 from bidding.markets.billing import HOUR_S, cost_usd, rule_of
 from bidding.model import Purchase
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import InstanceType, Market, Pool, Quote
+from cloud.model import InstanceType, Market, Place, Pool, Quote, Sold
 from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
 from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
@@ -28,7 +28,14 @@ from orchestrator.brain.layout_choice import Choice, Question, Seat
 from orchestrator.brain.leases import cost_now_usd_per_h
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config, ConfigError
-from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    JobSpec,
+    JobSubmitted,
+    ManagerStarted,
+    QuotesSeen,
+)
 from orchestrator.live.manager import settings_from
 from orchestrator.planner import drift
 from orchestrator.planner.errors import MorphError
@@ -42,8 +49,7 @@ TOLD = "as told"
 class PlannedSale(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider sells now, and the source of that answer."""
 
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
+    places: dict[Place, Sold]
     quotes: tuple[Quote, ...]
     source: str
 
@@ -182,18 +188,18 @@ def market_now(config: Config, client: Client | None) -> PlannedSale:
         raise ConfigError(f"local.prices: {error}") from None
     market = SpotMarket(LOCAL, seed=config.local.seed, start_s=now_s, replay=replay)
     cloud = SimulatedCloud(market, config.manager.deployment)
-    types, pools = cloud.catalogue()
+    places = {place: cloud.sold(place) for place in cloud.places()}
     source = prices or f"the local market of seed {config.local.seed}, as it begins"
-    return PlannedSale(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
+    return PlannedSale(places=places, quotes=tuple(cloud.quotes(now_s)), source=source)
 
 
 async def _sold_by(house: House) -> PlannedSale:
     async with local_cloud(house) as cloud:
-        types, pools = await cloud.catalogue()
-        quotes = await cloud.quotes()
+        open_ = [place for place in await cloud.places() if isinstance(place, Place)]
+        places = {place: await cloud.sold(place) for place in open_}
+        quotes = [quote for place in open_ for quote in await cloud.quotes(place)]
     return PlannedSale(
-        types=tuple(types),
-        pools=tuple(pools),
+        places=places,
         quotes=tuple(quotes),
         source="the running local cloud",
     )
@@ -253,12 +259,13 @@ def ask_the_brain(
     """Run the manager's own thinking on a state that holds no machines; perform no action."""
     now_s = time.time()
     state = State()
-    for event in (
+    events: tuple[AnyEvent, ...] = (
         ManagerStarted(at_s=now_s, epoch=1, settings=settings_from(config)),
-        CatalogueSeen(at_s=now_s, provider="local", types=sold.types, pools=sold.pools),
-        QuotesSeen(at_s=now_s, provider="local", quotes=sold.quotes),
+        *(CatalogueSeen(at_s=now_s, place=place, sold=one) for place, one in sold.places.items()),
+        *(QuotesSeen(at_s=now_s, place=place, quotes=sold.quotes) for place in sold.places),
         JobSubmitted(at_s=now_s, spec=spec),
-    ):
+    )
+    for event in events:
         state, _ = decide(state, event)
     for lease in list(state.leases.values()):
         leases.drop(state, [], lease, "it is only planned")
@@ -388,7 +395,7 @@ def _sold_now(state: State) -> Iterator[tuple[Pool, Market, float]]:
         if known.spot_usd_per_h is not None:
             yield known.pool, "spot", known.spot_usd_per_h
         if state.settings.on_demand_allowed:
-            yield known.pool, "on_demand", state.types[known.pool.type].on_demand_usd_per_h
+            yield known.pool, "on_demand", known.kind.on_demand_usd_per_h
 
 
 def _only(state: State, pool: Pool, market: Market) -> State:

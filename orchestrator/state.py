@@ -13,7 +13,7 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, Unbuilt
 from agent.profile import Network, Profile
 from bidding.markets.observations import PoolRecord, Times
-from cloud.model import InstanceType, LaunchRequest, Pool, Quote
+from cloud.model import InstanceType, LaunchRequest, Pace, Place, Pool, Quote, Ref, Room, Traits
 from orchestrator.actions import AnyAction, Note
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, Odds
@@ -44,7 +44,7 @@ Alarm = Literal[
 
 # The version of the stored format; it goes up with every change after which older states cannot be
 # read.
-STATE_VERSION = 2
+STATE_VERSION = 3
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
 
@@ -107,7 +107,6 @@ class Lease(msgspec.Struct, kw_only=True):
     """
 
     token: str
-    provider: str
     request: LaunchRequest
     type: InstanceType
     job: str
@@ -162,6 +161,11 @@ class Lease(msgspec.Struct, kw_only=True):
         return self.request.pool
 
     @property
+    def ref(self) -> Ref:
+        """Return what the provider is asked to end, once there is a machine."""
+        return Ref(self.pool.place, self.machine_id)
+
+    @property
     def stays(self) -> bool:
         """Return whether no reason is known for which it would go."""
         return not self.released and self.state not in ("noticed", "leaving", "ending")
@@ -201,19 +205,31 @@ class Worker(msgspec.Struct, kw_only=True):
 
 class PoolState(msgspec.Struct, kw_only=True):
     pool: Pool
+    kind: InstanceType  # as its place sells it: the newest quote of the on-demand price is in it
     spot_usd_per_h: float | None = None
     quoted_at_s: float = 0.0
     odds: tuple[Odds, ...] = ()  # of bids, if the market takes bids and enough is known
     sold: bool = True  # it is in the newest catalogue
-    blocked_until_s: float = 0.0
-    blocked_because: str = ""
-    strikes: int = 0
     leases: dict[str, None] = {}
     record: PoolRecord = PoolRecord()  # how long it held spot machines for us, and how they ended
 
 
-class ProviderState(msgspec.Struct, kw_only=True):
-    name: str
+class Block(msgspec.Struct, kw_only=True):
+    """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row."""
+
+    until_s: float
+    because: str
+    strikes: int = 0
+
+
+class PlaceState(msgspec.Struct, kw_only=True):
+    place: Place
+    traits: Traits | None = None
+    pace: Pace | None = None
+    recipe: str = ""  # the digest of how machines are made there now
+    rooms: tuple[Room, ...] = ()
+    rooms_at_s: float = 0.0  # when the quotas were read
+    closed: str = ""  # why it cannot be used, as it was said
     listed_at_s: float = 0.0
     quoted_at_s: float | None = None  # when it last sent prices, even if none had changed
     stale: bool = False  # its prices are too old, and a sentence has said so
@@ -221,10 +237,12 @@ class ProviderState(msgspec.Struct, kw_only=True):
     listing_wanted: bool = True
     listing_out: bool = False
     clean_at_s: float = -1.0  # when the last list was asked for that had no machine of ours
-    slow_until_s: float = 0.0
-    slow_because: str = ""
     failures: int = 0
     orphans: dict[str, float] = {}
+
+    @property
+    def key(self) -> str:
+        return self.place.key
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -416,7 +434,8 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     stopped: bool = False
     serial: int = 0
     alarms: list[tuple[float, Alarm, str]] = []
-    providers: dict[str, ProviderState] = {}
+    places: dict[str, PlaceState] = {}
+    blocks: dict[str, Block] = {}  # by what a refusal reaches: see `brain.leases.reach_of`
     types: dict[str, InstanceType] = {}
     pools: dict[str, PoolState] = {}
     leases: dict[str, Lease] = {}

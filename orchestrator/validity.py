@@ -59,12 +59,13 @@ def _deeper_flaw_of(event: AnyEvent) -> str:  # noqa: PLR0911
             absurd = next((x for x in _numbers_in(event.profile) if not abs(x) <= AMOUNT_MAX), None)
             return "" if absurd is None else f"a number of the profile is {_shown(absurd)}"
         case CatalogueSeen():
-            return next((flaw for kind in event.types if (flaw := _flaw_of_type(kind))), "")
+            return next((flaw for kind in event.sold.types if (flaw := _flaw_of_type(kind))), "")
         case Launched():
             return _flaw_of_machine(event.machine)
         case Listed():
             return next(
-                (flaw for machine in event.machines if (flaw := _flaw_of_machine(machine))), ""
+                (flaw for machine in event.listing.machines if (flaw := _flaw_of_machine(machine))),
+                "",
             )
         case QuotesKept():
             for odds in (each for many in event.odds.values() for each in many):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from orchestrator.brain import ledger
+from orchestrator.brain import leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State
 from orchestrator.view import CostView, JobView, MachineView, PoolView, View
 
@@ -126,15 +126,15 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
 
 
 def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
-    kind, blocked = state.types[known.pool.type], known.blocked_until_s > at_s
+    kind, block = known.kind, leases.block_of(state, known, "spot")
     return PoolView(
         pool=known.pool.key,
         slots=kind.slots,
         spot_usd_per_h=known.spot_usd_per_h,
         on_demand_usd_per_h=kind.on_demand_usd_per_h,
         held=_held(state, known.leases),
-        blocked_until_s=known.blocked_until_s if blocked else None,
-        blocked_because=known.blocked_because if blocked else "",
+        blocked_until_s=block.until_s if block is not None and block.until_s > at_s else None,
+        blocked_because=block.because if block is not None and block.until_s > at_s else "",
     )
 
 

@@ -1,7 +1,8 @@
 """The API of the local cloud: JSON over HTTP, a bearer token, and error codes as in EC2.
 
-    GET  /catalogue   GET /quotes   GET /machines?deployment=   GET /bill?deployment=
-    POST /launch      POST /terminate                           POST /drill      POST /faults
+    GET  /places   GET /sold?region=   GET /quotes?region=   GET /machines?deployment=&region=
+    POST /launch   POST /terminate     GET /bill?deployment=
+    POST /drill    POST /faults
 
 `/drill` takes machines away as the market would. `/faults` is for tests: it switches on failures of
 a real cloud for the next calls.
@@ -20,7 +21,7 @@ from starlette.routing import Route
 
 from cloud import errors
 from cloud.local.service import LocalCloud
-from cloud.model import DEPLOYMENT_TAG, InstanceType, LaunchRequest, Machine, Pool
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Quote, Sold
 
 BODY_BYTES_MAX = 65_536
 
@@ -48,11 +49,6 @@ STATUS = {
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     error: str
-
-
-class SoldMachine(msgspec.Struct, frozen=True, kw_only=True):
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
 
 
 class Termination(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +109,8 @@ class Api:
         self._token = token
         self._faults = Faults()
         handlers: list[tuple[str, str, Handler]] = [
-            ("GET", "/catalogue", self._catalogue),
+            ("GET", "/places", self._places),
+            ("GET", "/sold", self._sold),
             ("GET", "/quotes", self._quotes),
             ("GET", "/machines", self._machines),
             ("GET", "/bill", self._bill),
@@ -156,48 +153,63 @@ class Api:
     def _now_s(self) -> float:
         return self._service.clock.now_s()
 
-    async def _catalogue(self, _: Request) -> SoldMachine:
-        types, pools = self._core.catalogue()
-        return SoldMachine(types=types, pools=pools)
+    async def _places(self, _: Request) -> list[Place]:
+        return self._core.places()
 
-    async def _quotes(self, _: Request) -> object:
-        return self._core.quotes(self._now_s())
+    async def _sold(self, request: Request) -> Sold:
+        sold = self._core.sold(self._place(request))
+        return msgspec.structs.replace(sold, recipe=self._service.recipe)
+
+    async def _quotes(self, request: Request) -> list[Quote]:
+        return self._core.quotes(self._now_s(), self._place(request))
+
+    def _place(self, request: Request) -> Place:
+        region = request.query_params.get("region", "")
+        place = Place(self._core.market.catalogue.cloud, region)
+        if place not in self._core.places():
+            raise errors.Misconfigured(f"there is no region {region!r}")
+        return place
 
     async def _machines(self, request: Request) -> list[Machine]:
         known_s = self._now_s() - self._faults.listing_lag_s
-        listed = self._core.machines(request.query_params.get("deployment", ""))
+        deployment = request.query_params.get("deployment", "")
+        listed = self._core.machines(deployment, self._place(request).region)
         return [_as_of(known_s, machine) for machine in listed if machine.launched_at_s <= known_s]
 
     async def _bill(self, request: Request) -> dict[str, float]:
         return self._core.bill(self._now_s(), request.query_params.get("deployment", ""))
 
-    async def _launch(self, request: Request) -> Machine:
+    async def _launch(self, request: Request) -> list[Machine]:
         wanted = msgspec.json.decode(await request.body(), type=LaunchRequest)
         if self._faults.refuse_launches > 0:
             self._faults.refuse_launches -= 1
             raise _Spoken(self._faults.refuse_code, "refused on purpose")
-        machine = self._core.launch(wanted, self._now_s())
-        self._enter_into_books(machine)
+        if wanted.recipe not in ("", self._service.recipe.digest):
+            said = f"recipe {wanted.recipe} is not {self._service.recipe.digest}, which holds now"
+            raise errors.Refused("place", "RecipeChanged", said, 1.0)
+        machines = self._core.launch_all(wanted, self._now_s())
+        self._enter_into_books(machines)
         self._service.nudge()
         if self._faults.lose_launch_answers > 0:
             self._faults.lose_launch_answers -= 1
             raise errors.Unknown("the answer was lost on purpose")
-        return machine
+        return machines
 
-    def _enter_into_books(self, machine: Machine) -> None:
+    def _enter_into_books(self, machines: list[Machine]) -> None:
         """Write a launch into the books, or undo it, because a restart would not know of it."""
         try:
             self._service.record()
         except OSError as error:
-            own = machine.tags.get(DEPLOYMENT_TAG, "")
-            self._core.terminate([machine.id], self._now_s(), own)
+            own = machines[0].tags.get(DEPLOYMENT_TAG, "")
+            self._core.terminate([machine.id for machine in machines], self._now_s(), own)
             said = f"the books cannot be written: {error}"
             raise errors.Refused("pool", "NoCapacity", said) from error
 
-    async def _terminate(self, request: Request) -> None:
+    async def _terminate(self, request: Request) -> list[str]:
         wanted = msgspec.json.decode(await request.body(), type=Termination)
-        self._core.terminate(wanted.machine_ids, self._now_s(), wanted.deployment)
+        known = self._core.terminate(wanted.machine_ids, self._now_s(), wanted.deployment)
         self._service.end(wanted.machine_ids)
+        return known
 
     async def _drill(self, request: Request) -> list[str]:
         wanted = msgspec.json.decode(await request.body(), type=Drill)

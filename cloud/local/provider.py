@@ -1,6 +1,7 @@
 """The local cloud as a provider: HTTP in, values and `cloud.errors` out."""
 
-from collections.abc import Callable, Sequence
+import builtins
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -10,7 +11,20 @@ import httpx
 import msgspec
 
 from cloud import errors
-from cloud.model import InstanceType, LaunchRequest, Machine, Pool, Quote
+from cloud.model import (
+    Closed,
+    LaunchRequest,
+    Listing,
+    Machine,
+    Notice,
+    Pace,
+    Place,
+    Quote,
+    Ref,
+    Sold,
+    Traits,
+)
+from cloud.provider import no_notices
 
 TIMEOUT_S = 10.0
 
@@ -31,11 +45,6 @@ ERRORS: dict[str, Callable[[str], errors.CloudError]] = {
 
 Nodes = int | Literal["all"]
 _Answer = TypeVar("_Answer")
-
-
-class _Sold(msgspec.Struct, frozen=True):
-    types: tuple[InstanceType, ...]
-    pools: tuple[Pool, ...]
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -66,28 +75,49 @@ class LocalProvider:
     def name(self) -> str:
         return "local"
 
-    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
-        sold = await self._call("GET", "/catalogue", _Sold)
-        return sold.types, sold.pools
+    @property
+    def traits(self) -> Traits:
+        return Traits(billing="local")
 
-    async def quotes(self) -> Sequence[Quote]:
-        return await self._call("GET", "/quotes", list[Quote])
+    @property
+    def pace(self) -> Pace:
+        return Pace(list_s=1.0, offers_s=1.0, sold_s=3600.0, grace_s=1.0, boot_s=1.0)
 
-    async def launch(self, request: LaunchRequest) -> Machine:
-        return await self._call("POST", "/launch", Machine, request)
+    async def places(self) -> Sequence[Place | Closed]:
+        try:
+            return await self._call("GET", "/places", list[Place])
+        except errors.Refused as error:
+            return [Closed(Place(self.name, ""), str(error))]
 
-    async def machines(self) -> Sequence[Machine]:
-        return await self._call("GET", f"/machines?{self._own}", list[Machine])
+    async def sold(self, place: Place) -> Sold:
+        return await self._call("GET", f"/sold?{_of(place)}", Sold)
 
-    async def terminate(self, machine_ids: Sequence[str]) -> None:
-        wanted = {"machine_ids": list(machine_ids), "deployment": self._deployment}
-        await self._call("POST", "/terminate", type(None), wanted)
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        return await self._call("GET", f"/quotes?{_of(place)}", list[Quote])
+
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        return await self._call("POST", "/launch", list[Machine], request)
+
+    async def list(self, place: Place) -> Listing:
+        wanted = f"/machines?{self._own}&{_of(place)}"
+        machines = await self._call("GET", wanted, tuple[Machine, ...])
+        return Listing(place=place, machines=machines)
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        wanted = {"machine_ids": [ref.id for ref in refs], "deployment": self._deployment}
+        known = await self._call("POST", "/terminate", set[str], wanted)
+        return [ref for ref in refs if ref.id in known]
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return no_notices()
 
     async def bill(self) -> dict[str, float]:
         """Return what every machine has cost by the cloud's bill, in US dollars."""
         return await self._call("GET", f"/bill?{self._own}", dict[str, float])
 
-    async def drill(self, *, warning_s: float, nodes: Nodes, only_hint: bool = False) -> list[str]:
+    async def drill(
+        self, *, warning_s: float, nodes: Nodes, only_hint: bool = False
+    ) -> "builtins.list[str]":
         """Have running spot machines taken away as the market would; return which."""
         wanted = {
             "warning_s": warning_s,
@@ -112,6 +142,10 @@ class LocalProvider:
             reason = str(error) or type(error).__name__
             raise errors.Unknown(f"local cloud, {path}: {reason}") from error
         raise _error(response, path)
+
+
+def _of(place: Place) -> str:
+    return urlencode({"region": place.region})
 
 
 def _error(response: httpx.Response, path: str) -> errors.CloudError:

@@ -23,7 +23,7 @@ from cloud.local import processes, short_path
 from cloud.local.books import Ledger
 from cloud.local.http_server import Listener
 from cloud.local.metadata import metadata_app
-from cloud.model import DEPLOYMENT_TAG, Machine, Notice
+from cloud.model import DEPLOYMENT_TAG, Machine, Notice, Recipe
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
 DISKS_KEPT = 32
@@ -117,6 +117,8 @@ class LocalCloud:
         self._short = _short_way(self._disks)
         self._keep_way()
         self._boot_script = boot_script
+        boot = blake2b(boot_script.read_bytes(), digest_size=8).hexdigest()
+        self.recipe = Recipe({"boot": boot})
         self._boot_env = boot_env
         self._hosts: dict[str, _Host] = {}
         self._changed = asyncio.Event()

@@ -2,12 +2,23 @@
 
 import math
 
+from msgspec.structs import replace
+
 from bidding import acquire
 from bidding.model import Purchase
 from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.brain import layout_changes, leases, ledger, situation
-from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
-from orchestrator.state import Job, Lease, State, leases_of, move_lease, note, want_layout
+from orchestrator.events import CatalogueSeen, PlaceClosed, QuotesKept, QuotesSeen
+from orchestrator.state import (
+    Job,
+    Lease,
+    PoolState,
+    State,
+    leases_of,
+    move_lease,
+    note,
+    want_layout,
+)
 from orchestrator.validity import is_time
 
 LAUNCHES_PER_PERIOD_MAX = 64
@@ -18,16 +29,30 @@ HOLD_OUT_S = 120.0
 
 def on_catalogue(state: State, event: CatalogueSeen) -> None:
     """What is sold now. A pool that is not in it any more is not bought from; what is held there stays."""
-    leases.provider_of(state, event.provider)
-    for kind in event.types:
-        state.types[kind.name] = kind
-    ours = [pool for pool in event.pools if pool.cloud == event.provider]
-    sold = {pool for pool in ours if pool.type in state.types}
+    place, digest = leases.place_of(state, event.place), event.sold.recipe.digest
+    if place.recipe not in ("", digest):
+        leases.forgive(state, event.place)
+    place.recipe, place.closed = digest, ""
+    place.traits, place.pace = event.traits or place.traits, event.pace or place.pace
+    place.rooms, place.rooms_at_s = event.sold.rooms, state.now_s
+    kinds = {kind.name: kind for kind in event.sold.types if kind.cloud == event.place.cloud}
+    state.types.update(kinds)
+    sold = {p for p in event.sold.pools if p.place == event.place and p.type in kinds}
     for pool in sorted(sold):
-        leases.pool_of(state, pool).sold = True
+        known = state.pools.setdefault(pool.key, PoolState(pool=pool, kind=kinds[pool.type]))
+        known.kind, known.sold = kinds[pool.type], True
     for known in state.pools.values():
-        if known.pool.cloud == event.provider and known.pool not in sold:
+        if known.pool.place == event.place and known.pool not in sold:
             known.sold = False
+
+
+def on_place_closed(state: State, out: list[AnyAction], event: PlaceClosed) -> None:
+    """Say once why a place cannot be used; what is known of it stays."""
+    closed = event.closed
+    place = leases.place_of(state, closed.place)
+    if place.closed != closed.because:
+        place.closed = closed.because
+        note(out, closed.place.key, f"closed: {closed.because}")
 
 
 def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
@@ -36,14 +61,17 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
     Quotes are dated by the cloud, and no date is later than now: after one that is, or after a clock that was
     set back, older prices would hold for as long as it takes to be that late again.
     """
-    provider = leases.provider_of(state, event.provider)
+    provider = leases.place_of(state, event.place)
     provider.quoted_at_s, provider.stale = state.now_s, False
     for quote in event.quotes:
         known = state.pools.get(quote.pool.key)
         price, at_s = quote.price_usd_per_h, min(quote.at_s + state.skew_s, state.now_s)
         if known is None or at_s < known.quoted_at_s or not ledger.credible(price):
             continue
-        if not is_time(quote.at_s):
+        if not is_time(quote.at_s) or known.pool.place != event.place:
+            continue
+        if quote.market == "on_demand":
+            known.kind = replace(known.kind, on_demand_usd_per_h=price)
             continue
         known.quoted_at_s = at_s
         state.unkept.append(quote)
@@ -68,7 +96,8 @@ def keep_quotes(state: State, out: list[AnyAction]) -> None:
             quotes=tuple(state.unkept),
             types=tuple(state.types[name] for name in names if name in state.types),
             bids=any(
-                situation.rule_at(state, name, "spot").bid == "required" for name in state.providers
+                situation.rule_at(state, p.place.cloud, "spot").bid == "required"
+                for p in state.places.values()
             ),
             because="prices are kept beside the state",
         )
@@ -99,7 +128,7 @@ def buy_if_due(state: State, out: list[AnyAction]) -> None:
 def buy_for_considered(state: State, out: list[AnyAction]) -> None:
     """At the end of every event: for the jobs for which it made that necessary."""
     considered, state.considered = state.considered, {}
-    priced = all(p.quoted_at_s is not None for p in state.providers.values())
+    priced = all(p.quoted_at_s is not None for p in state.places.values() if not p.closed)
     for job in [state.jobs[job_id] for job_id in considered if job_id in state.jobs]:
         job.market.think_at_s = state.now_s
         if priced:  # else only what is sold on demand is known: prices are on their way
@@ -124,13 +153,13 @@ def _think_again(state: State, job: Job) -> None:
 def _doubt_old_quotes(state: State, out: list[AnyAction]) -> None:
     """A provider that has said nothing about prices for too long is not bought spot from; said once."""
     most_s = state.settings.quote_max_age_s
-    for provider in state.providers.values():
+    for provider in state.places.values():
         since_s = provider.quoted_at_s
         if most_s is None or since_s is None or provider.stale or state.now_s - since_s <= most_s:
             continue
         provider.stale = True
         why = f"its prices are {state.now_s - since_s:.0f} s old: no spot machine is bought at them"
-        note(out, provider.name, why)
+        note(out, provider.key, why)
 
 
 def think(state: State, job: Job) -> Purchase:

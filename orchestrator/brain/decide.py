@@ -59,6 +59,7 @@ from orchestrator.events import (
     Listed,
     ListFailed,
     ManagerStarted,
+    PlaceClosed,
     QuotesKept,
     QuotesSeen,
     ShutdownAsked,
@@ -125,6 +126,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case CatalogueSeen():
             buying.on_catalogue(state, event)
             jobs.admit(state, out)
+        case PlaceClosed():
+            buying.on_place_closed(state, out, event)
         case QuotesSeen():
             buying.on_quotes(state, out, event)
             jobs.check_budgets(state, out)
@@ -257,6 +260,8 @@ def _control(state: State, out: list[AnyAction]) -> None:
 def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
     """Take over from an earlier manager: its decisions are known, so ask for their outcomes."""
     first = state.epoch == 0
+    if event.settings != state.settings:
+        state.blocks.clear()  # what was refused to the old settings is asked again
     state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
     if first or state.stopped:
         state.account.at_s = state.now_s  # nothing ran, so nothing was paid
@@ -272,8 +277,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
     state.alarms.sort()
     set_alarm(state, state.now_s, "control")
-    for name in sorted(state.providers):
-        provider = state.providers[name]
+    for _, provider in sorted(state.places.items()):
         inventory.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
         job = state.jobs[job_id]
@@ -295,7 +299,9 @@ def _stop_if_done(state: State, out: list[AnyAction]) -> None:
     if not state.stopping or state.stopped or state.leases or state.live_jobs:
         return
     newest_end_s = state.ended_leases[-1].ended_at_s if state.ended_leases else None
-    for provider in state.providers.values():
+    for provider in state.places.values():
+        if provider.closed and provider.listed_at_s == 0.0:
+            continue  # it was never open, so nothing of ours is there
         if provider.clean_at_s < (newest_end_s or 0.0) or provider.orphans:
             return
     ledger.settle(state.account, state.now_s)

@@ -6,7 +6,7 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 """
 
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
-from cloud.model import DEPLOYMENT_TAG, Machine
+from cloud.model import DEPLOYMENT_TAG, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
 from orchestrator.brain import jobs, leases, ledger, staffing
 from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
@@ -14,7 +14,7 @@ from orchestrator.formatting import plural
 from orchestrator.state import (
     Job,
     Lease,
-    ProviderState,
+    PlaceState,
     State,
     consider,
     move_lease,
@@ -34,6 +34,8 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
     if lease is None:
         why = f"{event.machine.id} was started for the launch {event.token} that was given up"
         _end_orphan(state, out, event.machine, why)
+    elif lease.state == "intended" and (event.machine.state == "failed" or event.machine.gone):
+        _settle_listed(state, out, lease, event.machine)
     elif lease.state == "intended":
         adopt(state, out, lease, event.machine)
         leases.keep_within_hour(state, out)
@@ -50,7 +52,7 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
     if not ledger.covered(state, lease):
         leases.give_back(state, out, lease, "it started at a price that the budget has no room for")
         return
-    set_alarm(state, state.now_s + state.settings.boot_timeout_s, "boot", lease.token)
+    set_alarm(state, state.now_s + leases.boot_s(state, lease.pool.place), "boot", lease.token)
     stranger = state.strangers.pop(machine.id, None)
     if stranger is not None:
         _join(state, out, lease, stranger[1])
@@ -58,8 +60,7 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
 
 def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record the machine in its lease, charge for it, and note that its pool sold one."""
-    price = machine.price_usd_per_h
-    price = price if ledger.credible(price) else lease.price_usd_per_h
+    price = leases.cost_now_usd_per_h(state, lease.pool, lease.request.market)
     why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
     lease.machine_id, lease.known_at_s = machine.id, state.now_s
     state.machines[machine.id] = lease.token
@@ -75,35 +76,43 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
     lease = state.leases.get(event.token)
     if lease is None or lease.state != "intended":
         return
-    provider = leases.provider_of(state, lease.provider)
     why = f"{event.code}: {event.error}"
-    match event.code:
-        case "NoCapacity" | "PriceAboveBid" | "NotSold" | "Misconfigured" | "NotAllowed":
-            if event.code == "NoCapacity" and lease.request.market == "spot":
-                known = state.pools[lease.pool.key]
-                known.record = known.record.refused(state.now_s)
-            leases.penalise(state, out, lease.pool, why)
-            leases.drop(state, out, lease, why)
-        case "QuotaExceeded":
-            for pool in state.pools.values():
-                if (pool.pool.region, pool.pool.type) == (lease.pool.region, lease.pool.type):
-                    leases.penalise(state, out, pool.pool, why)
-            leases.drop(state, out, lease, why)
-        case "Throttled":
-            provider.slow_until_s = state.now_s + state.settings.penalty_s / 10
-            provider.slow_because = why
-            leases.drop(state, out, lease, why)
-        case "TokenMismatch" | "TokenSpent":
-            leases.drop(state, out, lease, why)
-        case _:
-            provider.listing_wanted = True
-            provider.slow_until_s = state.now_s + state.settings.control_period_s
-            provider.slow_because = f"it is not known whether the last launch succeeded ({why})"
-            note(
-                out,
-                lease.token,
-                f"it is not known whether a machine started ({why}): the list will tell",
-            )
+    if event.refusal is not None:
+        leases.refuse(state, out, lease.request, event.refusal, why)
+        leases.drop(state, out, lease, why)
+        return
+    place = lease.pool.place
+    leases.place_of(state, place).listing_wanted = True
+    unsure = f"it is not known whether the last launch succeeded ({why})"
+    leases.pause(state, place, state.settings.control_period_s, unsure)
+    note(out, lease.token, f"it is not known whether a machine started ({why}): the list will tell")
+
+
+def _never_ran(
+    state: State, out: list[AnyAction], lease: Lease, machine: Machine, at_s: float
+) -> None:
+    """End the lease of a launch that failed after its answer: a refusal, and no preemption.
+
+    What was made of the machine is ended, too, because it may cost.
+    """
+    state.strangers.pop(machine.id, None)
+    refusal = machine.refusal
+    if refusal is None:
+        said = f"{machine.id} ended before it was seen to run"
+        refusal = Refusal(scope="pool", code="NeverRan", said=said)
+    why = f"{refusal.code}: {refusal.said}"
+    leases.refuse(state, out, lease.request, refusal, why)
+    if lease.state == "intended" and machine.state == "failed":
+        leases.drop(state, out, lease, why)
+    else:
+        if lease.state == "intended":
+            _begin(state, out, lease, machine)
+        leases.end(state, out, lease, None, at_s, why)
+    if not machine.gone:
+        _end_orphan(state, out, machine, why)
+    job = state.jobs[lease.job]
+    if job.active:
+        consider(state, job)
 
 
 def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
@@ -131,83 +140,106 @@ def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
 
 
 def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None:
-    lease = leases.lease_of(state, event.machine_id)
+    lease = leases.lease_of(state, event.ref.id)
     if lease is not None and lease.state == "ending":
         leases.end(state, out, lease, "user", state.now_s, "the provider says it has ended")
-    for provider in state.providers.values():
-        provider.orphans.pop(event.machine_id, None)
+    leases.place_of(state, event.ref.place).orphans.pop(event.ref.id, None)
 
 
 def ask_for_lists(state: State, out: list[AnyAction]) -> None:
-    """Ask every provider for its list once per period, while a list could tell us anything."""
-    for name in sorted(state.providers):
-        provider = state.providers[name]
-        overdue = state.now_s >= provider.listing_asked_at_s + state.settings.launch_grace_s
-        early = state.now_s < provider.listing_asked_at_s + state.settings.listing_period_s
-        if early or (provider.listing_out and not overdue):
+    """Ask every place for its list once per period, while a list could tell us anything."""
+    held = {lease.pool.place.key for lease in state.leases.values()}
+    for key, place in sorted(state.places.items()):
+        period_s = state.settings.listing_period_s
+        period_s = period_s if place.pace is None else max(period_s, place.pace.list_s)
+        overdue = state.now_s >= place.listing_asked_at_s + leases.grace_s(state, place.place)
+        early = state.now_s < place.listing_asked_at_s + period_s
+        if early or (place.listing_out and not overdue):
             continue
-        if not (provider.listing_wanted or state.leases or provider.orphans or state.stopping):
+        if not (place.listing_wanted or key in held or place.orphans or state.stopping):
             continue
-        ask_for_list(state, out, provider, "compare what it lists with what we intended")
+        ask_for_list(state, out, place, "compare what it lists with what we intended")
 
 
-def ask_for_list(state: State, out: list[AnyAction], provider: ProviderState, because: str) -> None:
-    provider.listing_wanted, provider.listing_out = False, True
-    provider.listing_asked_at_s = state.now_s
-    out.append(ListMachines(provider=provider.name, because=because))
+def ask_for_list(state: State, out: list[AnyAction], place: PlaceState, because: str) -> None:
+    if not place.place.region:
+        return  # a cloud that is closed as a whole lists nothing
+    place.listing_wanted, place.listing_out = False, True
+    place.listing_asked_at_s = state.now_s
+    out.append(ListMachines(place=place.place, because=because))
 
 
 def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> None:
-    provider = leases.provider_of(state, event.provider)
-    provider.listing_out, provider.listing_wanted = False, True
-    provider.failures += 1
-    if provider.failures == 1:
-        note(out, provider.name, f"does not answer: {event.error}; asking again every period")
+    """Wait: a place that does not answer says nothing about its machines."""
+    place = leases.place_of(state, event.place)
+    place.listing_out, place.listing_wanted = False, True
+    place.failures += 1
+    if place.failures == 1:
+        note(out, place.key, f"does not answer: {event.error}; asking again every period")
 
 
 def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
-    """Settle the differences between the machines that exist and those that we intend."""
-    provider = leases.provider_of(state, event.provider)
-    provider.listing_out, provider.failures = False, 0
+    """Settle the differences between what exists in a place and what we intend there."""
+    listing = event.listing
+    place = leases.place_of(state, listing.place)
+    place.listing_out, place.failures = False, 0
     asked_at_s = event.asked_at_s + state.skew_s
-    if asked_at_s < provider.listed_at_s:
+    if asked_at_s < place.listed_at_s:
         return
-    provider.listed_at_s = asked_at_s
-    alive: dict[str, None] = {}
-    for machine in event.machines:
-        if machine.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
+    place.listed_at_s = asked_at_s
+    there: dict[str, None] = {}
+    for machine in listing.machines:
+        ours = machine.tags.get(DEPLOYMENT_TAG) == state.settings.deployment
+        if not ours or machine.pool.place != listing.place:
             continue
-        if machine.state in ("pending", "running"):
-            alive[machine.id] = None
+        if not machine.gone:
+            there[machine.id] = None
         lease = state.leases.get(machine.token)
-        if lease is None or lease.machine_id not in ("", machine.id):
-            if machine.state in ("pending", "running"):
-                why = f"{machine.id} carries our tag but no lease claims it"
-                _end_orphan(state, out, machine, why)
-        else:
+        if lease is not None and lease.machine_id in ("", machine.id):
             _settle_listed(state, out, lease, machine)
-    for machine_id in [m for m in provider.orphans if m not in alive]:
-        del provider.orphans[machine_id]
-    _settle_missing(state, out, provider, alive)
+        elif machine.state not in ("stopping", "terminated") and not machine.gone:
+            why = f"{machine.id} carries our tag but no lease claims it"
+            _end_orphan(state, out, machine, why)
+    _sweep(state, out, listing, there)
+    for one in [one for one in place.orphans if one not in there]:
+        del place.orphans[one]
+    _settle_missing(state, out, place, there)
     leases.keep_within_hour(state, out)
-    if not alive:
-        provider.clean_at_s = asked_at_s
+    if not there:
+        place.clean_at_s = asked_at_s
+
+
+def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str, None]) -> None:
+    """End what launches left over, once no lease can still be about to use it."""
+    patience_s = leases.grace_s(state, listing.place)
+    for left in listing.leftovers:
+        if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
+            continue
+        there[left.ref.id] = None
+        if left.token not in state.leases and state.now_s >= left.created_at_s + patience_s:
+            _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
 
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record what changed about a listed machine that a lease claims."""
+    at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
+    given_back = lease.state == "ending" and machine.ended_by != "provider"
+    if machine.state == "failed" and not given_back:
+        _never_ran(state, out, lease, machine, machine.launched_at_s)
+        return
     if lease.state == "intended":
-        if machine.state == "terminated":
+        if machine.gone:
             _settle_unheard(state, out, lease, machine)
             return
         adopt(state, out, lease, machine)
-    leases.reprice(state, out, lease, machine.price_usd_per_h)
-    if machine.state == "terminated":
-        at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
-        if lease.state == "ending" and machine.ended_by != "provider":
-            leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
-        else:
-            lose(state, out, lease, at_s, f"{machine.id} was taken by the provider")
+    if machine.gone and given_back:
+        leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
+    elif machine.gone and lease.state == "pending":
+        _never_ran(state, out, lease, machine, at_s)
+    elif machine.gone:
+        lose(state, out, lease, at_s, f"{machine.id} was taken by the provider")
+    elif machine.state == "stopped" and lease.state != "ending":
+        leases.give_back(state, out, lease, f"{machine.id} has stopped, and still costs")
     elif machine.state == "running" and lease.state == "pending":
         why = f"{lease.machine_id} runs; its agent has yet to join"
         move_lease(lease, "booting", state.now_s, why)
@@ -228,25 +260,30 @@ def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: M
         at_s = state.now_s
     if machine.ended_by == "user":
         leases.end(state, out, lease, "user", at_s, why)
+    elif machine.refusal is not None:
+        _never_ran(state, out, lease, machine, at_s)
     else:
         lose(state, out, lease, at_s, why)
 
 
 def _settle_missing(
-    state: State, out: list[AnyAction], provider: ProviderState, alive: dict[str, None]
+    state: State, out: list[AnyAction], place: PlaceState, there: dict[str, None]
 ) -> None:
-    """Settle leases that the list does not show, except young ones, because a list may lag."""
-    grace_s = state.settings.launch_grace_s
+    """Settle leases that the list does not show, except young ones, because a list may lag.
+
+    The list of one place says nothing about the machines of others.
+    """
+    grace_s = leases.grace_s(state, place.place)
     missing = [
         lease
         for lease in state.leases.values()
-        if lease.provider == provider.name and lease.machine_id not in alive
+        if lease.pool.place == place.place and lease.machine_id not in there
     ]
     for lease in missing:
         if lease.state == "intended":
-            if provider.listed_at_s >= lease.intended_at_s + grace_s:
+            if place.listed_at_s >= lease.intended_at_s + grace_s:
                 leases.drop(state, out, lease, "the provider does not list it: it never started")
-        elif provider.listed_at_s >= lease.known_at_s + grace_s:
+        elif place.listed_at_s >= lease.known_at_s + grace_s:
             if lease.state == "ending":
                 leases.end(state, out, lease, "user", state.now_s, "the provider lists it no more")
             else:
@@ -255,12 +292,16 @@ def _settle_missing(
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
     """Terminate a machine of ours that no lease claims, since every machine costs money."""
-    provider = leases.provider_of(state, machine.pool.cloud)
-    asked_at_s = provider.orphans.get(machine.id)
+    _end_unclaimed(state, out, machine.ref, because)
+
+
+def _end_unclaimed(state: State, out: list[AnyAction], ref: Ref, because: str) -> None:
+    place = leases.place_of(state, ref.place)
+    asked_at_s = place.orphans.get(ref.id)
     if asked_at_s is None or state.now_s >= asked_at_s + state.settings.drain_s / 4:
-        provider.orphans[machine.id] = state.now_s
-        provider.listing_wanted = True
-        out.append(Terminate(provider=provider.name, machine_id=machine.id, because=because))
+        place.orphans[ref.id] = state.now_s
+        place.listing_wanted = True
+        out.append(Terminate(ref=ref, because=because))
 
 
 # --- reports of the machine itself -----------------------------------------------------------
@@ -272,7 +313,7 @@ def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> N
         state.strangers[event.machine_id] = (event.address, event.slots)
         while len(state.strangers) > STRANGERS_MAX:
             del state.strangers[next(iter(state.strangers))]
-        for provider in state.providers.values():
+        for provider in state.places.values():
             provider.listing_wanted = True
     elif not lease.joined and lease.state in ("pending", "booting", "noticed", "leaving"):
         _join(state, out, lease, event.slots)
@@ -286,8 +327,8 @@ def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
         why = f"{lease.machine_id} joined with {plural(slots, 'slot')} {took_s:.0f} s after it was asked for"
         move_lease(lease, "ready", state.now_s, why)
         note(out, lease.machine_id, why)
-    pool = state.pools[lease.pool.key]
-    pool.strikes, pool.blocked_until_s = 0, 0.0
+    known = state.pools[lease.pool.key]
+    state.blocks.pop(leases.reach_of(known, lease.request.market)["pool"], None)
     staffing.staff(state, out, lease)
 
 
@@ -302,7 +343,7 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
         return
     if not lease.joined or lease.state == "ending":
         return
-    leases.provider_of(state, lease.provider).listing_wanted = True
+    leases.place_of(state, lease.pool.place).listing_wanted = True
     if lease.announced and state.now_s >= (lease.goes_at_s or 0.0):
         lose(state, out, lease, state.now_s, f"{lease.machine_id} was taken as announced")
         return
@@ -328,10 +369,10 @@ def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
     if lease.agent == "silent":
         if lease.goes_at_s is not None and state.now_s >= lease.goes_at_s:
             leases.give_back(state, out, lease, f"{lease.machine_id} did not come back")
-    elif state.now_s >= lease.known_at_s + state.settings.boot_timeout_s:
-        patience_s = state.settings.boot_timeout_s
+    elif state.now_s >= lease.known_at_s + leases.boot_s(state, lease.pool.place):
+        patience_s = leases.boot_s(state, lease.pool.place)
         why = f"{lease.machine_id} did not join within {patience_s:.0f} s"
-        leases.penalise(state, out, lease.pool, why)
+        leases.penalise(state, out, lease, "NeverJoined", why)
         leases.give_back(state, out, lease, why)
 
 

@@ -187,7 +187,7 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
     for known in state.pools.values():
         if not known.sold:
             continue
-        kind = state.types[known.pool.type]
+        kind = known.kind
         ceiling = ledger.ceiling_usd_per_h(
             kind, "spot", known.spot_usd_per_h, state.settings.disk_usd_per_h
         )
@@ -559,7 +559,7 @@ def shut_down(state: State, out: list[AnyAction], by: str) -> None:
     for job in [state.jobs[j] for j in state.live_jobs]:
         why = f"shut down by {by}; {RESUME}"
         drain(state, out, job, "CANCELLED", why)
-    for provider in state.providers.values():
+    for provider in state.places.values():
         provider.listing_wanted = True
         provider.clean_at_s = -1.0
 

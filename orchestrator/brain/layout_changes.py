@@ -213,7 +213,8 @@ def _lose_worker(
     backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
     lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
     if lease.deaths >= DEATHS_MAX:
-        leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
+        worn = f"workers keep dying on {lease.machine_id}"
+        leases.penalise(state, out, lease, "WornOut", worn)
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
         job.trouble.worn += cause != "machine"
         _wear(state, out, job, why, crashed=lease.crashes == lease.deaths)

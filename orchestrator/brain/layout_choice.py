@@ -468,8 +468,10 @@ def _held(asked: Question, before: Layout, *, owned: bool) -> Mapping[str, froze
     chains = [replica.workers for replica in before.replicas]
     plan = asked.before_plan
     has_all = not before.owned and owned
+    assert asked.profile is not None
+    if plan is not None and plan.sections != len(asked.profile.sections):
+        plan = None  # it was made for another model
     if plan is None or has_all or (plan.way.depth != before.depth and not before.owned):
-        assert asked.profile is not None
         whole = frozenset(range(len(asked.profile.sections)))
         held = {worker: whole for chain in chains for worker in chain}
     else:

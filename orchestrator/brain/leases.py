@@ -9,15 +9,16 @@ from hashlib import blake2b
 
 from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
-from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Market, Pool
+from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Market, Place, Pool, Refusal, Scope
 from orchestrator.actions import AnyAction, Launch, Terminate
 from orchestrator.brain import ledger, staffing
 from orchestrator.state import (
+    Block,
     Job,
     Lease,
     Moved,
+    PlaceState,
     PoolState,
-    ProviderState,
     State,
     consider,
     move_lease,
@@ -40,7 +41,7 @@ def cost_now_usd_per_h(state: State, pool: Pool, market: Market) -> float:
     """What a machine costs there now; as on demand while no other price is known."""
     spot = state.pools[pool.key].spot_usd_per_h
     if market == "on_demand" or spot is None:
-        return state.types[pool.type].on_demand_usd_per_h
+        return state.pools[pool.key].kind.on_demand_usd_per_h
     return spot
 
 
@@ -89,7 +90,8 @@ def intend(
 ) -> None:
     """Write down that we want one machine; the call is made once this is in the journal."""
     pool, market = part.pool, part.market
-    kind, known = state.types[pool.type], state.pools[pool.key]
+    known, place = state.pools[pool.key], place_of(state, pool.place)
+    kind = known.kind
     price = cost_now_usd_per_h(state, pool, market)
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
@@ -101,10 +103,10 @@ def intend(
         market=market,
         bid_usd_per_h=bid,
         tags={DEPLOYMENT_TAG: settings.deployment, "job": job.id},
+        recipe=place.recipe,
     )
     lease = Lease(
         token=token,
-        provider=pool.cloud,
         request=request,
         type=kind,
         job=job.id,
@@ -124,18 +126,84 @@ def intend(
     job.leases[token] = None
     known.leases[token] = None
     ledger.open_lease(state, lease, job)
-    out.append(Launch(provider=pool.cloud, request=request, because=because))
+    out.append(Launch(request=request, because=because))
 
 
-def penalise(state: State, out: list[AnyAction], pool: Pool, why: str) -> None:
-    """Leave a pool alone for a while, longer each time; a machine that joins forgives it."""
-    known = state.pools[pool.key]
-    if known.blocked_until_s > state.now_s:
+# --- what is left alone ----------------------------------------------------------------------
+
+
+def reach_of(known: PoolState, market: Market) -> dict[Scope, str]:
+    """Name everything that a refusal of this market of a pool can reach, narrowest first."""
+    pool, place = known.pool, known.pool.place.key
+    return {
+        "pool": f"{pool.key} {market}",
+        "family": f"{place} {known.kind.family or pool.type} {market}",
+        "market": f"{place} {market}",
+        "zone": f"{place} {pool.zone}",
+        "place": place,
+        "cloud": pool.cloud,
+    }
+
+
+def block_of(state: State, known: PoolState, market: Market) -> Block | None:
+    """Return what keeps this market of a pool from being bought from, the longest if several do."""
+    if not state.blocks:
+        return None
+    found = [state.blocks[k] for k in reach_of(known, market).values() if k in state.blocks]
+    now_s = state.now_s
+    return max((one for one in found if one.until_s > now_s), key=_until_s, default=None)
+
+
+def _until_s(block: Block) -> float:
+    return block.until_s
+
+
+def refuse(
+    state: State, out: list[AnyAction], request: LaunchRequest, refusal: Refusal, why: str
+) -> None:
+    """Leave alone what a refusal reaches, longer each time if the cloud does not say how long.
+
+    A machine that joins forgives its pool. New settings, or a new recipe, forgive a place.
+    """
+    known = state.pools[request.pool.key]
+    if refusal.scope == "pool" and request.market == "spot":
+        known.record = known.record.refused(state.now_s)
+    if refusal.scope == "request":
         return
-    penalty_s = state.settings.penalty_s * 2 ** min(known.strikes, PENALTY_DOUBLINGS_MAX)
-    known.strikes += 1
-    known.blocked_until_s, known.blocked_because = state.now_s + penalty_s, why
-    note(out, pool.key, f"left alone for {penalty_s:.0f} s: {why}")
+    key = reach_of(known, request.market)[refusal.scope]
+    before = state.blocks.get(key)
+    if before is not None and before.until_s > state.now_s:
+        return
+    strikes = 0 if before is None else before.strikes
+    wide = refusal.scope in ("place", "cloud")
+    penalty_s = state.settings.penalty_s / (10 if wide else 1)
+    for_s = penalty_s * 2 ** min(strikes, PENALTY_DOUBLINGS_MAX)
+    for_s = for_s if refusal.retry_s is None else max(0.0, refusal.retry_s)
+    state.blocks[key] = Block(until_s=state.now_s + for_s, because=why, strikes=strikes + 1)
+    note(out, key, f"left alone for {for_s:.0f} s: {why}")
+
+
+def penalise(state: State, out: list[AnyAction], lease: Lease, code: str, why: str) -> None:
+    """Leave the market of a pool alone, because a machine of it proved to be of no use."""
+    refusal = Refusal(scope="pool", code=code, said=why)
+    record = state.pools[lease.pool.key].record
+    refuse(state, out, lease.request, refusal, why)
+    state.pools[lease.pool.key].record = record  # it did sell
+
+
+def pause(state: State, place: Place, for_s: float, why: str) -> None:
+    """Buy nothing in a place for a moment; nobody refused, so it is no strike."""
+    before = state.blocks.get(place.key)
+    until_s = state.now_s + for_s
+    if before is None or before.until_s < until_s:
+        strikes = 0 if before is None else before.strikes
+        state.blocks[place.key] = Block(until_s=until_s, because=why, strikes=strikes)
+
+
+def forgive(state: State, place: Place) -> None:
+    """Ask a place again, and its cloud, because what is asked for is not the same any more."""
+    state.blocks.pop(place.key, None)
+    state.blocks.pop(place.cloud, None)
 
 
 # --- giving back ---------------------------------------------------------------------------------------
@@ -191,10 +259,10 @@ def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) ->
 
 
 def _terminate(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
-    out.append(Terminate(provider=lease.provider, machine_id=lease.machine_id, because=because))
+    out.append(Terminate(ref=lease.ref, because=because))
     patience_s = state.settings.drain_s / 4 * 2 ** min(lease.terminations, RETRY_DOUBLINGS_MAX)
     lease.terminations += 1
-    provider_of(state, lease.provider).listing_wanted = True
+    place_of(state, lease.pool.place).listing_wanted = True
     set_alarm(state, state.now_s + patience_s, "ending", lease.token)
 
 
@@ -264,9 +332,17 @@ def lease_of(state: State, machine_id: str) -> Lease | None:
     return None if token is None else state.leases[token]
 
 
-def provider_of(state: State, name: str) -> ProviderState:
-    return state.providers.setdefault(name, ProviderState(name=name))
+def place_of(state: State, place: Place) -> PlaceState:
+    return state.places.setdefault(place.key, PlaceState(place=place))
 
 
-def pool_of(state: State, pool: Pool) -> PoolState:
-    return state.pools.setdefault(pool.key, PoolState(pool=pool))
+def grace_s(state: State, place: Place) -> float:
+    """Return how long a list may miss a machine of this place before that means something."""
+    pace = place_of(state, place).pace
+    return max(state.settings.launch_grace_s, pace.grace_s if pace is not None else 0.0)
+
+
+def boot_s(state: State, place: Place) -> float:
+    """Return how long a machine of this place may take to join."""
+    pace = place_of(state, place).pace
+    return max(state.settings.boot_timeout_s, pace.boot_s if pace is not None else 0.0)

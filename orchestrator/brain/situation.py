@@ -1,6 +1,7 @@
 """Everything that one purchase is decided on, gathered in one place: the question for the bidder."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -104,27 +105,26 @@ def offers(state: State, job: Job) -> list[Offer]:
     found: list[Offer] = []
     home = leases.home_of(state, job)
     for known in state.pools.values():
-        provider = state.providers[known.pool.cloud]
-        waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
-        shut = state.now_s < known.blocked_until_s
-        why = known.blocked_because if shut else provider.slow_because if waits else ""
-        if not known.sold:
+        if not known.sold or state.places[known.pool.place.key].closed:
             continue
         hazard_per_h = known.record.hazard_per_h(state.now_s)
         return_per_h = known.record.return_per_h(state.now_s)
         losses_seen = _losses_seen(state, known)
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
-            if price is None:
+            room = _room_left(state, known, market) if price is not None else 0
+            if price is None or room == 0:
                 continue
+            block = leases.block_of(state, known, market)
             found.append(
                 Offer(
                     pool=known.pool,
-                    type=state.types[known.pool.type],
+                    type=known.kind,
                     market=market,
                     price_usd_per_h=price,
-                    blocked=waits,
-                    blocked_because=why,
+                    blocked=block is not None,
+                    blocked_because="" if block is None else block.because,
+                    machines_max=room,
                     hazard_per_h=hazard_per_h,
                     bids=_bids(state, known, market),
                     losses_seen=losses_seen,
@@ -147,9 +147,38 @@ def _needed_usd(state: State, offer: Offer) -> float:
 def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:
     """What it costs there now; None where it is not sold so, not allowed, or not known well enough."""
     if market == "on_demand":
-        kind = state.types[known.pool.type]
-        return kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
-    return None if state.providers[known.pool.cloud].stale else known.spot_usd_per_h
+        return known.kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
+    return None if state.places[known.pool.place.key].stale else known.spot_usd_per_h
+
+
+def _room_left(state: State, known: PoolState, market: Market) -> int | None:
+    """How many machines the quotas leave; None where none is known to bound them.
+
+    What was bought since the quotas were read counts as well, and what has ended does not come back before
+    they are read again.
+    """
+    place, kind = state.places[known.pool.place.key], known.kind
+    rooms = [
+        room for room in place.rooms
+        if room.market == market and room.family in ("", kind.family)
+    ]  # fmt: skip
+    if not rooms or kind.vcpus < 1:
+        return None
+    bought: Counter[str] = Counter()
+    for lease in state.leases.values():
+        since = lease.pool.place == place.place and lease.intended_at_s >= place.rooms_at_s
+        if since and lease.request.market == market:
+            bought[lease.type.family] += lease.type.vcpus
+    return min(
+        max(
+            0,
+            room.vcpus_max
+            - room.vcpus_used
+            - (bought[room.family] if room.family else bought.total()),
+        )
+        // kind.vcpus
+        for room in rooms
+    )
 
 
 def rule_at(state: State, cloud: str, market: Market) -> BillingRule:
@@ -165,7 +194,7 @@ def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
     if price is None or rule_at(state, known.pool.cloud, market).bid != "required":
         return ()
     if not known.odds:
-        most = max(price, state.types[known.pool.type].on_demand_usd_per_h)
+        most = max(price, known.kind.on_demand_usd_per_h)
         lost = -math.expm1(-known.record.hazard_per_h(state.now_s))
         return (Bid(bid_usd_per_h=most, evicted_in_1h=lost),)
     return tuple(
@@ -194,7 +223,7 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
     """The most that a machine of the offer may cost before we think again."""
     known = state.pools[offer.pool.key]
     return ledger.ceiling_usd_per_h(
-        state.types[offer.pool.type],
+        known.kind,
         offer.market,
         known.spot_usd_per_h,
         state.settings.disk_usd_per_h,
@@ -233,7 +262,7 @@ def _doing(state: State, job: Job, lease: Lease) -> Literal["starts", "works", "
         since_s = max(since_s, job.history[-1].at_s)
     elif lease.worked_at_s is not None:
         return "idles"
-    patience_s = state.settings.boot_timeout_s + state.settings.worker_timeout_s
+    patience_s = leases.boot_s(state, lease.pool.place) + state.settings.worker_timeout_s
     return "starts" if state.now_s <= since_s + patience_s else "idles"
 
 

@@ -27,7 +27,7 @@ from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
-from cloud.provider import OneList as Provider
+from cloud.provider import Provider
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load

@@ -8,16 +8,17 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Coroutine, Mapping
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 import msgspec
 import redis.asyncio
 
 from agent.keys import EVENTS, INBOX, INBOX_READ, VIEW
-from agent.messages import AgentLost, WorkerLost
+from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
-from cloud.errors import CloudError
-from cloud.provider import OneList as Provider
+from cloud.errors import CloudError, Unknown
+from cloud.model import Closed, Market, Place, Pool, Quote, Sold
+from cloud.provider import Provider
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
@@ -44,6 +45,7 @@ from orchestrator.events import (
     LaunchFailed,
     Listed,
     ListFailed,
+    PlaceClosed,
     QuotesSeen,
     Terminated,
     Tick,
@@ -55,7 +57,9 @@ from orchestrator.view_builder import view_of
 
 QUOTES_S = 1.0
 QUOTES_TOLD_S = 60.0  # the longest time between two events with prices, even without news
-CATALOGUE_S = 3600.0
+CLOSED_S = 600.0
+NOTICES_AGAIN_S = 60.0
+UNFORESEEN_MAX = 1000
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
 VIEW_S = 0.2
@@ -64,6 +68,8 @@ INBOX_BATCH = 200
 INBOX_BLOCK_MS = 1000
 EVENTS_KEPT = 10_000
 TASKS_MAX = 10_000
+
+T = TypeVar("T")
 
 
 EngineAction = OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
@@ -114,12 +120,14 @@ class LiveWorld:
         self._asked: tuple[Question, ...] = ()
         self._foreseeing = False
         self._broken: BaseException | None = None
+        self._unforeseen: set[str] = set()
 
     async def open(self, first: AnyEvent) -> None:
         """Begin to collect events. `first` is the event that a manager's life starts with."""
         self._queue.put_nowait(("", first))
-        for name in self._providers:
-            self._spawn(self._follow_prices(name))
+        for provider in self._providers.values():
+            self._spawn(self._follow_places(provider))
+            self._spawn(self._follow_notices(provider))
         self._spawn(self._follow_nodes())
         self._spawn(self._follow_inbox())
 
@@ -171,40 +179,70 @@ class LiveWorld:
             return
         await self._queue.put((key, event))
 
-    async def _follow_prices(self, name: str) -> None:
-        provider, pause_s = self._providers[name], QUOTES_S
-        known: Any = None
-        sold: Any = None
-        asked_at_s = told_at_s = -math.inf
+    async def _follow_places(self, provider: Provider) -> None:
+        """Follow every place that is open; ask now and then for those that were closed."""
+        followed: set[Place] = set()
         while True:
             try:
-                if self._clock.now_s() >= asked_at_s + CATALOGUE_S:
-                    types, pools = await provider.catalogue()
-                    asked_at_s = self._clock.now_s()
-                    if (types, pools) != sold:
-                        sold = types, pools
-                        seen = CatalogueSeen(
-                            at_s=asked_at_s, provider=name, types=tuple(types), pools=tuple(pools)
+                places = await self._heard(provider, provider.places())
+            except CloudError as error:
+                places = [Closed(Place(provider.name, ""), str(error))]
+            for place in places:
+                if isinstance(place, Closed):
+                    await self._tell(PlaceClosed(at_s=self._clock.now_s(), closed=place))
+                elif place not in followed:
+                    followed.add(place)
+                    self._spawn(self._follow_prices(provider, place))
+            closed = any(isinstance(place, Closed) for place in places)
+            await asyncio.sleep(CLOSED_S if closed else provider.pace.sold_s)
+
+    async def _follow_notices(self, provider: Provider) -> None:
+        """Report what a cloud announces beside its machines' own metadata."""
+        while True:
+            with contextlib.suppress(CloudError):
+                notices = aiter(provider.notices())
+                while (notice := await self._heard(provider, anext(notices, None))) is not None:
+                    await self._tell(NoticeSeen(at_s=self._clock.now_s(), notice=notice))
+            await asyncio.sleep(NOTICES_AGAIN_S)
+
+    async def _follow_prices(self, provider: Provider, place: Place) -> None:
+        known: dict[tuple[Pool, Market], Quote] = {}
+        sold: Sold | None = None
+        sold_at_s = quoted_at_s = told_at_s = -math.inf
+        pause_s = 0.0
+        while True:
+            try:
+                if self._clock.now_s() >= sold_at_s + provider.pace.sold_s:
+                    now_sold = await self._heard(provider, provider.sold(place))
+                    sold_at_s = self._clock.now_s()
+                    if now_sold != sold:
+                        sold = now_sold
+                        await self._tell(
+                            CatalogueSeen(
+                                at_s=sold_at_s,
+                                place=place,
+                                sold=sold,
+                                traits=provider.traits,
+                                pace=provider.pace,
+                            )
                         )
-                        await self._tell(seen)
-                quotes = {quote.pool: quote for quote in await provider.quotes()}
-                pause_s = QUOTES_S
+                if self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
+                    seen = await self._heard(provider, provider.quotes(place))
+                    quoted_at_s = self._clock.now_s()
+                    quotes = {(quote.pool, quote.market): quote for quote in seen}
+                    fresh = tuple(q for key, q in sorted(quotes.items()) if q != known.get(key))
+                    known = quotes
+                else:
+                    fresh = ()
+                pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
             except CloudError:
-                pause_s = min(pause_s * 2, QUOTES_S_MAX)
+                pause_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
             else:
-                fresh = tuple(
-                    quote
-                    for pool, quote in sorted(quotes.items())
-                    if quote != (known or {}).get(pool)
-                )
-                known = quotes
                 now_s = self._clock.now_s()
                 # Without a regular event the prices would be taken for old.
                 if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
                     told_at_s = now_s
-                    await self._tell(
-                        QuotesSeen(at_s=self._clock.now_s(), provider=name, quotes=fresh)
-                    )
+                    await self._tell(QuotesSeen(at_s=now_s, place=place, quotes=fresh))
             await asyncio.sleep(pause_s)
 
     async def _follow_nodes(self) -> None:
@@ -231,7 +269,7 @@ class LiveWorld:
             case Terminate():
                 self._spawn(self._terminate(action))
             case ListMachines():
-                self._spawn(self._list(action.provider))
+                self._spawn(self._list(action.place))
             case KeepQuotes():
                 self._spawn(self._keep(action))
             case (
@@ -249,39 +287,60 @@ class LiveWorld:
                 assert_never(action)
 
     async def _launch(self, action: Launch) -> None:
-        token = action.request.token
+        request = action.request
         try:
-            machine = await self._providers[action.provider].launch(action.request)
+            provider = self._providers[request.pool.cloud]
+            machine, *_ = await self._heard(provider, provider.launch(request))
         except CloudError as error:
-            at_s = self._clock.now_s()
             await self._tell(
-                LaunchFailed(at_s=at_s, token=token, code=error.code, error=str(error))
+                LaunchFailed(
+                    at_s=self._clock.now_s(),
+                    token=request.token,
+                    code=error.code,
+                    error=str(error),
+                    refusal=error.refusal,
+                )
             )
         else:
-            await self._tell(Launched(at_s=self._clock.now_s(), token=token, machine=machine))
+            await self._tell(
+                Launched(at_s=self._clock.now_s(), token=request.token, machine=machine)
+            )
 
     async def _terminate(self, action: Terminate) -> None:
         """End a machine. After a failed call the brain sees it in the list and asks again."""
+        provider = self._providers[action.ref.place.cloud]
         with contextlib.suppress(CloudError):
-            await self._providers[action.provider].terminate([action.machine_id])
-            await self._tell(Terminated(at_s=self._clock.now_s(), machine_id=action.machine_id))
+            for ref in await self._heard(provider, provider.end([action.ref])):
+                await self._tell(Terminated(at_s=self._clock.now_s(), ref=ref))
 
-    async def _list(self, name: str) -> None:
-        asked_at_s = self._clock.now_s()
+    async def _list(self, place: Place) -> None:
+        asked_at_s, provider = self._clock.now_s(), self._providers[place.cloud]
         try:
-            machines = tuple(await self._providers[name].machines())
+            listing = await self._heard(provider, provider.list(place))
         except CloudError as error:
             at_s = self._clock.now_s()
-            await self._tell(ListFailed(at_s=at_s, provider=name, error=str(error)))
+            await self._tell(ListFailed(at_s=at_s, place=place, error=str(error)))
         else:
-            await self._tell(
-                Listed(
-                    at_s=self._clock.now_s(),
-                    provider=name,
-                    asked_at_s=asked_at_s,
-                    machines=machines,
-                )
-            )
+            at_s = self._clock.now_s()
+            await self._tell(Listed(at_s=at_s, asked_at_s=asked_at_s, listing=listing))
+
+    async def _heard(self, provider: Provider, call: Awaitable[T]) -> T:
+        """Return a provider's answer, or raise a `CloudError`: nothing else gets out of a cloud.
+
+        What it does not foresee says nothing about what was done, so it is `Unknown`, and a person
+        is shown it once.
+        """
+        try:
+            return await call
+        except CloudError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            if said not in self._unforeseen and len(self._unforeseen) < UNFORESEEN_MAX:
+                self._unforeseen.add(said)
+                why = f"{said}: no answer that is known; the next list tells what was done"
+                await self.perform(Note(who=provider.name, because=why))
+            raise Unknown(said) from error
 
     async def _keep(self, action: KeepQuotes) -> None:
         """Keep prices in a thread beside the loop, because the whole history is written."""

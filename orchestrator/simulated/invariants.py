@@ -152,7 +152,7 @@ class Watcher:
                 self._generations[action.job] = generation
                 _layout_is_sound(state, action)
             elif isinstance(action, Terminate):
-                tags = self._world.cloud.machine(action.machine_id).tags
+                tags = self._world.cloud.machine(action.ref.id).tags
                 if tags.get(DEPLOYMENT_TAG) != self._settings.deployment:
                     raise Breach(f"{action.machine_id} is not ours: {action.because}")
         if len(state.leases) > self._settings.machines_max:

@@ -7,7 +7,7 @@ import msgspec
 
 from agent.messages import NoticeSeen
 from cloud.errors import CloudError, Refused, Unknown
-from cloud.model import LaunchRequest
+from cloud.model import LaunchRequest, Listing, Place, Ref
 from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, SimulatedCloud
 from orchestrator.actions import (
     AnyAction,
@@ -78,7 +78,6 @@ class SimulatedWorld:
         self._kill = kill or (lambda _: self.luck.chance(self.luck.faults.killed))
         self.watch: Callable[[State], None] = lambda _: None
         self._slots = {kind.name: kind.slots for kind in cloud.catalogue()[0]}
-        self._provider = cloud.market.catalogue.cloud
 
     # --- the seam -------------------------------------------------------------------------------
 
@@ -113,9 +112,9 @@ class SimulatedWorld:
             case Launch():
                 self._launch(action.request)
             case Terminate():
-                self._terminate(action.machine_id)
+                self._terminate(action.ref)
             case ListMachines():
-                self._list(action.provider)
+                self._list(action.place)
             case KeepQuotes():
                 self._answer(self._quotes.keep(action, self.timeline.now_s))
             case OpenJob():
@@ -160,14 +159,16 @@ class SimulatedWorld:
 
     def start(self, epoch: int, settings: Settings) -> None:
         """Queue a manager's first events: its start, the catalogue, and the prices."""
-        types, pools = self.cloud.catalogue()
-        quotes = tuple(self.cloud.quotes(self.timeline.now_s))
         self.born_s, wall_s = self.timeline.now_s, self._wall_s
         self._answers += [
             ManagerStarted(at_s=wall_s, epoch=epoch, settings=settings),
-            CatalogueSeen(at_s=wall_s, provider=self._provider, types=types, pools=pools),
-            QuotesSeen(at_s=wall_s, provider=self._provider, quotes=quotes),
         ]
+        for place in self.cloud.places():
+            quotes = tuple(self.cloud.quotes(self.timeline.now_s, place))
+            self._answers += [
+                CatalogueSeen(at_s=wall_s, place=place, sold=self.cloud.sold(place)),
+                QuotesSeen(at_s=wall_s, place=place, quotes=quotes),
+            ]
 
     def say(self, event: AnyEvent) -> None:
         """Put a person's event into the durable inbox."""
@@ -206,27 +207,39 @@ class SimulatedWorld:
             if lost:
                 raise Unknown("the answer was lost")
         except CloudError as error:
-            failed = LaunchFailed(at_s=0.0, token=request.token, code=error.code, error=str(error))
+            failed = LaunchFailed(
+                at_s=0.0,
+                token=request.token,
+                code=error.code,
+                error=str(error),
+                refusal=error.refusal,
+            )
             self._answer(failed)
             return
         self._answer(Launched(at_s=0.0, token=request.token, machine=machine))
 
-    def _terminate(self, machine_id: str) -> None:
+    def _terminate(self, ref: Ref) -> None:
         if self.luck.chance(self.luck.faults.unreachable):
             return
-        self.cloud.terminate([machine_id], self.timeline.now_s)
-        self._gone(machine_id)
+        self.cloud.terminate([ref.id], self.timeline.now_s)
+        self._gone(ref.id)
         self.await_point("terminated")
-        self._answer(Terminated(at_s=0.0, machine_id=machine_id))
+        self._answer(Terminated(at_s=0.0, ref=ref))
 
-    def _list(self, provider: str) -> None:
+    def _list(self, place: Place) -> None:
         if self.luck.chance(self.luck.faults.unreachable):
-            self._answer(ListFailed(at_s=0.0, provider=provider, error="no answer"))
+            self._answer(ListFailed(at_s=0.0, place=place, error="no answer"))
             return
         seen_s = self.timeline.now_s - self.luck.faults.listing_lag_s
-        machines = tuple(m for m in self.cloud.machines() if m.launched_at_s <= seen_s)
+        machines = tuple(
+            m for m in self.cloud.machines(region=place.region) if m.launched_at_s <= seen_s
+        )
         self._answer(
-            Listed(at_s=0.0, provider=provider, asked_at_s=self._wall_s, machines=machines)
+            Listed(
+                at_s=0.0,
+                asked_at_s=self._wall_s,
+                listing=Listing(place=place, machines=machines),
+            )
         )
 
     # --- what the cloud does --------------------------------------------------------------------
@@ -245,7 +258,9 @@ class SimulatedWorld:
                     self.evictions += 1
                     self._gone(change.machine_id)
             case PricesMoved():
-                event = QuotesSeen(at_s=self._wall_s, provider=self._provider, quotes=change.quotes)
+                event = QuotesSeen(
+                    at_s=self._wall_s, place=change.quotes[0].pool.place, quotes=change.quotes
+                )
                 self._answers.append(event)
             case _:
                 assert_never(change)

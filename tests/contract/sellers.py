@@ -10,7 +10,7 @@ from running_cloud import RunningCloud
 
 from cloud.clock import VirtualClock
 from cloud.market import LOCAL, Conduct, SpotMarket
-from cloud.provider import Provider
+from cloud.provider import Provider, all_machines
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 
 POOL_MACHINES = 3
@@ -47,7 +47,7 @@ class SimulatedSeller:
         self.cloud.advance(self.clock.now_s())
 
     async def take_all(self, provider: Provider) -> None:
-        ids = [machine.id for machine in await provider.machines()]
+        ids = [machine.id for machine in await all_machines(provider)]
         self.cloud.revoke(ids, self.clock.now_s(), 0.0)
 
 

@@ -10,13 +10,13 @@ from sellers import POOL_MACHINES, QUOTA_SLOTS, Seller
 
 from cloud.errors import NotOurs, Refused, TokenMismatch, TokenSpent
 from cloud.model import DEPLOYMENT_TAG, Machine, MachineState, Pool
-from cloud.provider import Provider
+from cloud.provider import Provider, all_machines
 
 LARGE = replace(POOLS["ec2"], type="local.large")
 
 
 async def listed(provider: Provider) -> dict[str, Machine]:
-    return {machine.id: machine for machine in await provider.machines()}
+    return {machine.id: machine for machine in await all_machines(provider)}
 
 
 async def until_state(seller: Seller, provider: Provider, machine_id: str, state: MachineState):
@@ -34,8 +34,14 @@ def test_a_catalogue_names_what_is_sold_and_every_pool_has_a_price(seller: Selle
     """Every pool belongs to the provider and to a type with a price of its own, and is quoted once."""
 
     async def scene(provider: Provider) -> None:
-        types, pools = await provider.catalogue()
-        quotes = await provider.quotes()
+        places = await provider.places()
+        assert len(places) == 2
+        found = [await provider.sold(place) for place in places]
+        for place, sold in zip(places, found, strict=True):
+            assert {pool.place for pool in sold.pools} == {place}
+        types = [kind for sold in found for kind in sold.types]
+        pools = [pool for sold in found for pool in sold.pools]
+        quotes = [quote for place in places for quote in await provider.quotes(place)]
         assert {pool.cloud for pool in pools} == {provider.name}
         assert {pool.type for pool in pools} == {kind.name for kind in types}
         assert sorted(quote.pool for quote in quotes) == sorted(pools)
@@ -49,10 +55,9 @@ def test_a_machine_is_listed_with_all_that_was_asked_for(seller: Seller):
 
     async def scene(provider: Provider) -> None:
         wanted = request("t-1")
-        given = await provider.launch(wanted)
+        (given,) = await provider.launch(wanted)
         assert (given.token, given.pool, given.market) == ("t-1", wanted.pool, "spot")
         assert given.tags == wanted.tags
-        assert given.price_usd_per_h > 0
         machine = await until_state(seller, provider, given.id, "running")
         assert machine.tags == wanted.tags
         assert machine.address
@@ -64,8 +69,8 @@ def test_the_same_token_twice_is_one_machine(seller: Seller):
     """A launch that is repeated, because its answer was lost, buys nothing more."""
 
     async def scene(provider: Provider) -> None:
-        first = await provider.launch(request("t-1"))
-        again = await provider.launch(request("t-1"))
+        (first,) = await provider.launch(request("t-1"))
+        (again,) = await provider.launch(request("t-1"))
         assert again.id == first.id
         assert set(await listed(provider)) == {first.id}
 
@@ -77,7 +82,7 @@ def test_the_same_token_at_once_is_one_machine(seller: Seller):
 
     async def scene(provider: Provider) -> None:
         given = await asyncio.gather(*(provider.launch(request("t-1")) for _ in range(10)))
-        assert len({machine.id for machine in given}) == 1
+        assert len({machine.id for (machine,) in given}) == 1
         assert len(await listed(provider)) == 1
 
     seller.play(scene)
@@ -101,8 +106,8 @@ def test_a_token_whose_machine_has_ended_is_spent(seller: Seller):
     """A late repetition of an old launch never brings its machine back."""
 
     async def scene(provider: Provider) -> None:
-        machine = await provider.launch(request("t-1"))
-        await provider.terminate([machine.id])
+        (machine,) = await provider.launch(request("t-1"))
+        assert await provider.end([machine.ref]) == [machine.ref]
         with pytest.raises(TokenSpent):
             await provider.launch(request("t-1"))
 
@@ -113,10 +118,10 @@ def test_ending_a_machine_twice_is_fine(seller: Seller):
     """Terminate is idempotent, and an ended machine stays listed with who ended it."""
 
     async def scene(provider: Provider) -> None:
-        machine = await provider.launch(request("t-1"))
-        await provider.terminate([machine.id])
+        (machine,) = await provider.launch(request("t-1"))
+        assert await provider.end([machine.ref]) == [machine.ref]
         first = (await listed(provider))[machine.id]
-        await provider.terminate([machine.id])
+        assert await provider.end([machine.ref]) == [machine.ref]
         again = (await listed(provider))[machine.id]
         assert (again.state, again.ended_by) == ("terminated", "user")
         assert again.ended_at_s == first.ended_at_s
@@ -128,7 +133,7 @@ def test_what_the_cloud_takes_is_told_from_what_we_give_back(seller: Seller):
     """An evicted machine is listed as ended by the provider: billing depends on it."""
 
     async def scene(provider: Provider) -> None:
-        machine = await provider.launch(request("t-1"))
+        (machine,) = await provider.launch(request("t-1"))
         await until_state(seller, provider, machine.id, "running")
         await seller.take_all(provider)
         taken = await until_state(seller, provider, machine.id, "terminated")
@@ -139,17 +144,18 @@ def test_what_the_cloud_takes_is_told_from_what_we_give_back(seller: Seller):
 
 
 def test_machines_of_others_are_neither_listed_nor_touched(seller: Seller):
-    """A list holds our deployment only; ending a foreign or unknown machine ends none at all."""
+    """A list holds our deployment only; ending a foreign machine ends none at all."""
 
     async def scene(provider: Provider) -> None:
-        ours = await provider.launch(request("t-1"))
-        theirs = await provider.launch(request("t-2", deployment="theirs"))
-        unmarked = await provider.launch(replace(request("t-3"), tags={}))
+        (ours,) = await provider.launch(request("t-1"))
+        (theirs,) = await provider.launch(request("t-2", deployment="theirs"))
+        (unmarked,) = await provider.launch(replace(request("t-3"), tags={}))
         assert set(await listed(provider)) == {ours.id}
-        for foreign in (theirs.id, unmarked.id, "i-unknown"):
+        for foreign in (theirs.ref, unmarked.ref):
             with pytest.raises(NotOurs, match=DEPLOYMENT_TAG):
-                await provider.terminate([ours.id, foreign])
+                await provider.end([ours.ref, foreign])
         assert (await listed(provider))[ours.id].state != "terminated"
+        assert await provider.end([replace(ours.ref, id="i-unknown")]) == []
 
     seller.play(scene)
 
@@ -158,13 +164,13 @@ def test_a_pool_without_room_refuses_and_sells_again_when_it_has(seller: Seller)
     """The fourth machine of three is refused, its token stays good, and other pools still sell."""
 
     async def scene(provider: Provider) -> None:
-        held = [await provider.launch(request(f"t-{nth}")) for nth in range(POOL_MACHINES)]
+        held = [(await provider.launch(request(f"t-{nth}")))[0] for nth in range(POOL_MACHINES)]
         with pytest.raises(Refused) as no:
             await provider.launch(request("t-late"))
         assert (no.value.code, no.value.refusal.scope) == ("NoCapacity", "pool")
         await provider.launch(request("t-other", POOLS["azure"]))
-        await provider.terminate([held[0].id])
-        assert (await provider.launch(request("t-late"))).token == "t-late"
+        await provider.end([held[0].ref])
+        assert (await provider.launch(request("t-late")))[0].token == "t-late"
 
     seller.play(scene)
 
@@ -174,12 +180,12 @@ def test_the_quota_counts_slots_of_all_machines(seller: Seller):
 
     async def scene(provider: Provider) -> None:
         wanted = replace(request("t", LARGE), market="on_demand")
-        held = [await provider.launch(replace(wanted, token=f"t-{nth}")) for nth in range(2)]
+        held = [(await provider.launch(replace(wanted, token=f"t-{nth}")))[0] for nth in range(2)]
         with pytest.raises(Refused, match=str(QUOTA_SLOTS)) as no:
             await provider.launch(replace(wanted, token="t-2"))
         assert (no.value.code, no.value.refusal.scope) == ("QuotaExceeded", "family")
-        await provider.terminate([held[0].id])
-        assert (await provider.launch(replace(wanted, token="t-2"))).market == "on_demand"
+        await provider.end([held[0].ref])
+        assert (await provider.launch(replace(wanted, token="t-2")))[0].market == "on_demand"
 
     seller.play(scene)
 
@@ -202,5 +208,32 @@ def test_what_is_not_sold_is_refused_by_name(seller: Seller):
         nowhere = Pool(cloud="local", region="r", zone="z", type="huge")
         with pytest.raises(Refused, match="local/z/huge"):
             await provider.launch(request("t-1", nowhere))
+
+    seller.play(scene)
+
+
+def test_machines_of_one_launch_start_all_or_none(seller: Seller):
+    """Each has an index; a repetition gives the same ones; one too many for the pool gives none."""
+
+    async def scene(provider: Provider) -> None:
+        with pytest.raises(Refused):
+            await provider.launch(replace(request("t-1"), count=POOL_MACHINES + 1))
+        assert not await listed(provider)
+        wanted = replace(request("t-2"), count=POOL_MACHINES)
+        given = await provider.launch(wanted)
+        assert [machine.index for machine in given] == list(range(POOL_MACHINES))
+        assert {machine.id for machine in await provider.launch(wanted)} == set(await listed(provider))
+
+    seller.play(scene)
+
+
+def test_the_list_of_a_place_is_of_that_place_only(seller: Seller):
+    """A machine in one region is not in the list of another."""
+
+    async def scene(provider: Provider) -> None:
+        for nth, pool in enumerate(POOLS.values()):
+            (given,) = await provider.launch(request(f"t-{nth}", pool))
+            listing = await provider.list(pool.place)
+            assert (listing.place, [one.id for one in listing.machines]) == (pool.place, [given.id])
 
     seller.play(scene)

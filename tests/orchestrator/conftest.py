@@ -19,7 +19,8 @@ from agent.messages import (
     WorkerReady,
 )
 from agent.profile import Link, Network, Profile, Section
-from cloud.model import DEPLOYMENT_TAG, InstanceType, Machine, Notice, Pool, Quote
+from cloud.errors import CloudError, Refused
+from cloud.model import DEPLOYMENT_TAG, InstanceType, Listing, Machine, Notice, Pool, Quote, Sold
 from orchestrator.actions import AnyAction, Launch, ListMachines, StartWorker, Terminate
 from orchestrator.brain.decide import decide
 from orchestrator.events import (
@@ -50,6 +51,7 @@ POOLS = tuple(
     for zone in ("east-a", "east-b")
     for kind in (SMALL, LARGE)
 )
+PLACE = POOLS[0].place
 PRICES = (0.03, 0.06, 0.04, 0.07)
 
 
@@ -76,7 +78,8 @@ class Hand:
 
     def start(self, epoch: int = 1) -> list[AnyAction]:
         out = self.see(ManagerStarted(at_s=self.at_s, epoch=epoch, settings=self.settings))
-        self.see(CatalogueSeen(at_s=self.at_s, provider="local", types=(SMALL, LARGE), pools=POOLS))
+        sold = Sold(types=(SMALL, LARGE), pools=POOLS)
+        self.see(CatalogueSeen(at_s=self.at_s, place=PLACE, sold=sold))
         self.price(*self.prices)
         return out
 
@@ -85,7 +88,7 @@ class Hand:
             Quote(pool=pool, at_s=self.at_s, price_usd_per_h=price)
             for pool, price in zip(POOLS, prices, strict=True)
         )
-        return self.see(QuotesSeen(at_s=self.at_s, provider="local", quotes=quotes))
+        return self.see(QuotesSeen(at_s=self.at_s, place=PLACE, quotes=quotes))
 
     def train(self, seconds: float, step_s: float = 0.5) -> list[AnyAction]:
         """So much time passes, and now and then a step is committed in the newest layout."""
@@ -120,22 +123,30 @@ class Hand:
             market=launch.request.market,
             state="running",
             launched_at_s=self.at_s if at_s is None else at_s,
-            price_usd_per_h=self.state.leases[token].price_usd_per_h,
             tags=launch.request.tags,
         )
         self.machines[machine.id] = machine
         self.see(Launched(at_s=self.at_s, token=token, machine=machine))
         return machine.id
 
-    def refused(self, launch: Launch, code: str = "NoCapacity") -> list[AnyAction]:
-        token = launch.request.token
-        return self.see(LaunchFailed(at_s=self.at_s, token=token, code=code, error="not now"))
+    def refused(self, launch: Launch, error: CloudError | None = None) -> list[AnyAction]:
+        """The cloud answers with this error; without one, the pool has no machine to give."""
+        error = error or Refused("pool", "NoCapacity", "not now")
+        return self.see(
+            LaunchFailed(
+                at_s=self.at_s,
+                token=launch.request.token,
+                code=error.code,
+                error=str(error),
+                refusal=error.refusal,
+            )
+        )
 
     def listed(self, *more: Machine) -> list[AnyAction]:
         machines = (*self.machines.values(), *more)
-        return self.see(
-            Listed(at_s=self.at_s, provider="local", asked_at_s=self.at_s, machines=machines)
-        )
+        here = tuple(machine for machine in machines if machine.pool.place == PLACE)
+        listing = Listing(place=PLACE, machines=here)
+        return self.see(Listed(at_s=self.at_s, asked_at_s=self.at_s, listing=listing))
 
     def joined(self, machine_id: str) -> list[AnyAction]:
         return self.see(
@@ -160,8 +171,8 @@ class Hand:
         return self.listed()
 
     def terminated(self, machine_id: str) -> list[AnyAction]:
-        del self.machines[machine_id]
-        return self.see(Terminated(at_s=self.at_s, machine_id=machine_id))
+        ref = self.machines.pop(machine_id).ref
+        return self.see(Terminated(at_s=self.at_s, ref=ref))
 
     def ready(self, start: StartWorker, steps: int | None = None) -> list[AnyAction]:
         return self.see(
@@ -272,7 +283,6 @@ class Hand:
             market="spot",
             state="running",
             launched_at_s=self.at_s,
-            price_usd_per_h=0.03,
             tags={DEPLOYMENT_TAG: deployment},
         )
 

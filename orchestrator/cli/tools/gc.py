@@ -11,6 +11,7 @@ import redis.asyncio
 import typer
 from rich.text import Text
 
+from cloud.provider import all_machines
 from orchestrator.cli import tables
 from orchestrator.cli.command import Command
 from orchestrator.client import NotRunning, local_cloud
@@ -68,7 +69,7 @@ async def _machines(command: Command, *, end: bool) -> list[Leftover]:
 
     async with local_cloud(client.house()) as cloud:
         grace_s = command.config.limits.launch_grace_s
-        listed = [one for one in await cloud.machines() if one.ended_at_s is None]
+        listed = [one for one in await all_machines(cloud) if not one.gone]
         # Read after the list, so that an intent written meanwhile counts.
         claimed = await claimed_tokens(client.house().redis_url)
         strange = [
@@ -76,7 +77,7 @@ async def _machines(command: Command, *, end: bool) -> list[Leftover]:
             if one.token not in claimed and time.time() - one.launched_at_s > grace_s
         ]  # fmt: skip
         if end and strange:
-            await cloud.terminate([one.id for one in strange])
+            await cloud.end([one.ref for one in strange])
         why = f"carries our tag {client.house().deployment}, and no lease claims it"
         return [Leftover(kind="machine", id=one.id, why=why) for one in strange]
 
