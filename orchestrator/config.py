@@ -206,10 +206,10 @@ class Azure(SettingsSection):
     """The id of the subscription that pays. Not set: nothing is bought from Azure."""
     resource_group: Text = "spot-training"
     """Name of the group that machines are made in; one of its own is easiest to look through."""
-    regions: Text | None = Field(default=None, examples=["eastus"])
-    """Regions to buy in, with commas between them."""
-    subnets: Text | None = Field(default=None, examples=["/subscriptions/…/subnets/machines"])
-    """The id of a subnet in each of these regions, in the same order, with commas between them."""
+    subnets: Text | None = Field(
+        default=None, examples=["eastus=/subscriptions/…/subnets/machines"]
+    )
+    """The regions to buy in, and the id of a subnet in each, with commas between them."""
     types: Text = "Standard_NC*"
     """Sizes of machines that may be bought, with commas between them; * stands for anything."""
     image: Text | None = Field(default=None, examples=["/subscriptions/…/versions/1.0.0"])
@@ -230,26 +230,23 @@ class Azure(SettingsSection):
     def _whole(self) -> Self:
         if self.subscription is None:
             return self
-        for name in ("regions", "subnets", "image", "ssh_public_key"):
+        for name in ("subnets", "image", "ssh_public_key"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is not set; azure.subscription needs it", name)
-        if len(words(self.regions)) != len(words(self.subnets)):
-            reason = f"{len(words(self.subnets))} subnets for {len(words(self.regions))} regions"
-            raise ValueError(
-                f"{reason}; name one for each, in the same order", "subnets", "regions"
-            )
+        if any("=/" not in word for word in words(self.subnets)):
+            raise ValueError("region=/subscriptions/…, with commas between several", "subnets")
         return self
 
     def settings(self, boot_script: str) -> AzureSettings | None:
         """Return what the provider needs; None if nothing is bought from Azure."""
         if self.subscription is None:
             return None
-        regions = words(self.regions)
+        subnets = dict(word.split("=", 1) for word in words(self.subnets))
         return AzureSettings(
             subscription=self.subscription,
             resource_group=self.resource_group,
-            regions=regions,
-            subnets=dict(zip(regions, words(self.subnets), strict=True)),
+            regions=tuple(subnets),
+            subnets=subnets,
             types=words(self.types),
             image=self.image or "",
             identity=self.identity or "",

@@ -201,7 +201,9 @@ class AzureProvider:
         region = request.pool.region
         if request.pool.cloud != NAME or region not in self._settings.regions:
             raise errors.Refused(
-                "pool", "NotSold", f"{request.pool.key} is not sold here: azure.regions lacks it"
+                "pool",
+                "NotSold",
+                f"{request.pool.key} is not sold here: azure.subnets has no such region",
             )
         recipe = machines.recipe_of(self._settings, region).digest
         if request.recipe not in ("", recipe):

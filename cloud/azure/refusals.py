@@ -207,13 +207,13 @@ TABLE = (
         code="LocationNotAvailableForResourceType",
         meaning="misconfigured",
         scope="place",
-        todo="remove the region from azure.regions",
+        todo="remove the region from azure.subnets",
     ),
     Row(
         code="NoRegisteredProviderFound",
         meaning="misconfigured",
         scope="place",
-        todo="remove the region from azure.regions",
+        todo="remove the region from azure.subnets",
     ),
 )
 

@@ -222,7 +222,9 @@ def test_machines_of_one_launch_start_all_or_none(seller: Seller):
         wanted = replace(request("t-2"), count=POOL_MACHINES)
         given = await provider.launch(wanted)
         assert [machine.index for machine in given] == list(range(POOL_MACHINES))
-        assert {machine.id for machine in await provider.launch(wanted)} == set(await listed(provider))
+        assert {machine.id for machine in await provider.launch(wanted)} == set(
+            await listed(provider)
+        )
 
     seller.play(scene)
 

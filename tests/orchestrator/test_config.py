@@ -28,7 +28,7 @@ buying: regions egress_usd_per_gb disk_usd_per_h quote_max_age_s
 job: slots_min slots_max depth haste max_failures max_preemptions nan backup_every_steps sums checkpoint_every_s output_files output_bytes
 storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices billing
-azure: subscription resource_group regions subnets types image identity ssh_public_key disk_gb sign_in endpoint
+azure: subscription resource_group subnets types image identity ssh_public_key disk_gb sign_in endpoint
 dashboard: enabled host port
 limits: boot_timeout_s launch_grace_s script_bytes parcel_bytes
 """
@@ -90,13 +90,13 @@ def test_the_examples_of_unset_keys_are_valid(tmp_path):
 
 
 def test_azure_is_set_as_a_whole_or_not_at_all(tmp_path):
-    """Nothing set buys nothing there; what is missing, or has no region, is one line each."""
+    """Nothing set buys nothing there; what is missing, or has no region, is one line."""
     assert load(write(tmp_path, ""), {}).azure.settings("") is None
-    half = '[azure]\nsubscription = "s"\nregions = "eastus, westus2"\n'
+    half = '[azure]\nsubscription = "s"\nimage = "i"\nssh_public_key = "ssh-ed25519 AAAA"\n'
     assert "subnets is not set" in mistake(tmp_path, half)
-    rest = 'image = "i"\nssh_public_key = "ssh-ed25519 AAAA"\n'
-    assert "1 subnets for 2 regions" in mistake(tmp_path, half + rest + 'subnets = "/a"\n')
-    whole = load(write(tmp_path, half + rest + 'subnets = "/a,/b"\n'), {}).azure.settings("boot")
+    assert "region=/subscriptions" in mistake(tmp_path, half + 'subnets = "eastus"\n')
+    whole = load(write(tmp_path, half + 'subnets = "eastus=/a, westus2=/b"\n'), {})
+    whole = whole.azure.settings("boot")
     assert whole is not None
     assert whole.subnets == {"eastus": "/a", "westus2": "/b"}
     assert (whole.types, whole.boot_script) == (("Standard_NC*",), "boot")
