@@ -16,9 +16,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal, Self
 
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
 from orchestrator.errors import OrchestratorError
 
@@ -196,6 +198,56 @@ class Local(SettingsSection):
     bids."""
 
 
+class Aws(SettingsSection):
+    """Amazon's cloud. The outputs of its account template are the values of this section."""
+
+    enabled: bool = False
+    """Buy from AWS. It needs `pip install 'spot-orchestrator[aws]'` on the manager's machine."""
+    regions: Text | None = Field(default=None, examples=["us-east-1,us-east-2"])
+    """Regions to buy in, with commas between them."""
+    types: Text = "g5.*"
+    """Instance types to buy, with commas between them; "g5.*" is all sizes of g5."""
+    images: Text | None = Field(default=None, examples=["us-east-1=ami-0123456789abcdef0"])
+    """The machine image of each region, by its id or by an SSM parameter that holds the id."""
+    subnets: Text | None = Field(default=None, examples=["us-east-1a=subnet-0123456789abcdef0"])
+    """A subnet for each zone to buy in; it has to reach the manager's machine."""
+    security_groups: Text | None = Field(default=None, examples=["us-east-1=sg-0123456789abcdef0"])
+    """The security group of each region, which admits the deployment's own machines only."""
+    instance_profile: Text | None = Field(default=None, examples=["orchestrator-default-worker"])
+    """What machines may do in AWS, by the name of an instance profile. Not set: nothing."""
+    disk_gib: Annotated[int, Field(ge=8, le=16_384)] = 60
+    """Size of each machine's disk; it goes when its machine goes."""
+    queue_url: Text | None = Field(
+        default=None, examples=["https://sqs.us-east-1.amazonaws.com/111122223333/orchestrator"]
+    )
+    """The queue of interruptions. Not set: only the machines themselves say that they will go."""
+    endpoint_url: Text | None = Field(default=None, examples=["http://127.0.0.1:4566"])
+    """Where all calls go, for a private endpoint or a test. Not set: to AWS."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.enabled:
+            self.settings()
+        return self
+
+    def settings(self) -> AwsSettings:
+        """Return the section as the provider takes it; raise ValueError for what it lacks."""
+        described = settings_of(
+            regions=self.regions,
+            images=self.images,
+            subnets=self.subnets,
+            security_groups=self.security_groups,
+        )
+        return replace(
+            described,
+            types=texts(self.types),
+            instance_profile=self.instance_profile or "",
+            disk_gib=self.disk_gib,
+            queue_url=self.queue_url,
+            endpoint_url=self.endpoint_url,
+        )
+
+
 class Azure(SettingsSection):
     """Azure: where machines are made, and of what. "For Azure" in docs/operations.md says how to
     get each value. Keys are not set here: `az login` or a managed identity has them."""
@@ -233,7 +285,7 @@ class Azure(SettingsSection):
         for name in ("subnets", "image", "ssh_public_key"):
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is not set; azure.subscription needs it", name)
-        if any("=/" not in word for word in words(self.subnets)):
+        if any("=/" not in word for word in texts(self.subnets)):
             raise ValueError("region=/subscriptions/…, with commas between several", "subnets")
         return self
 
@@ -241,13 +293,13 @@ class Azure(SettingsSection):
         """Return what the provider needs; None if nothing is bought from Azure."""
         if self.subscription is None:
             return None
-        subnets = dict(word.split("=", 1) for word in words(self.subnets))
+        subnets = dict(word.split("=", 1) for word in texts(self.subnets))
         return AzureSettings(
             subscription=self.subscription,
             resource_group=self.resource_group,
             regions=tuple(subnets),
             subnets=subnets,
-            types=words(self.types),
+            types=texts(self.types),
             image=self.image or "",
             identity=self.identity or "",
             ssh_public_key=self.ssh_public_key or "",
@@ -300,6 +352,7 @@ class Config(SettingsSection):
     job: JobSettings = JobSettings()
     storage: Storage = Storage()
     local: Local = Local()
+    aws: Aws = Aws()
     azure: Azure = Azure()
     dashboard: Dashboard = Dashboard()
     limits: Limits = Limits()
@@ -307,11 +360,6 @@ class Config(SettingsSection):
     @property
     def state_dir(self) -> Path:
         return Path(self.manager.state_dir)
-
-
-def words(text: str | None) -> tuple[str, ...]:
-    """Return what a setting names with commas between."""
-    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def in_force(config: Config) -> dict[str, str]:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloudfake"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import arm_wire
-from arm import GROUP, IDENTITY, IMAGE, SUBNET, SUBSCRIPTION, ArmDoor
+from cloudfake import arm_wire
+from cloudfake.arm import GROUP, IDENTITY, IMAGE, SUBNET, SUBSCRIPTION, ArmDoor
 
 from cloud.azure.provider import AzureProvider
 from cloud.azure.settings import AzureSettings

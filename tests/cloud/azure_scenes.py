@@ -7,7 +7,6 @@ import asyncio
 import json
 
 import pytest
-from arm import GROUP, SUBSCRIPTION, ArmDoor, Dials, vm_body
 from azure_account import (
     D4,
     OURS,
@@ -20,6 +19,7 @@ from azure_account import (
     request,
     swept,
 )
+from cloudfake.arm import GROUP, SUBSCRIPTION, ArmDoor, Dials, vm_body
 from msgspec.structs import replace
 
 from cloud.azure import offers

@@ -1,5 +1,6 @@
 """Fixtures that end every cloud that a test started, whatever the test left it in."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cloudfake"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from running_cloud import SLEEPING, RunningCloud
 
@@ -27,3 +28,9 @@ def new_cloud(tmp_path: Path) -> Iterator[Callable[..., RunningCloud]]:
     for link in Path("/tmp").glob("sc-*"):
         if link.is_symlink() and link.readlink().is_relative_to(tmp_path):
             link.unlink()
+
+
+@pytest.fixture(scope="session")
+def fuzz_cases() -> int:
+    """How many damaged answers are read; more on demand."""
+    return int(os.environ.get("FUZZ_CASES", "1000"))

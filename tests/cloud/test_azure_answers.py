@@ -11,10 +11,10 @@ import sys
 import traceback
 
 import pytest
-from arm import Answer, ArmDoor, Dials
-from arm_wire import Key, listening, session
 from azure_account import D4, OURS, PLACE, SETTINGS, T4, listed, play, provider_of, request
-from books import draw
+from cloudfake.arm import Answer, ArmDoor, Dials
+from cloudfake.arm_wire import Key, listening, session
+from cloudfake.books import draw
 from msgspec.structs import replace
 
 from cloud import errors

@@ -10,9 +10,9 @@ import os
 
 import msgspec
 import pytest
-from arm import ArmDoor, Dials
 from azure_account import D4, OURS, PLACE, T4, provider_of, request
-from books import draw
+from cloudfake.arm import ArmDoor, Dials
+from cloudfake.books import draw
 
 from cloud.azure.provider import AzureProvider
 from cloud.errors import CloudError, Refused
@@ -135,7 +135,7 @@ def lives(door: ArmDoor, at: int) -> int:
 
 
 def session(wire: Wire):
-    from arm_wire import session as made
+    from cloudfake.arm_wire import session as made
 
     return made(wire)
 

@@ -1,9 +1,9 @@
 """A machine of Azure ends its own bill, with one permission and without the SDK."""
 
 import pytest
-from arm import ArmDoor, Dials
-from arm_wire import listening
 from azure_account import OURS, SETTINGS, play, request
+from cloudfake.arm import ArmDoor, Dials
+from cloudfake.arm_wire import listening
 from msgspec.structs import replace
 from test_azure_papers import TEMPLATE
 

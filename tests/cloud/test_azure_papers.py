@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from arm import ArmDoor, Dials
 from azure_account import OURS, PLACE, play, request, swept
+from cloudfake.arm import ArmDoor, Dials
 
 import cloud.azure
 

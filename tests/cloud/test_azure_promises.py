@@ -1,8 +1,8 @@
 """The Azure provider keeps its promises, and every promise of the fake Azure is needed for that."""
 
 import pytest
-from arm import PROMISES
 from azure_scenes import SCENES
+from cloudfake.arm import PROMISES
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)

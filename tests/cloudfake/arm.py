@@ -18,8 +18,8 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-from arm_catalogue import DISK_USD_PER_H, REGIONS, SIZES, Size, items, sku
-from books import Books, Bucket, Line, draw
+from cloudfake.arm_catalogue import DISK_USD_PER_H, REGIONS, SIZES, Size, items, sku
+from cloudfake.books import Books, Bucket, Line, draw
 
 from cloud.clock import VirtualClock
 from cloud.model import DEPLOYMENT_TAG

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import requests
-from arm import Answer, ArmDoor
+from cloudfake.arm import Answer, ArmDoor
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 

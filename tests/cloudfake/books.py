@@ -29,6 +29,7 @@ class Line(msgspec.Struct, kw_only=True):
     owner: str
     token: str = ""
     zone: str = ""
+    market: str = ""
     asked: int = 1
     began_s: float
     ended_s: float | None = None
@@ -37,6 +38,8 @@ class Line(msgspec.Struct, kw_only=True):
 
     def usd(self, at_s: float) -> float:
         """Return what it has cost until then: every price for as long as it held."""
+        if not self.steps:
+            return 0.0
         until_s = at_s if self.ended_s is None else min(at_s, self.ended_s)
         ends = [began_s for began_s, _ in self.steps[1:]] + [until_s]
         return sum(
@@ -46,7 +49,7 @@ class Line(msgspec.Struct, kw_only=True):
 
 
 class Books:
-    """All lines of an account; `refund` says which machines were free of charge after all."""
+    """All lines of an account; `refund` says which of them were free of charge after all."""
 
     def __init__(self, refund: Callable[[Line], bool] = lambda line: False) -> None:
         self.lines: dict[str, Line] = {}

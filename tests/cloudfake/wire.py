@@ -5,7 +5,7 @@ parser takes for AWS's. Nothing here knows what the calls mean.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -107,16 +107,17 @@ def _from_form(shape: Shape, tree: Any, ec2: bool) -> Any:
         }
     if isinstance(shape, ListShape):
         return [_from_form(shape.member, tree[key], ec2) for key in sorted(tree, key=int)]
-    match shape.type_name:
-        case "boolean":
-            return tree == "true"
-        case "integer" | "long":
-            return int(tree)
-        case "float" | "double":
-            return float(tree)
-        case "timestamp":
-            return datetime.fromisoformat(tree)
-    return tree
+    return READS.get(shape.type_name, str)(tree)
+
+
+READS: dict[str, Callable[[str], Any]] = {
+    "boolean": lambda text: text == "true",
+    "integer": int,
+    "long": int,
+    "float": float,
+    "double": float,
+    "timestamp": datetime.fromisoformat,
+}
 
 
 def _to_xml(shape: Shape, value: Any) -> Iterator[str]:
