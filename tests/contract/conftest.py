@@ -9,13 +9,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
 from running_cloud import RunningCloud
-from sellers import LIMITS, LocalSeller, Seller, SimulatedSeller
+from sellers import LIMITS, AwsSeller, LocalSeller, Seller, SimulatedSeller
 
 
-@pytest.fixture(params=["simulated", pytest.param("local", marks=pytest.mark.processes)])
+@pytest.fixture(params=["simulated", "aws", pytest.param("local", marks=pytest.mark.processes)])
 def seller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Seller]:
-    if request.param == "simulated":
-        yield SimulatedSeller()
+    if request.param != "local":
+        yield {"simulated": SimulatedSeller, "aws": AwsSeller}[request.param]()
         return
     local = LocalSeller(tmp_path / "cloud")
     yield local

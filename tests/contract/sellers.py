@@ -1,15 +1,18 @@
 """Every seller of machines that there is, set up alike: three machines a pool, five slots in all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
+from aws_house import BIG, FAR, GPU, AwsHouse
+from cloudfake.ec2_account import Dials
 from msgspec.structs import replace
-from running_cloud import RunningCloud
+from running_cloud import POOLS, RunningCloud, request
 
 from cloud.clock import VirtualClock
 from cloud.market import LOCAL, Conduct, SpotMarket
+from cloud.model import LaunchRequest, Pool
 from cloud.provider import Provider, all_machines
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 
@@ -19,7 +22,14 @@ LIMITS = ("--pool-machines", str(POOL_MACHINES), "--quota-slots", str(QUOTA_SLOT
 
 
 class Seller(Protocol):
-    """A cloud under test, and the two things that a test does to it behind the provider's back."""
+    """A cloud under test: its pools, its words, and what a test does to it beside the provider."""
+
+    pools: ClassVar[Mapping[str, Pool]]
+    words: ClassVar[Mapping[str, str]]
+
+    def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
+        """Return a request for one spot machine in one of the pools."""
+        ...
 
     def play(self, scene: Callable[[Provider], Awaitable[None]]) -> None: ...
 
@@ -32,7 +42,25 @@ class Seller(Protocol):
         ...
 
 
-class SimulatedSeller:
+class _SellsLocal:
+    pools: ClassVar[Mapping[str, Pool]] = {
+        "near": POOLS["ec2"],
+        "far": POOLS["azure"],
+        "large": replace(POOLS["ec2"], type="local.large"),
+        "nowhere": Pool(cloud="local", region="r", zone="z", type="huge"),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "no capacity": "NoCapacity",
+        "quota": "QuotaExceeded",
+        "limit": str(QUOTA_SLOTS),
+        "bid": "USD/h",
+    }
+
+    def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
+        return request(token, self.pools[where], deployment)
+
+
+class SimulatedSeller(_SellsLocal):
     def __init__(self) -> None:
         catalogue = replace(LOCAL, pool_machines=POOL_MACHINES, quota_slots=QUOTA_SLOTS)
         market = SpotMarket(catalogue, tempo=0, conduct=Conduct(startup_s=0.02, refused_share=0))
@@ -51,7 +79,7 @@ class SimulatedSeller:
         self.cloud.revoke(ids, self.clock.now_s(), 0.0)
 
 
-class LocalSeller:
+class LocalSeller(_SellsLocal):
     def __init__(self, directory: Path) -> None:
         self.running = RunningCloud(directory).start(*LIMITS)
 
@@ -72,3 +100,37 @@ class LocalSeller:
         other = self.running.provider()
         await other.drill(warning_s=0, nodes="all")
         await other.close()
+
+
+class AwsSeller:
+    """The fake EC2, with boto3 in between."""
+
+    pools: ClassVar[Mapping[str, Pool]] = {
+        "near": GPU,
+        "far": FAR,
+        "large": BIG,
+        "nowhere": Pool(cloud="aws", region="r", zone="z", type="huge"),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "no capacity": "InsufficientInstanceCapacity",
+        "quota": "VcpuLimitExceeded",
+        "limit": "vCPU limit of 100",
+        "bid": "Spot request price",
+    }
+
+    def __init__(self) -> None:
+        self.house = AwsHouse(Dials(startup_s=0.02), room=POOL_MACHINES)
+        self.house.account.quota["g", "on-demand"] = 100
+
+    def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
+        return request(token, self.pools[where], deployment)
+
+    def play(self, scene: Callable[[Provider], Awaitable[None]]) -> None:
+        self.house.play(scene)
+
+    def pass_time(self) -> None:
+        self.house.wait(1.0)
+
+    async def take_all(self, provider: Provider) -> None:
+        for machine in list(self.house.account.alive()):
+            self.house.account.interrupt(machine.id, self.house.clock.now_s(), 0.0)
