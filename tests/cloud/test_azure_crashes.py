@@ -159,4 +159,4 @@ def test_a_kill_at_any_request_buys_nothing_twice_and_leaves_nothing(dials):
             lives(door, at + int(draw(seed, at) * 5) * (seed > 0))
             judge(door, f"{dials}, seed {seed}, point {at}")
             cases += 1
-    assert cases >= 8 * len(SEEDS)
+    assert cases >= 6 * len(SEEDS)
