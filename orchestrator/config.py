@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from cloud.aws.settings import AwsSettings, settings_of, texts
+from cloud.azure.settings import AzureSettings
 from orchestrator.errors import OrchestratorError
 
 FILE_NAME = "orchestrator.toml"
@@ -247,6 +248,68 @@ class Aws(SettingsSection):
         )
 
 
+class Azure(SettingsSection):
+    """Azure: where machines are made, and of what. "For Azure" in docs/operations.md says how to
+    get each value. Keys are not set here: `az login` or a managed identity has them."""
+
+    subscription: Text | None = Field(
+        default=None, examples=["00000000-0000-0000-0000-000000000000"]
+    )
+    """The id of the subscription that pays. Not set: nothing is bought from Azure."""
+    resource_group: Text = "spot-training"
+    """Name of the group that machines are made in; one of its own is easiest to look through."""
+    subnets: Text | None = Field(
+        default=None, examples=["eastus=/subscriptions/…/subnets/machines"]
+    )
+    """The regions to buy in, and the id of a subnet in each, with commas between them."""
+    types: Text = "Standard_NC*"
+    """Sizes of machines that may be bought, with commas between them; * stands for anything."""
+    image: Text | None = Field(default=None, examples=["/subscriptions/…/versions/1.0.0"])
+    """The id of one version of the image that machines start from, never "latest"."""
+    identity: Text | None = Field(default=None, examples=["/subscriptions/…/spot-training-machine"])
+    """The id of the identity that machines get, with which they delete themselves."""
+    ssh_public_key: Text | None = Field(default=None, examples=["ssh-ed25519 AAAA… me"])
+    """The public key that Azure wants for every machine; no port is open for it."""
+    disk_gb: Annotated[int, Field(ge=30, le=4095)] = 64
+    """Size of a machine's disk; it has to hold the image."""
+    sign_in: Text = "default"
+    """Who the manager is: "default" is what `az login` left or the environment has, "managed" this
+    machine's own identity, and anything else the client id of one of its identities."""
+    endpoint: Text = "https://management.azure.com"
+    """Where Azure is asked; another one is for other Azure clouds and for tests."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.subscription is None:
+            return self
+        for name in ("subnets", "image", "ssh_public_key"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is not set; azure.subscription needs it", name)
+        if any("=/" not in word for word in texts(self.subnets)):
+            raise ValueError("region=/subscriptions/…, with commas between several", "subnets")
+        return self
+
+    def settings(self, boot_script: str) -> AzureSettings | None:
+        """Return what the provider needs; None if nothing is bought from Azure."""
+        if self.subscription is None:
+            return None
+        subnets = dict(word.split("=", 1) for word in texts(self.subnets))
+        return AzureSettings(
+            subscription=self.subscription,
+            resource_group=self.resource_group,
+            regions=tuple(subnets),
+            subnets=subnets,
+            types=texts(self.types),
+            image=self.image or "",
+            identity=self.identity or "",
+            ssh_public_key=self.ssh_public_key or "",
+            disk_gb=self.disk_gb,
+            sign_in=self.sign_in,
+            endpoint=self.endpoint,
+            boot_script=boot_script,
+        )
+
+
 class Dashboard(SettingsSection):
     """The page that shows it all. It listens on this machine only."""
 
@@ -290,6 +353,7 @@ class Config(SettingsSection):
     storage: Storage = Storage()
     local: Local = Local()
     aws: Aws = Aws()
+    azure: Azure = Azure()
     dashboard: Dashboard = Dashboard()
     limits: Limits = Limits()
 

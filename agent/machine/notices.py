@@ -3,9 +3,10 @@
 EC2 (instance metadata service version 2): a session token by PUT, then `spot/instance-action` (the
 machine goes) and `events/recommendations/rebalance` (it may go); 404 means that there is nothing to
 say. Azure (Scheduled Events): a list of events, of which `Preempt` and `Terminate` take the
-machine; an event may be acknowledged, and then Azure does not wait for it. Azure names every
-machine of a set, so events that do not name this one are left out. Azure asks for a first call
-right after the boot, because it switches the service on, which takes up to two minutes.
+machine, while `Reboot` and `Redeploy` take what is in its memory, which is all that a worker has;
+an event may be acknowledged, and then Azure does not wait for it. Azure names every machine of a
+set, so events that do not name this one are left out. Azure switches the service on at the first
+call, which then takes up to two minutes, so that call alone has patience.
 
 Both clouds answer at the same address, so the watcher finds out which one it is on. Both give
 notices by best effort only. So does the watcher: a service that is silent, slow, refuses or talks
@@ -33,6 +34,7 @@ MACHINE_VARIABLE = "SPOT_MACHINE_ID"
 
 POLL_S = 1.0
 TIMEOUT_S = 1.0
+FIRST_AZURE_S = 150.0
 ANSWER_BYTES_MAX = 65_536
 
 EC2_TOKEN = "/latest/api/token"  # noqa: S105 - a path
@@ -40,13 +42,17 @@ EC2_TOKEN_TTL_S = 21_600
 EC2_ACTION = "/latest/meta-data/spot/instance-action"
 EC2_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
-AZURE_TAKING = ("Preempt", "Terminate")
+AZURE_TAKING = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
 Dialect = Literal["ec2", "azure"]
 
 
 class _Silence(Exception):  # noqa: N818 - it names what happened
     """No usable answer; the next poll asks again."""
+
+
+class _NotEc2(_Silence):
+    """Something answers at EC2's address and gives no session token."""
 
 
 class _Action(msgspec.Struct, frozen=True):
@@ -161,10 +167,13 @@ class Watcher:
 
     def _find_dialect(self) -> Dialect:
         """Return which cloud this is: EC2 gives a token, Azure refuses and has Azure's path."""
+        patience_s = self._timeout_s
         try:
             self._renew_token()
-        except _Silence:
-            status, _ = self._call("GET", AZURE_EVENTS, {"Metadata": "true"})
+        except _Silence as silence:
+            if isinstance(silence, _NotEc2):
+                patience_s = max(patience_s, FIRST_AZURE_S)
+            status, _ = self._call("GET", AZURE_EVENTS, {"Metadata": "true"}, None, patience_s)
             if status != 200:
                 raise _Silence(f"no cloud that we know: HTTP {status}") from None
             return "azure"
@@ -196,7 +205,7 @@ class Watcher:
         ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(EC2_TOKEN_TTL_S)}
         status, token = self._call("PUT", EC2_TOKEN, ttl)
         if status != 200 or not token.isascii() or not token:
-            raise _Silence(f"HTTP {status} for a session token")
+            raise _NotEc2(f"HTTP {status} for a session token")
         self._token = token.decode().strip()
 
     def _ask_azure(self) -> Notice | None:
@@ -220,10 +229,16 @@ class Watcher:
         return Notice(machine_id=self._machine_id, kind=kind, deadline_s=known_s)
 
     def _call(
-        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes | None = None,
+        timeout_s: float | None = None,
     ) -> tuple[int, bytes]:
         """Send one request, never through a proxy, as the metadata service is local."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=wait_s)
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()

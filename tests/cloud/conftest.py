@@ -2,10 +2,14 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from running_cloud import SLEEPING, RunningCloud
 
 

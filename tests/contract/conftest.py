@@ -9,13 +9,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
 from running_cloud import RunningCloud
-from sellers import LIMITS, AwsSeller, LocalSeller, Seller, SimulatedSeller
+from sellers import LIMITS, AwsSeller, AzureSeller, LocalSeller, Seller, SimulatedSeller
 
 
-@pytest.fixture(params=["simulated", "aws", pytest.param("local", marks=pytest.mark.processes)])
+@pytest.fixture(
+    params=["simulated", "aws", "azure", pytest.param("local", marks=pytest.mark.processes)]
+)
 def seller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Seller]:
     if request.param != "local":
-        yield {"simulated": SimulatedSeller, "aws": AwsSeller}[request.param]()
+        sellers = {"simulated": SimulatedSeller, "aws": AwsSeller, "azure": AzureSeller}
+        yield sellers[request.param]()
         return
     local = LocalSeller(tmp_path / "cloud")
     yield local

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from aws_house import BIG, FAR, GPU, AwsHouse
+from azure_account import D4, T4
+from azure_account import play as play_azure
+from cloudfake.arm import ArmDoor
+from cloudfake.arm import Dials as ArmDials
 from cloudfake.ec2_account import Dials
 from msgspec.structs import replace
 from running_cloud import POOLS, RunningCloud, request
@@ -26,6 +30,8 @@ class Seller(Protocol):
 
     pools: ClassVar[Mapping[str, Pool]]
     words: ClassVar[Mapping[str, str]]
+    remembers: ClassVar[bool]
+    """Whether an end is over when it was asked for, and ended machines are listed for a while."""
 
     def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
         """Return a request for one spot machine in one of the pools."""
@@ -43,6 +49,7 @@ class Seller(Protocol):
 
 
 class _SellsLocal:
+    remembers: ClassVar[bool] = True
     pools: ClassVar[Mapping[str, Pool]] = {
         "near": POOLS["ec2"],
         "far": POOLS["azure"],
@@ -105,6 +112,7 @@ class LocalSeller(_SellsLocal):
 class AwsSeller:
     """The fake EC2, with boto3 in between."""
 
+    remembers: ClassVar[bool] = True
     pools: ClassVar[Mapping[str, Pool]] = {
         "near": GPU,
         "far": FAR,
@@ -134,3 +142,40 @@ class AwsSeller:
     async def take_all(self, provider: Provider) -> None:
         for machine in list(self.house.account.alive()):
             self.house.account.interrupt(machine.id, self.house.clock.now_s(), 0.0)
+
+
+class AzureSeller:
+    """The fake Azure, with its SDK in between."""
+
+    remembers: ClassVar[bool] = False
+    pools: ClassVar[Mapping[str, Pool]] = {
+        "near": T4,
+        "far": replace(T4, region="northcentralus", zone="northcentralus"),
+        "large": D4,
+        "nowhere": Pool(cloud="azure", region="r", zone="z", type="huge"),
+    }
+    words: ClassVar[Mapping[str, str]] = {
+        "no capacity": "SkuNotAvailable",
+        "quota": "OperationNotAllowed",
+        "limit": "Current Limit: 16",
+        "bid": "USD/h",
+    }
+
+    def __init__(self) -> None:
+        soon = (0.02, 0.02)
+        quotas = {"standardDSv5Family": 16}  # two machines of others and two of ours
+        dials = ArmDials(create_s=soon, delete_s=soon, capacity=POOL_MACHINES, quotas=quotas)
+        self.door = ArmDoor(dials=dials)
+
+    def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
+        return request(token, self.pools[where], deployment)
+
+    def play(self, scene: Callable[[Provider], Awaitable[None]]) -> None:
+        play_azure(self.door, scene)
+
+    def pass_time(self) -> None:
+        self.door.pass_s(1.0)
+
+    async def take_all(self, provider: Provider) -> None:
+        for name in [vm.name for vm in self.door.vms.values() if vm.spot]:
+            self.door.evict(name)

@@ -244,7 +244,7 @@ def test_an_expired_session_token_is_renewed():
 
 
 def test_events_that_do_not_concern_the_machine_are_left_out():
-    """Azure names every machine of a set; reboots and freezes take nobody away."""
+    """Azure names every machine of a set, and a freeze takes nothing away."""
     service = Azure()
     service.events = [preempt(Resources=["vm-2"]), preempt(EventType="Freeze")]
     with scripted(service) as url:
@@ -253,6 +253,44 @@ def test_events_that_do_not_concern_the_machine_are_left_out():
         assert watcher.dialect == "azure"
         service.events.append(preempt())
         assert watcher.poll() == Notice(machine_id="vm-1", kind="terminate", deadline_s=AT_S)
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate", "Reboot", "Redeploy"])
+def test_an_event_that_takes_the_memory_takes_the_machine(kind: str):
+    """A machine that starts again has lost its workers, as one that is taken away has."""
+    service = Azure()
+    service.events = [preempt(EventType=kind)]
+    with scripted(service) as url:
+        notice = patient("vm-1", url).poll()
+    assert notice == Notice(machine_id="vm-1", kind="terminate", deadline_s=AT_S)
+
+
+def test_the_first_call_to_azure_has_patience_and_no_other_has():
+    """Azure switches its events on at the first call, which may take two minutes."""
+    service, asked, ready = Azure(), threading.Event(), threading.Event()
+    service.events = [preempt()]
+
+    def slow(method: str, path: str, headers: dict[str, str]) -> Answer:
+        if method == "GET":
+            asked.set()
+            ready.wait(30)
+        return service(method, path, headers)
+
+    heard: list[Notice | None] = []
+    with scripted(slow) as url:
+        watcher = Watcher("vm-1", url, timeout_s=1.0)
+        thread = threading.Thread(target=lambda: heard.append(watcher.poll()))
+        thread.start()
+        assert asked.wait(20)
+        thread.join(1.5)
+        assert thread.is_alive()
+        ready.set()
+        thread.join(20)
+        assert [notice.kind for notice in heard if notice] == ["terminate"]
+        ready.clear()
+        assert watcher.poll() is None
+        assert watcher.failures == 1
+        ready.set()
 
 
 def test_an_event_that_has_started_is_due_now():

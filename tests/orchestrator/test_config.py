@@ -29,6 +29,7 @@ job: slots_min slots_max depth haste max_failures max_preemptions nan backup_eve
 storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices billing
 aws: enabled regions types images subnets security_groups instance_profile disk_gib queue_url endpoint_url
+azure: subscription resource_group subnets types image identity ssh_public_key disk_gb sign_in endpoint
 dashboard: enabled host port
 limits: boot_timeout_s launch_grace_s script_bytes parcel_bytes
 """
@@ -87,6 +88,19 @@ def test_the_examples_of_unset_keys_are_valid(tmp_path):
     config = load(write(tmp_path, "\n".join(lines)), {})
     assert config.budget.total_usd == 50.0
     assert config.job.max_preemptions == 100
+
+
+def test_azure_is_set_as_a_whole_or_not_at_all(tmp_path):
+    """Nothing set buys nothing there; what is missing, or has no region, is one line."""
+    assert load(write(tmp_path, ""), {}).azure.settings("") is None
+    half = '[azure]\nsubscription = "s"\nimage = "i"\nssh_public_key = "ssh-ed25519 AAAA"\n'
+    assert "subnets is not set" in mistake(tmp_path, half)
+    assert "region=/subscriptions" in mistake(tmp_path, half + 'subnets = "eastus"\n')
+    whole = load(write(tmp_path, half + 'subnets = "eastus=/a, westus2=/b"\n'), {})
+    whole = whole.azure.settings("boot")
+    assert whole is not None
+    assert whole.subnets == {"eastus": "/a", "westus2": "/b"}
+    assert (whole.types, whole.boot_script) == (("Standard_NC*",), "boot")
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path):

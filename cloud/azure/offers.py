@@ -1,0 +1,212 @@
+"""What Azure sells in a region and for how much: SKUs, quotas and the public price list. No I/O."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from cloud.azure.machines import zone_name
+from cloud.model import InstanceType, Market, Place, Pool, Quote, Room
+
+GIB = 1 << 30
+MIB = 1 << 20
+ACCELERATORS = (
+    ("*_T4_v3", "T4", 16, 1.0),
+    ("*_A10_v4", "A10", 24, 2.0),
+    ("Standard_NC*s_v3", "V100", 16, 2.0),
+    ("*_A100_v4", "A100", 80, 5.0),
+    ("*_H100_v5", "H100", 94, 10.0),
+)
+"""Accelerators by the names of their sizes: memory in GiB, and speed before anything is measured."""
+
+
+class Capability(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
+class Location(msgspec.Struct, frozen=True):
+    location: str
+    zones: tuple[str, ...] = ()
+
+
+class Restricted(msgspec.Struct, frozen=True):
+    zones: tuple[str, ...] = ()
+
+
+class Restriction(msgspec.Struct, frozen=True, rename="camel"):
+    type: str
+    restriction_info: Restricted = Restricted()
+
+
+class Sku(msgspec.Struct, frozen=True, rename="camel"):
+    """A size as one region sells it."""
+
+    name: str
+    resource_type: str
+    family: str = ""
+    location_info: tuple[Location, ...] = ()
+    capabilities: tuple[Capability, ...] = ()
+    restrictions: tuple[Restriction, ...] = ()
+
+    def number(self, name: str) -> float:
+        """Return a capability as a number; zero if the size does not have it."""
+        for capability in self.capabilities:
+            if capability.name == name:
+                return float(capability.value)
+        return 0.0
+
+    def says(self, name: str) -> bool:
+        return any(x.name == name and x.value.lower() == "true" for x in self.capabilities)
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Return the zones that sell it to us: one empty name in a region without zones."""
+        if any(restriction.type == "Location" for restriction in self.restrictions):
+            return ()
+        closed = {zone for x in self.restrictions for zone in x.restriction_info.zones}
+        known = [zone for place in self.location_info for zone in place.zones]
+        return tuple(sorted(set(known) - closed)) if known else ("",)
+
+
+class Price(msgspec.Struct, frozen=True, rename="camel"):
+    """One line of the price list."""
+
+    retail_price: float
+    arm_region_name: str
+    arm_sku_name: str
+    meter_name: str
+    product_name: str
+    unit_of_measure: str
+    type: str
+    currency_code: str
+
+
+class Usage(msgspec.Struct, frozen=True, rename="camel"):
+    class Name(msgspec.Struct, frozen=True):
+        value: str
+
+    name: Name
+    current_value: int
+    limit: int
+
+
+Prices = Mapping[tuple[str, Market], float]
+
+
+def wanted(skus: Iterable[Mapping[str, Any]], patterns: Sequence[str]) -> list[Sku]:
+    """Return the sizes of machines that the settings name, and that this account may have."""
+    found = []
+    for answer in skus:
+        if answer.get("resourceType") != "virtualMachines":
+            continue
+        if not any(fnmatchcase(str(answer.get("name")), pattern) for pattern in patterns):
+            continue
+        sku = msgspec.convert(answer, Sku)
+        if sku.zones:
+            found.append(sku)
+    return found
+
+
+def price_filter(region: str, size: str) -> str:
+    """Return the price list's filter, whose values have to be written exactly as Azure does."""
+    return (
+        "serviceName eq 'Virtual Machines' and priceType eq 'Consumption' and "
+        f"armRegionName eq '{region}' and armSkuName eq '{size}'"
+    )
+
+
+def read_prices(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Market], float]:
+    """Return the prices of Linux machines by size and market."""
+    prices: dict[tuple[str, Market], float] = {}
+    for item in items:
+        price = msgspec.convert(item, Price, strict=False)
+        if "Windows" in price.product_name or price.meter_name.endswith("Low Priority"):
+            continue
+        if price.type != "Consumption" or price.unit_of_measure != "1 Hour":
+            continue
+        if price.currency_code != "USD" or price.retail_price <= 0:
+            continue
+        market: Market = "spot" if price.meter_name.endswith("Spot") else "on_demand"
+        prices[price.arm_sku_name, market] = price.retail_price
+    return prices
+
+
+def types_of(skus: Sequence[Sku], prices: Prices) -> tuple[InstanceType, ...]:
+    """Return the sizes with a known price."""
+    return tuple(
+        _type(sku, prices[sku.name, "on_demand"])
+        for sku in skus
+        if (sku.name, "on_demand") in prices
+    )
+
+
+def pools_of(skus: Sequence[Sku], place: Place, prices: Prices) -> tuple[Pool, ...]:
+    return tuple(
+        Pool(place.cloud, place.region, zone_name(place.region, zone), sku.name)
+        for sku in skus
+        if (sku.name, "on_demand") in prices
+        for zone in sku.zones
+    )
+
+
+def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices, at_s: float) -> list[Quote]:
+    """Return the present price of every pool and market; one price holds for a whole region."""
+    spot = {sku.name for sku in skus if sku.says("LowPriorityCapable")}
+    markets: tuple[Market, ...] = ("spot", "on_demand")
+    return [
+        Quote(pool=pool, market=market, at_s=at_s, price_usd_per_h=prices[pool.type, market])
+        for pool in pools_of(skus, place, prices)
+        for market in markets
+        if (pool.type, market) in prices and (market == "on_demand" or pool.type in spot)
+    ]
+
+
+def rooms_of(
+    usages: Iterable[Mapping[str, Any]], skus: Sequence[Sku], place: Place
+) -> tuple[Room, ...]:
+    """Return the quotas that count here: one for all spot, one a family and one for all others."""
+    known = {x.name.value.lower(): x for x in msgspec.convert(list(usages), list[Usage])}
+    rooms = []
+    keys: list[tuple[str, Market, str]] = [
+        ("lowprioritycores", "spot", ""),
+        ("cores", "on_demand", ""),
+        *((family.lower(), "on_demand", family) for family in sorted({x.family for x in skus})),
+    ]
+    for key, market, family in keys:
+        if (usage := known.get(key)) is not None:
+            rooms.append(
+                Room(
+                    place=place,
+                    market=market,
+                    family=family,
+                    vcpus_max=usage.limit,
+                    vcpus_used=usage.current_value,
+                )
+            )
+    return tuple(rooms)
+
+
+def _type(sku: Sku, on_demand_usd_per_h: float) -> InstanceType:
+    gpus = int(sku.number("GPUs"))
+    name, memory_gib, speed = "cpu", 0, 1.0
+    if gpus:
+        name = "gpu"
+        for pattern, accelerator, gib, prior in ACCELERATORS:
+            if fnmatchcase(sku.name, pattern):
+                name, memory_gib, speed = accelerator, gib, prior
+    return InstanceType(
+        name=sku.name,
+        cloud="azure",
+        slots=max(1, gpus),
+        memory_bytes=int(sku.number("MemoryGB") * GIB),
+        on_demand_usd_per_h=on_demand_usd_per_h,
+        speed=speed,
+        accelerator=name,
+        accelerators=gpus,
+        accelerator_memory_bytes=memory_gib * GIB,
+        vcpus=int(sku.number("vCPUs")),
+        disk_bytes=int(sku.number("MaxResourceVolumeMB") * MIB),
+        family=sku.family,
+    )

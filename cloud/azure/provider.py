@@ -1,0 +1,358 @@
+"""Azure as a provider: launches under names, asks for deletions, and believes only lists."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cloud import errors
+from cloud.azure import calls, machines, offers, refusals
+from cloud.azure.connection import NO_SDK, Connection, has_sdk
+from cloud.azure.settings import AzureSettings
+from cloud.clock import CLOCK, Clock
+from cloud.model import (
+    Closed,
+    LaunchRequest,
+    Leftover,
+    Listing,
+    Machine,
+    Market,
+    Notice,
+    Pace,
+    Place,
+    Quote,
+    Ref,
+    Sold,
+    Traits,
+)
+
+NAME = "azure"
+DELETE = {None: calls.delete_vm, "disk": calls.delete_disk, "nic": calls.delete_nic}
+VIEWS_A_LIST = 8
+"""Machines whose power is looked at in one list: a list holds no power, and a look is a call."""
+
+_Answer = TypeVar("_Answer")
+
+
+class AzureProvider:
+    """The machines of one deployment in one resource group.
+
+    `credential`, `policies` and `session` are handed to the SDK; tests use them.
+    """
+
+    def __init__(
+        self,
+        settings: AzureSettings,
+        deployment: str,
+        clock: Clock = CLOCK,
+        **sdk: Any,
+    ) -> None:
+        self._settings = settings
+        self._deployment = deployment
+        self._clock = clock
+        self._group = settings.resource_group
+        self._connection = Connection(settings, **sdk)
+        self._open: set[str] = set()
+        self._views: dict[str, dict[str, tuple[float, machines.View]]] = {}
+        self._seen_s: dict[str, float] = {}
+        self._closing = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def traits(self) -> Traits:
+        """Return Azure's rules: no hour is refunded, and zones exchange bytes for nothing."""
+        return Traits(billing=NAME, bids="optional", zone_usd_per_gb=0.0, region_usd_per_gb=0.02)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(list_s=10.0, offers_s=3600.0, sold_s=86_400.0, grace_s=120.0, boot_s=600.0)
+
+    async def places(self) -> Sequence[Place | Closed]:
+        everywhere = Place(NAME, "")
+        if not has_sdk():
+            return [Closed(everywhere, NO_SDK)]
+        return await asyncio.gather(*(self._place(region) for region in self._settings.regions))
+
+    async def sold(self, place: Place) -> Sold:
+        skus, prices = await self._skus_and_prices(place)
+        region = place.region
+        usages = await self._run(region, "quotas", lambda c: calls.list_quotas(c, region))
+        return _read(
+            "types",
+            lambda: Sold(
+                types=offers.types_of(skus, prices),
+                pools=offers.pools_of(skus, place, prices),
+                rooms=offers.rooms_of(usages, skus, place),
+                recipe=machines.recipe_of(self._settings, place.region),
+            ),
+        )
+
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        skus, prices = await self._skus_and_prices(place)
+        now_s = self._clock.now_s()
+        return offers.quotes_of(skus, place, prices, now_s)
+
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        """Start all machines or none: look for the names first, and create only what is missing.
+
+        If one of several is refused, the others are given back. If even that is unsure, it is
+        `Unknown`, and the list will show what there is.
+        """
+        self._check(request)
+        region, names = request.pool.region, machines.names_of(request)
+        standing = await asyncio.gather(*(self._get(region, name) for name in names))
+        found = [vm for vm in standing if vm is not None]
+        self._must_match(found, request)
+        made = await _settled(self._create(request, index, vm) for index, vm in enumerate(standing))
+        failed = [one for one in made if isinstance(one, BaseException)]
+        if not failed:
+            return [one for one in made if isinstance(one, Machine)]
+        unsure = [one for one in failed if not isinstance(one, errors.Refused)]
+        if not unsure and len(names) > 1:
+            refs = [one.ref for one in made if isinstance(one, Machine)]
+            unsure = [x for x in await _settled([self.end(refs)]) if isinstance(x, BaseException)]
+        raise (unsure or failed)[0]
+
+    async def list(self, place: Place) -> Listing:
+        """Return all that is ours in a region: machines, and the disks and interfaces left over."""
+        region = place.region
+        vms, disks, nics = await asyncio.gather(
+            self._call(region, "list of machines", calls.list_vms),
+            self._call(region, "list of disks", calls.list_disks),
+            self._call(region, "list of interfaces", calls.list_nics),
+        )
+        ours = _read("list of machines", lambda: self._ours(vms, region))
+        views = await self._look(region, ours)
+        return _read(
+            "list",
+            lambda: Listing(
+                place=place,
+                machines=tuple(
+                    machines.machine_of(vm, views.get(vm.properties.vm_id)) for vm in ours
+                ),
+                leftovers=self._leftovers(region, disks, nics),
+            ),
+        )
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        """Ask for deletions; only what is gone already is returned, as a deletion can fail.
+
+        A machine is looked at first: it has to carry our tag. A disk or an interface has our mark
+        in its name.
+        """
+        standing = await asyncio.gather(*(self._standing(ref) for ref in refs))
+        for ref, answer in zip(refs, standing, strict=True):
+            self._must_be_ours(ref, answer)
+        done = await _settled(
+            self._delete(ref, answer) for ref, answer in zip(refs, standing, strict=True)
+        )
+        for one in done:
+            if isinstance(one, BaseException):
+                raise one
+        return [ref for ref, gone in zip(refs, done, strict=True) if gone is True]
+
+    async def notices(self) -> AsyncIterator[Notice]:
+        """Wait for the end: Azure announces evictions to the machine alone."""
+        await self._closing.wait()
+        nothing: tuple[Notice, ...] = ()
+        for notice in nothing:
+            yield notice
+
+    async def close(self) -> None:
+        self._closing.set()
+        await asyncio.to_thread(self._connection.close)
+
+    # Places and what they sell
+
+    async def _place(self, region: str) -> Place | Closed:
+        """Return the place; it is closed if we are refused at its door, and open if in doubt."""
+        place = Place(NAME, region)
+        if region in self._open:
+            return place
+        if not self._settings.subnets.get(region):
+            return Closed(place, f"azure.subnets names no subnet in {region}; add its id")
+        try:
+            await self._run(region, "sign in", lambda _: self._connection.key())
+        except (errors.NotAllowed, errors.Misconfigured) as error:
+            return Closed(place, str(error))
+        except errors.CloudError:
+            return place
+        self._open.add(region)
+        return place
+
+    async def _skus_and_prices(self, place: Place) -> tuple[Sequence[offers.Sku], offers.Prices]:
+        region = place.region
+        listed = await self._run(region, "sizes", lambda c: calls.list_sizes(c, region))
+        skus = _read("sizes", lambda: offers.wanted(listed, self._settings.types))
+        pages = await asyncio.gather(*(self._price_pages(region, sku.name) for sku in skus))
+        items = [item for page in pages for item in page]
+        return skus, _read("price list", lambda: offers.read_prices(items))
+
+    async def _price_pages(self, region: str, size: str) -> Sequence[Mapping[str, Any]]:
+        wanted = offers.price_filter(region, size)
+        return await self._run(region, "price list", lambda _: self._connection.prices(wanted))
+
+    # Machines
+
+    def _check(self, request: LaunchRequest) -> None:
+        """Raise if the settings have changed since the request was made."""
+        region = request.pool.region
+        if request.pool.cloud != NAME or region not in self._settings.regions:
+            raise errors.Refused(
+                "pool",
+                "NotSold",
+                f"{request.pool.key} is not sold here: azure.subnets has no such region",
+            )
+        recipe = machines.recipe_of(self._settings, region).digest
+        if request.recipe not in ("", recipe):
+            raise errors.Refused(
+                "request",
+                "RecipeChanged",
+                f"recipe {request.recipe} is no longer how machines are made in {region}",
+            )
+        if not self._settings.subnets.get(region):
+            raise errors.Misconfigured(f"azure.subnets names no subnet in {region}; add its id")
+
+    def _must_match(self, found: Sequence[Mapping[str, Any]], request: LaunchRequest) -> None:
+        if not machines.same_request(found, request):
+            raise errors.TokenMismatch(
+                f"token {request.token} names a machine of another request, or a foreign one"
+            )
+        if any(x["properties"].get("provisioningState") == "Deleting" for x in found):
+            raise errors.TokenSpent(f"the machine of token {request.token} is being deleted")
+
+    async def _create(
+        self, request: LaunchRequest, index: int, standing: Mapping[str, Any] | None
+    ) -> Machine:
+        region, name = request.pool.region, machines.names_of(request)[index]
+        if standing is None:
+            body = machines.body_of(request, index, self._settings, self._deployment)
+            try:
+                standing = await self._run(
+                    region,
+                    "launch",
+                    lambda client: calls.put_vm(client, self._group, name, body),
+                    request.market,
+                )
+            except errors.TokenMismatch:
+                standing = await self._get(region, name)
+                if standing is None:
+                    raise
+                self._must_match([standing], request)
+        answer = standing
+        return _read("launch", lambda: machines.machine_of(machines.read_vm(answer), None))
+
+    async def _get(self, region: str, name: str) -> calls.Answer | None:
+        return await self._call(region, f"look at {name}", calls.get_vm, name)
+
+    def _ours(self, vms: Iterable[Mapping[str, Any]], region: str) -> Sequence[machines.Vm]:
+        return [
+            machines.read_vm(answer)
+            for answer in vms
+            if machines.is_ours(answer, self._deployment) and _region(answer) == region
+        ]
+
+    async def _look(self, region: str, ours: Sequence[machines.Vm]) -> dict[str, machines.View]:
+        """Return how machines run: of all failed ones, and of a few others in turn."""
+        before = self._views.get(region, {})
+        known = {x.properties.vm_id: before.get(x.properties.vm_id) for x in ours}
+        failed = [x for x in ours if x.properties.provisioning_state == "Failed"]
+        others = [x for x in ours if x.properties.provisioning_state in ("Succeeded", "Updating")]
+        others.sort(key=lambda x: (known[x.properties.vm_id] or (0.0,))[0])
+        looked = [*failed, *others[:VIEWS_A_LIST]]
+        answers = await asyncio.gather(*(self._view(region, vm.name) for vm in looked))
+        now_s = self._clock.now_s()
+        for vm, view in zip(looked, answers, strict=True):
+            if view is not None:
+                known[vm.properties.vm_id] = (now_s, view)
+        self._views[region] = {key: kept for key, kept in known.items() if kept is not None}
+        return {key: view for key, (_, view) in self._views[region].items()}
+
+    async def _view(self, region: str, name: str) -> machines.View | None:
+        return await self._call(region, f"state of {name}", calls.view_vm, name)
+
+    def _leftovers(
+        self, region: str, disks: Sequence[Mapping[str, Any]], nics: Sequence[Mapping[str, Any]]
+    ) -> tuple[Leftover, ...]:
+        found = []
+        for kind, answers in zip(machines.KINDS, (disks, nics), strict=True):
+            for answer in answers:
+                if _region(answer) != region:
+                    continue
+                key = f"{kind}/{answer.get('name')}"
+                seen_s = self._seen_s.setdefault(key, self._clock.now_s())
+                left = machines.leftover_of(kind, answer, self._deployment, seen_s)
+                if left is None:
+                    del self._seen_s[key]
+                else:
+                    found.append(left)
+        return tuple(found)
+
+    # Ends
+
+    async def _standing(self, ref: Ref) -> Mapping[str, Any] | None:
+        kind, name = machines.kind_of(ref)
+        return None if kind else await self._get(ref.place.region, name)
+
+    def _must_be_ours(self, ref: Ref, answer: Mapping[str, Any] | None) -> None:
+        kind, name = machines.kind_of(ref)
+        if kind is not None:
+            ours = machines.part_pattern(self._deployment).fullmatch(name) is not None
+        else:
+            ours = answer is None or machines.is_ours(answer, self._deployment)
+        if not ours:
+            raise errors.NotOurs(
+                f"{ref.id} does not carry orchestrator-deployment={self._deployment}, so it is "
+                "never touched"
+            )
+
+    async def _delete(self, ref: Ref, answer: Mapping[str, Any] | None) -> bool:
+        """Ask for a deletion; return whether a disk or an interface was gone already.
+
+        A machine that is not found may be too young, so the list has to say that it is gone.
+        """
+        kind, name = machines.kind_of(ref)
+        if kind is None and answer is None:
+            return False
+        if answer is not None and answer["properties"].get("provisioningState") == "Deleting":
+            return False
+        try:
+            return await self._call(ref.place.region, f"end of {name}", DELETE[kind], name)
+        except errors.CloudError as error:
+            if any(code in str(error) for code in refusals.NOT_YET):
+                return False
+            raise
+
+    async def _call(
+        self, region: str, doing: str, call: Callable[..., _Answer], *words: str
+    ) -> _Answer:
+        """Make a call about the resource group."""
+        return await self._run(region, doing, lambda client: call(client, self._group, *words))
+
+    async def _run(
+        self, region: str, doing: str, call: Callable[[Any], _Answer], market: Market | None = None
+    ) -> _Answer:
+        return await self._connection.run(region, doing, call, market)
+
+
+def _read(doing: str, read: Callable[[], _Answer]) -> _Answer:
+    """Read an answer; one that is not what Azure documents is `Unknown`."""
+    try:
+        return read()
+    except errors.CloudError:
+        raise
+    except Exception as error:
+        raise errors.Unknown(
+            f"Azure, {doing}: not the answer that was expected ({type(error).__name__})"
+        ) from None
+
+
+async def _settled(calls: Iterable[Awaitable[_Answer]]) -> Sequence[_Answer | BaseException]:
+    """Wait for all of them, also when some fail, and return what each came to."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _region(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("location", "")).lower().replace(" ", "")
