@@ -22,15 +22,15 @@ HELD = """
 import os as _os, pathlib as _pathlib, time as _time
 from agent.session import Session as _Session
 _hold, _backward = _pathlib.Path({hold!r}), _Session.backward
-def _held(self, loss_of, microbatches):
-    def waits(microbatch):
+def _held(self, loss_of, *batch, **options):
+    def waits(*parts):
         if self.step >= int(_hold.read_text()):
             _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
         while self.step >= int(_hold.read_text()):
             self._world.check()
             _time.sleep(0.005)
-        return loss_of(microbatch)
-    return _backward(self, waits, microbatches)
+        return loss_of(*parts)
+    return _backward(self, waits, *batch, **options)
 _Session.backward = _held
 """
 # After it: what is registered, from the worker that leads.
