@@ -46,6 +46,10 @@ class Loop:
         self._bound = False
         self._result = VOID
 
+    @property
+    def seed(self) -> int:
+        return self.replica.seed
+
     def begin(self, total: int) -> None:
         """Begin a loop of `total` steps."""
         if self.replica.stage != "made":

@@ -26,6 +26,8 @@ import torch
 from agent.checks.arguments import check_modules, check_trained, check_unborn
 from agent.checks.registry import registered
 from agent.checks.state import ScriptState
+from agent.checks.variables import Variables
+from agent.data.batch import cut, supervised
 from agent.data.data import Data, opened
 from agent.errors import Misuse
 from agent.loop import Loop
@@ -37,7 +39,7 @@ from agent.sharded.clipping import clip_grad_norm_, clip_grad_value_
 from agent.step import LossOf, Result
 from agent.world import Alone, World
 
-__all__ = ["Result", "Session", "unbuilt"]
+__all__ = ["Result", "Session", "Variables", "supervised", "unbuilt"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -164,19 +166,21 @@ class Session:
         """Go through the steps that are still to do, up to `total`."""
         return self._loop.steps(total)
 
-    def data(self, dataset: Any, *, microbatches: int, **options: Any) -> Data:
+    def data(self, dataset: Any, *, microbatches: int = 0, **options: Any) -> Data:
         """Return the steps of an epoch of this data set, or of that of a DataLoader.
 
-        See `agent.data.data.Data` for the options.
+        A step is a sequence of so many microbatches. Without `microbatches` it is a whole batch,
+        which every worker loads. See `agent.data.data.Data` for the options.
         """
         dataset, options = opened(dataset, options)
-        loop = self._loop
+        loop, whole = self._loop, not microbatches
+        microbatches = microbatches or loop.microbatches
         if loop.microbatches not in (0, microbatches):
             raise Misuse(
                 f"session.data(microbatches={microbatches}): a step of this job has {loop.microbatches} of them"
             )
         loop.microbatches = microbatches
-        found = Data(self, dataset, microbatches=microbatches, **options)
+        found = Data(loop, dataset, microbatches=microbatches, whole=whole, **options)
         loop.data.append(found)
         return found
 
@@ -194,24 +198,25 @@ class Session:
             )
         return self._loop.epochs(count, len(found[0] if data is None else data))
 
-    def steps_of_epoch(self, data: Sized) -> Iterator[int]:
-        """Go through the steps of the present epoch, counted through all epochs.
+    def each(self, items: Sequence[Any]) -> Iterator[Any]:
+        """Go through these items in the present epoch, one in each step.
 
-        The epoch is the one that the loop over `epochs` is in. `for microbatches in data` does the
-        same for what `session.data(...)` returned. For script-defined data, whose length is the
-        number of steps in an epoch, give the same as to `epochs`.
+        The epoch is the one that the loop over `epochs(n, items)` is in. A worker that joins in the
+        middle of it begins with the item of its step.
         """
-        return self._loop.steps_of_epoch(len(data))
+        count = len(items)
+        return (items[step % count] for step in self._loop.steps_of_epoch(count))
 
-    def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
+    def backward(self, loss_of: LossOf, *batch: Any, dim: int = 0) -> Result:
         """Put the gradients of a step into the model; return the means over its microbatches.
 
-        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of
-        numbers beside it. The loss that is trained on is the mean over all microbatches. Called
-        again in the same step, this adds to the gradients, as torch does; gradients do not outlive
-        the step.
+        `batch` is the sequence of the step's microbatches; or the parts of a whole batch, several
+        or a dict, which are cut into microbatches along `dim`. This worker computes its share:
+        `loss_of(microbatch)`, or `loss_of(*parts)`, is a loss, or a loss and a dict of numbers
+        beside it. The loss that is trained on is the mean over all microbatches. Called again in
+        the same step, this adds to the gradients, as torch does; gradients do not outlive the step.
         """
-        return self._loop.backward(loss_of, microbatches)
+        return self._loop.backward(*cut(loss_of, batch, dim, self._loop.microbatches))
 
     def clip_grad_norm_(
         self,

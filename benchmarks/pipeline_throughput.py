@@ -93,7 +93,8 @@ class Ours:
         graph = record(model(), loss_of, self.batches[0])
         facts = examine(graph, self.batches[0])
         if ("cuts", stages) not in links:
-            own = Sections().choose(graph, facts, self.batches[0], stages) if rank == 0 else ()
+            example = self.batches[0]
+            own = Sections().choose(graph, facts, example, stages, played) if rank == 0 else ()
             links["cuts", stages] = told(own)
         pieces = build(graph, facts, links["cuts", stages])
         place = rank % depth

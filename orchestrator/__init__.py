@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent.session import Result, Session, unbuilt
+    from agent.session import Result, Session, Variables, supervised, unbuilt
 
-__all__ = ["Result", "Session", "unbuilt"]
+__all__ = ["Result", "Session", "Variables", "supervised", "unbuilt"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from agent.checks.attributes import Attributes, Registry
 from agent.checks.modes import Modes
 from agent.checks.state import ScriptState
+from agent.checks.variables import Variables
 from agent.errors import Misuse
 from agent.tensors.layer_names import summed_parameters
 from agent.tensors.shards import Stateful
@@ -45,7 +46,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, step: int) -> None:
         """Refuse objects that cannot be saved at the end of a step, and say where they are."""
         for thing in self.objects.values():
-            if isinstance(thing, ScriptState | Attributes):
+            if isinstance(thing, ScriptState | Attributes | Variables):
                 thing.check(step)
 
 

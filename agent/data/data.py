@@ -14,6 +14,7 @@ a job that resumes goes on in the middle of its epoch. A generator that the data
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils.data import (
 )
 
 from agent.data import random_streams
-from agent.data.fetch import Collate, Direct, Fetch, MapSource, Request, SampleSource, say
+from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
 from agent.data.order import Batches, Order, Rows, number
 from agent.data.prefetch import Ahead, Answer, FetchShare
@@ -49,13 +50,13 @@ INSTEAD = {
 
 
 class Owner(Protocol):
-    """A session, as its data sees it."""
+    """A session's loop, as its data sees it."""
 
     @property
     def seed(self) -> int: ...
 
-    def steps_of_epoch(self, data: "Data") -> Iterator[int]:
-        """Go through the steps of the epoch that the script is in."""
+    def steps_of_epoch(self, length: int) -> Iterator[int]:
+        """Go through the steps of the epoch that the script is in, which has so many."""
 
 
 class Options(TypedDict, total=False):
@@ -79,6 +80,9 @@ class Data:
     if all microbatches are equally large: if that matters, pass drop_last=True and a batch_size
     that the microbatches divide, or weight the loss in `loss_of`.
 
+    Where data is `whole`, a step is one batch, as `collate_fn` returns it, and each worker loads all
+    of it.
+
     `order(epoch)` may choose the samples of an epoch itself, as a function of the epoch; its random
     streams are seeded.
 
@@ -89,18 +93,19 @@ class Data:
 
     def __init__(
         self,
-        session: Owner,
+        owner: Owner,
         dataset: Any,
         *,
         batch_size: int,
         microbatches: int,
+        whole: bool = False,
         **options: Unpack[Options],
     ) -> None:
         _check(dataset, batch_size, microbatches, dict(options))
-        self._session, self._dataset = session, dataset
+        self._owner, self._dataset, self._whole = owner, dataset, whole
         self.batch_size, self.microbatches = batch_size, microbatches
         seed = options.get("seed")
-        self._seed = session.seed if seed is None else seed
+        self._seed = owner.seed if seed is None else seed
         self._workers = options.get("num_workers", 0)
         self._collate = options.get("collate_fn") or default_collate
         self._samples = _length(dataset)
@@ -133,15 +138,18 @@ class Data:
             self._steps = source.count()
         return self._steps
 
-    def __iter__(self) -> Iterator["Microbatches"]:
+    def __iter__(self) -> Iterator[Any]:
         """Go through the steps of the epoch that the session is in."""
-        return map(self.at, self._session.steps_of_epoch(self))
+        return map(self.at, self._owner.steps_of_epoch(len(self)))
 
     def epoch_of(self, step: int) -> int:
         return step // len(self)
 
-    def at(self, step: int) -> "Microbatches":
-        """Return the microbatches of a step, counted through all epochs. None is fetched yet."""
+    def at(self, step: int) -> Any:
+        """Return the microbatches of a step, counted through all epochs. None is fetched yet.
+
+        If data is whole, return the batch.
+        """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise Misuse(
                 f"data.at({step!r}): a step is a number from 0 on, as session.steps(n) counts"
@@ -152,6 +160,9 @@ class Data:
                 f"had {self._samples} before; its length may not change, because the order of "
                 "samples is made from it"
             )
+        if self._whole:
+            self.expect(step, ALL, 1)
+            return self.fetch(step, ALL)
         if self._current is None or self._current.step != step:
             if self._current is not None:
                 self._current.forget()
@@ -227,7 +238,9 @@ class Data:
             while len(self._rows) >= STEPS_KEPT:
                 del self._rows[next(iter(self._rows))]
             self._rows[step] = self._order.rows(epoch, place)
-        return Request(epoch, place, step, microbatch, self._rows[step][microbatch])
+        rows = self._rows[step]
+        chosen = tuple(chain(*rows)) if microbatch == ALL else rows[microbatch]
+        return Request(epoch, place, step, microbatch, chosen)
 
     def _source(self) -> SampleSource:
         """Return the samples from their beginning, because every process reads for itself."""
@@ -362,6 +375,11 @@ class Chosen:
 
 def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, Any]) -> None:
     _check_names(options)
+    if microbatches == 0:
+        raise Misuse(
+            "session.data(...): it is not known how many microbatches a step has: Session(..., microbatches=8) to be "
+            "given whole batches, session.data(..., microbatches=8) for sequences of microbatches"
+        )
     for name, value, least in (
         ("batch_size", batch_size, 1),
         ("microbatches", microbatches, 1),

@@ -11,6 +11,7 @@ from agent.data import random_streams
 from agent.data.order import Rows, number
 
 Collate = Callable[[list[Any]], Any]
+ALL = -1  # in place of a microbatch: all of the step in one
 
 
 class Request(NamedTuple):
@@ -99,7 +100,10 @@ class noted:  # noqa: N801 - used as a function
     ) -> None:
         if error is None or not isinstance(error, Exception):
             return
-        where = f"step {self._request.step}, microbatch {self._request.microbatch}"
+        microbatch = self._request.microbatch
+        where = f"step {self._request.step}" + (
+            "" if microbatch == ALL else f", microbatch {microbatch}"
+        )
         error.add_note(f"session.data: this happened at {self._what} of the data set ({where})")
         if isinstance(error, StopIteration):
             # It would look as if there were no more data.

@@ -7,13 +7,13 @@ samples of the last steps are kept, because a share that changes asks for these 
 """
 
 from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import msgspec
 
 from agent.data import random_streams
-from agent.data.fetch import Request
+from agent.data.fetch import ALL, Request
 from agent.data.order import number, split, tail
 from agent.errors import Misuse
 
@@ -55,7 +55,8 @@ class StreamSource:
         asked = (request.epoch, request.place)
         if asked not in self._kept:
             self._go_to(*asked, check)
-        return self._kept[asked][request.microbatch]
+        kept = self._kept[asked]
+        return [*chain(*kept)] if request.microbatch == ALL else kept[request.microbatch]
 
     def passed(self) -> int:
         passed, self._passed = self._passed, 0

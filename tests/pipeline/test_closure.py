@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
+from agent.data.batch import cut, supervised
 from agent.pipeline.tracing.closure import closed_over
 from agent.pipeline.tracing.loss import record_loss
 from agent.worker.rerecording import Anew
@@ -290,3 +292,27 @@ def test_a_loss_that_is_recorded_anew_in_each_step_is_said_to_be(
     for step in range(16):
         anew.recorded(step, lambda step=step: losses[step % 2])
     assert capsys.readouterr().err == ""
+
+
+def test_a_batchs_loss_is_known_by_the_function_that_gets_its_parts() -> None:
+    def made(factor, other=False):
+        if other:
+            return cut(lambda x, y: (x + y * factor).sum(), (torch.ones(2),) * 2, 0, 2)[0]
+        return cut(lambda x, y: (x * y * factor).sum(), (torch.ones(2),) * 2, 0, 2)[0]
+
+    assert not closed_over(made(1)).changed(closed_over(made(1)))
+    assert closed_over(made(1)).changed(closed_over(made(2))) == "factor"
+    assert closed_over(made(1)).of_same_function(closed_over(made(2)))
+    assert not closed_over(made(1)).of_same_function(closed_over(made(1, other=True)))
+
+
+def test_a_supervised_loss_is_known_by_its_criterion_and_metrics() -> None:
+    def near(low):
+        return lambda output, target: (output > low).sum()
+
+    def made(low):
+        return closed_over(supervised(net, F.mse_loss, near=near(low)))
+
+    net = nn.Linear(1, 1)
+    assert not made(1).changed(made(1))
+    assert made(1).changed(made(2)) == "low"

@@ -1,5 +1,6 @@
 """Recording a model: what is recorded, what is kept whole, and what is refused with its line."""
 
+import itertools
 import random
 import weakref
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline.stages.cut import Sections, TooShort, balance, build
 from agent.pipeline.tracing.analysis import cut_points, examine
 from agent.pipeline.tracing.trace import record
+from agent.schedule import Schedule
 
 X, Y = torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)
 
@@ -468,6 +470,24 @@ def test_balance_finds_the_best_cuts():
     assert balance([4, 1, 1, 1, 1], [0] * 4, 2) == (0,)
     assert balance([1, 1, 1, 1, 1, 1], [0] * 5, 3) == (1, 3)
     assert balance([1, 1, 1, 1], [0, 5_000_000_000, 0], 2, 1e9) in ((0,), (2,))
+
+
+def test_balance_spares_the_busiest_worker():
+    """Stages of the same slowest time leave a worker with four blocks of six, or with three."""
+    played = Schedule(
+        name="interleaved",
+        hosts=((0,), (1,), (0,), (1,)),
+        microbatches=8,
+        offsets=(0, 0, 0),
+        codes=b"",
+        update_every=8,
+    )
+    for noise in ([0, 0, 0, 0, 0, 0], [0.02, 0, 0, 0, 0.02, 0.02], [0, 0, 0.03, 0.01, 0, 0]):
+        seconds = [1 + more for more in noise]
+        cuts = balance(seconds, [0] * 5, 4, schedule=played)
+        sizes = [b - a for a, b in itertools.pairwise((-1, *cuts, 5))]
+        assert (sizes[0] + sizes[2], sizes[1] + sizes[3]) == (3, 3)
+        assert max(sizes) == 2
 
 
 def test_a_model_too_short_for_the_depth_is_told():

@@ -30,6 +30,7 @@ GOOD = {
     ),
     "what is no number": ((LOSS, {"a": float("inf")}), {"a": float("inf")}),
     "nothing beside it": ((LOSS, {}), {}),
+    "a dict with its loss": ({"loss": LOSS, "b": 1, "a": 0.5}, {"a": 0.5, "b": 1.0}),
 }
 
 
@@ -49,7 +50,7 @@ BAD = {
     "a loss for each row": (WEIGHT * 2, r"returned a loss of shape \(2,\); reduce it"),
     "two losses": ((LOSS, LOSS), r"returned \(Tensor, Tensor\); return the loss"),
     "three things": ((LOSS, {}, 1), r"returned \(Tensor, dict, int\); return the loss"),
-    "a dict": ({"loss": LOSS}, "returned a dict as loss"),
+    "a dict": ({"a": LOSS}, "returned a dict as loss"),
     "a word": ((LOSS, {"a": "b"}), "returned 'a' as a str; let a metric be"),
     "a complex number": ((LOSS, {"a": 1j}), "returned 'a' as a complex"),
     "rows": ((LOSS, {"a": torch.ones(2)}), r"returned 'a' of shape \(2,\)"),

@@ -4,6 +4,7 @@ Steps are held by a file, so that every event falls between two known steps, how
 """
 
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,21 +17,21 @@ from agent.messages import WorkerFailed
 
 pytestmark = pytest.mark.processes
 
-# Before the script: its loss functions wait from the step on that a file names, and say that they do. Not outside of
+# Before the script: its loss functions wait from the place on that a file names, and say that they do. Not outside of
 # session.backward: a worker gives its state to others there. It hears of another layout between two microbatches.
 HELD = """
 import os as _os, pathlib as _pathlib, time as _time
 from agent.session import Session as _Session
 _hold, _backward = _pathlib.Path({hold!r}), _Session.backward
-def _held(self, loss_of, microbatches):
-    def waits(microbatch):
-        if self.step >= int(_hold.read_text()):
-            _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
-        while self.step >= int(_hold.read_text()):
+def _held(self, loss_of, *batch, **options):
+    def waits(*parts):
+        if self.{place} >= int(_hold.read_text()):
+            _hold.with_name(f"{{self.{place}}}.{{_os.getpid()}}").touch()
+        while self.{place} >= int(_hold.read_text()):
             self._world.check()
             _time.sleep(0.005)
-        return loss_of(microbatch)
-    return _backward(self, waits, microbatches)
+        return loss_of(*parts)
+    return _backward(self, waits, *batch, **options)
 _Session.backward = _held
 """
 # After it: what is registered, from the worker that leads.
@@ -50,12 +51,12 @@ ENOUGH_S = 0.5  # for a proof, before one more step is done
 
 
 class Held:
-    """A job whose script waits where it is told to."""
+    """A job whose script waits where it is told to: in a step, or in a phase of one."""
 
-    def __init__(self, crew: Crew, source: str) -> None:
+    def __init__(self, crew: Crew, source: str, place: str = "step") -> None:
         self.crew, self.hold, self.out = crew, crew.folder / "hold", crew.folder / "out.pt"
         self.step = 0
-        self._source = HELD.format(hold=str(self.hold)) + source
+        self._source = HELD.format(hold=str(self.hold), place=place) + source
         self._source += KEPT.format(out=str(self.out))
 
     def begin(self, step: int) -> str:
@@ -120,6 +121,30 @@ def test_a_replacement_finds_the_job_in_a_later_epoch(
     """All are lost at the end of the first epoch: what they prove lies in it, and what is to do lies behind."""
     source = text("early_stopping", "train.py").replace("batch_size=8", "batch_size=16")
     ends_alike(source, crew, player, tmp_path)
+
+
+def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path: Path) -> None:
+    """Two networks of one module list, three backward calls a step, and a loss in phase after phase."""
+    source, draw = text("gan_parts", "train.py"), random.Random(3)
+    alone = player.play(source, tmp_path / "alone")
+    job = Held(crew, source, place="replica.version")
+    workers = [job.begin(4)]
+    for lost in ("one", "all", "one", "one", "all", "one"):
+        while len(workers) < 2:
+            workers += job.joins(*workers)
+        job.go(*workers, steps=draw.randrange(1, 4))
+        gone = workers if lost == "all" else [draw.choice(workers)]
+        for worker in gone:
+            crew.kill(worker)
+        until("the loss", lambda gone=gone: not {*gone} & {*crew.ready})
+        workers = [worker for worker in workers if worker not in gone]
+        if lost == "one":
+            job.go(*workers, steps=draw.randrange(1, 3))
+    job.release()
+    crew.completed()
+    torch.testing.assert_close(
+        torch.load(job.out, weights_only=False), alone["registered"], rtol=0.0, atol=0.0
+    )
 
 
 def ends_alike(source: str, crew: Crew, player: Player, tmp_path: Path) -> None:

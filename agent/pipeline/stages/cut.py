@@ -8,12 +8,17 @@ Balance, over cuts c_1 < ... < c_{P-1} among sections 0 .. K-1 with forward plus
 and bytes b that cross after a section:
 
     minimise  max over stages of  sum of t + (b_in + b_out) / bandwidth
+
+Where workers have several stages each, the busiest worker counts instead, for M microbatches on P
+workers, because stages of the same slowest time can make one worker do a third more than another:
+
+    minimise  M * (max over workers of its stages) + (P - 1) * (max over stages)
 """
 
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -25,6 +30,7 @@ from agent.pipeline.stages.stage_parts import NOTHING, Boundary, Piece
 from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
 from agent.pipeline.tracing.module_names import written
 from agent.pipeline.tracing.trace import METRICS, attributes_kept
+from agent.schedule import Schedule
 from agent.tensors.absent import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
 
@@ -191,8 +197,12 @@ def balance(
     nbytes: Sequence[int],
     stages: int,
     bandwidth_bytes_per_s: float = BANDWIDTH_BYTES_PER_S,
+    schedule: Schedule | None = None,
 ) -> tuple[int, ...]:
-    """Choose the sections to cut after. `nbytes[k]` crosses a cut after section k."""
+    """Choose the sections to cut after. `nbytes[k]` crosses a cut after section k.
+
+    `schedule` says which worker has which stages; without it each worker has one.
+    """
     count = len(seconds)
     if stages > count:
         raise TooShort(
@@ -222,7 +232,47 @@ def balance(
     for chosen in reversed(choices):
         end = chosen[end]
         cuts.append(end - 1)
-    return tuple(reversed(cuts))
+    found_cuts = tuple(reversed(cuts))
+    if schedule is None or schedule.workers == stages:
+        return found_cuts
+    return _evened(found_cuts, count, cost, schedule)
+
+
+def _evened(
+    cuts: tuple[int, ...],
+    count: int,
+    cost: Callable[[int, int], float],
+    schedule: Schedule,
+) -> tuple[int, ...]:
+    """Move cuts, two at a time, while that makes a step shorter."""
+
+    def step_s(cuts: tuple[int, ...]) -> float:
+        edges = (0, *(cut + 1 for cut in cuts), count)
+        stages = [cost(first, end) for first, end in itertools.pairwise(edges)]
+        busy = [0.0] * schedule.workers
+        for seconds, hosts in zip(stages, schedule.hosts, strict=True):
+            for host in hosts:
+                busy[host] += seconds / len(hosts)
+        return schedule.microbatches * max(busy) + (schedule.workers - 1) * max(stages)
+
+    best = step_s(cuts)
+    while True:
+        found = min(_neighbours(cuts, count), key=step_s, default=cuts)
+        if step_s(found) >= best:
+            return cuts
+        cuts, best = found, step_s(found)
+
+
+def _neighbours(cuts: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the choices that differ in two cuts."""
+    edges = (-1, *cuts, count - 1)
+    for one, other in itertools.combinations(range(1, len(edges) - 1), 2):
+        others = set(cuts) - {edges[one], edges[other]}
+        near = range(edges[one - 1] + 1, edges[one + 1 + (other == one + 1)])
+        far = range(edges[other - 1 - (other == one + 1)] + 1, edges[other + 1])
+        yield from (
+            tuple(sorted({a, b} | others)) for a, b in itertools.product(near, far) if a < b
+        )
 
 
 def measured(
@@ -264,7 +314,12 @@ class Sections:
         self._seconds: list[float] = []
 
     def choose(
-        self, graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor], stages: int
+        self,
+        graph: fx.GraphModule,
+        facts: Facts,
+        example: Sequence[torch.Tensor],
+        stages: int,
+        schedule: Schedule | None = None,
     ) -> tuple[int, ...]:
         """Choose where to cut for so many stages, as even as measured times allow."""
         if stages == 1:
@@ -274,5 +329,6 @@ class Sections:
             self._points = points if stages <= len(points) + 1 else cut_points(facts)
             pieces = build(graph, facts, [point.after for point in self._points])
             self._graph, self._seconds = graph, measured(pieces, example)
-        chosen = balance(self._seconds, [point.nbytes for point in self._points], stages)
+        nbytes = [point.nbytes for point in self._points]
+        chosen = balance(self._seconds, nbytes, stages, schedule=schedule)
         return tuple(self._points[index].after for index in chosen)

@@ -113,8 +113,13 @@ def closed_over(loss_of: Callable[..., Any]) -> Closure:
 def walked(loss_of: object) -> "Walk":
     """Walk through all that it names, until no code found on the way adds a name.
 
-    Code found late may name attributes of what was found before.
+    Code found late may name attributes of what was found before. Of a library's wrapper only the
+    wrapped function is visited.
     """
+    while isinstance(loss_of, FunctionType) and is_library(loss_of.__code__.co_filename):
+        if not hasattr(loss_of, "__wrapped__"):
+            break
+        loss_of = loss_of.__wrapped__
     walk = Walk(loss_of, frozenset())
     while walk.words != walk.known_words:
         walk = Walk(loss_of, walk.words)

@@ -59,6 +59,8 @@ def checked(loss: Any, metrics: Mapping[str, Any]) -> Returned:
 
 
 def _apart(found: Any) -> tuple[Any, Mapping[str, Any]]:
+    if isinstance(found, Mapping) and "loss" in found:
+        return found["loss"], {name: value for name, value in found.items() if name != "loss"}
     if not isinstance(found, tuple):
         return found, {}
     if len(found) != 2 or not isinstance(found[1], Mapping):

@@ -150,14 +150,15 @@ class Deep:
         self, layout: Layout, step: int, recording: Recording, word: FirstWord
     ) -> tuple[int, ...]:
         """Return the layout's cuts if they fit this graph, else those the first worker chooses."""
-        stages = layout.schedule_of(layout.replica_of(self._me)).stages
+        schedule = layout.schedule_of(layout.replica_of(self._me))
+        stages = schedule.stages
         known = {point.after for point in cut_points(recording.facts)}
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
         if layout.workers[0] == self._me:
             cuts = layout.cuts
             if not told:
                 graph, facts = recording.graph, recording.facts
-                cuts = self._sections.choose(graph, facts, recording.example, stages)
+                cuts = self._sections.choose(graph, facts, recording.example, stages, schedule)
             word.say(Word.of(recording, cuts))
             passing("morph: cuts told")
             return cuts

@@ -18,8 +18,8 @@ class Owner:
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
 
-    def steps_of_epoch(self, data: Data) -> Iterator[int]:
-        yield from range(self.epoch * len(data), (self.epoch + 1) * len(data))
+    def steps_of_epoch(self, length: int) -> Iterator[int]:
+        yield from range(self.epoch * length, (self.epoch + 1) * length)
 
 
 class Drawn(Dataset):

@@ -36,7 +36,7 @@ class Layer(nn.Linear):
         return torch.log(1 + torch.exp(margins)).mean()
 
     def train_layer(self, x_pos, x_neg):
-        for _ in session.steps_of_epoch(range(self.num_epochs)):
+        for _ in session.each(range(self.num_epochs)):
             self.opt.zero_grad()
             session.backward(lambda rows: self.loss(x_pos[rows], x_neg[rows]), parts)
             self.opt.step()

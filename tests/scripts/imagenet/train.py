@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from orchestrator import Session
+from orchestrator import Session, Variables, supervised
 
 parser = argparse.ArgumentParser(description="training of an image classifier")
 parser.add_argument("--epochs", default=4, type=int)
@@ -68,10 +68,6 @@ def accuracy(output, target):
         return (output.argmax(1) == target).float().mean() * 100
 
 
-def measured(criterion, output, target):
-    return criterion(output, target), {"acc1": accuracy(output, target)}
-
-
 def images(count, seed):
     rows = torch.Generator().manual_seed(seed)
     target = torch.randint(5, (count,), generator=rows)
@@ -88,8 +84,8 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.wd
     )
-    session = Session(model, optimizer)
-    train_loader = session.data(images(256, 1), batch_size=args.batch_size, microbatches=4, shuffle=True)
+    session = Session(model, optimizer, Variables(globals(), "best_acc1"), microbatches=4)
+    train_loader = session.data(images(256, 1), batch_size=args.batch_size, shuffle=True)
     val_loader = DataLoader(images(64, 2), batch_size=args.batch_size)
 
     for epoch in session.epochs(args.epochs):
@@ -98,11 +94,10 @@ def main():
         top1 = AverageMeter("Acc@1", ":6.2f")
         model.train()
         end = time.time()
-        for i, batch in enumerate(train_loader):
-            optimizer.zero_grad()
-            result = session.backward(lambda b: measured(criterion, model(b[0]), b[1]), batch)
-            losses.update(result.loss)
-            top1.update(result["acc1"])
+        for i, (inputs, target) in enumerate(train_loader):
+            loss = session.backward(supervised(model, criterion, acc1=accuracy), inputs, target)
+            losses.update(loss.item(), inputs.size(0))
+            top1.update(loss["acc1"], inputs.size(0))
             optimizer.step()
             batch_time.update(time.time() - end)
             end = time.time()
@@ -110,8 +105,8 @@ def main():
                 print(f"Epoch: [{epoch}][{i}/{len(train_loader)}]", batch_time, losses, top1)
 
         acc1 = validate(val_loader, model)
-        is_best = acc1 > session.state.get("best_acc1", 0.0)
-        session.state["best_acc1"] = best_acc1 = max(acc1, session.state.get("best_acc1", 0.0))
+        is_best = acc1 > best_acc1
+        best_acc1 = max(acc1, best_acc1)
         save_checkpoint({"epoch": epoch + 1, "state_dict": model.state_dict()}, is_best, session.output / "checkpoint.pth.tar")
 
     print(f"best accuracy {best_acc1:.2f}")

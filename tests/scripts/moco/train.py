@@ -68,15 +68,15 @@ def main():
     torch.manual_seed(0)
     model = MoCo()
     optimizer = torch.optim.SGD(model.encoder_q.parameters(), 0.03, momentum=0.9)
-    session = Session(model, optimizer)
-    loader = session.data(TwoViews(), batch_size=args.batch_size, microbatches=4, shuffle=True)
+    session = Session(model, optimizer, microbatches=4)
+    loader = session.data(TwoViews(), batch_size=args.batch_size, shuffle=True)
     for epoch in session.epochs(args.epochs):
         total = 0.0
-        for batch in loader:
+        for im_q, im_k in loader:
             optimizer.zero_grad()
-            loss = session.backward(lambda b: model(b[0], model.keys(b[1])), batch).loss
+            loss = session.backward(lambda q, k: model(q, model.keys(k)), im_q, im_k)
             optimizer.step()
-            model.dequeue_and_enqueue(torch.cat([model.keys(im_k) for im_q, im_k in batch]))
+            model.dequeue_and_enqueue(model.keys(im_k))
             model.momentum_update()
             total += float(loss)
         print(f"epoch {epoch} loss {total / len(loader):.4f}")

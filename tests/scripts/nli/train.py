@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from orchestrator import Session
+from orchestrator import Session, Variables
 
 import argparse
 
@@ -67,8 +67,10 @@ dev_iter = DataLoader(examples(64, 2), args.batch_size, collate_fn=collate)
 model = SNLIClassifier()
 criterion = nn.CrossEntropyLoss()
 opt = torch.optim.Adam(model.parameters(), lr=args.lr)
-session = Session(model, opt)
-train_iter = session.data(examples(256, 1), batch_size=args.batch_size, microbatches=4, shuffle=True, collate_fn=collate)
+iterations = 0
+best_dev_acc = -1
+session = Session(model, opt, Variables(globals(), "iterations", "best_dev_acc"), microbatches=4)
+train_iter = session.data(DataLoader(examples(256, 1), args.batch_size, shuffle=True, collate_fn=collate))
 header = "  Time Epoch Iteration     Loss   Dev/Accuracy"
 print(header)
 
@@ -76,8 +78,9 @@ for epoch in session.epochs(args.epochs):
     for batch in train_iter:
         model.train()
         opt.zero_grad()
-        iterations = session.step + 1
-        loss = session.backward(lambda b: criterion(model(b[0], b[1]), b[2]), batch).loss
+        iterations += 1
+        premise, hypothesis, label = batch
+        loss = session.backward(lambda p, h, y: criterion(model(p, h), y), premise, hypothesis, label)
         opt.step()
 
         if iterations % args.dev_every == 0:
@@ -89,8 +92,8 @@ for epoch in session.epochs(args.epochs):
                     n_dev_correct += (answer.argmax(1) == label).sum().item()
             dev_acc = 100.0 * n_dev_correct / len(dev_iter.dataset)
             print(f"{epoch:>5} {iterations:>9} {loss:>8.4f} {dev_acc:>12.2f}")
-            if dev_acc > session.state.get("best_dev_acc", -1):
-                session.state["best_dev_acc"] = dev_acc
+            if dev_acc > best_dev_acc:
+                best_dev_acc = dev_acc
                 session.save(args.save_path)
         elif iterations % args.log_every == 0:
             print(f"{epoch:>5} {iterations:>9} {loss:>8.4f}")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from orchestrator import Session
+from orchestrator import Session, Variables
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--emsize", type=int, default=24)
@@ -72,31 +72,23 @@ def evaluate(data_source):
     return total_loss / (len(data_source) - 1)
 
 
-session = Session(model, optimizer)
+best_val_loss = None
+session = Session(model, optimizer, Variables(globals(), "best_val_loss", "hidden"), microbatches=4)
 starts = range(0, train_data.size(0) - 1, args.bptt)
-columns = torch.arange(args.batch_size).split(4)
-
-
-def loss_of(columns):
-    output, _ = model(data[:, columns], tuple(h[:, columns] for h in hidden))
-    return F.cross_entropy(output, targets[:, columns].flatten())
-
-
 for epoch in session.epochs(args.epochs, starts):
     model.train()
-    for step in session.steps_of_epoch(starts):
-        i = starts[step % len(starts)]
+    hidden = model.init_hidden(args.batch_size)
+    for i in session.each(starts):
         data, targets = get_batch(train_data, i)
-        hidden = session.state["hidden"] if i else model.init_hidden(args.batch_size)
-        session.backward(loss_of, columns)
-        session.state["hidden"] = repackage_hidden(model(data, hidden)[1])
+        loss = session.backward(lambda x, y, h: F.cross_entropy(model(x, h)[0], y.flatten()), data, targets, hidden, dim=1)
+        hidden = repackage_hidden(model(data, hidden)[1])
         session.clip_grad_norm_(args.clip)
         optimizer.step()
         optimizer.zero_grad()
     val_loss = evaluate(val_data)
     print(f"| end of epoch {epoch} | valid loss {val_loss:.2f} | ppl {math.exp(val_loss):.2f}")
-    if val_loss < session.state.get("best_val_loss", math.inf):
-        session.state["best_val_loss"] = val_loss
+    if best_val_loss is None or val_loss < best_val_loss:
+        best_val_loss = val_loss
     else:
         # Anneal the learning rate if no improvement has been seen in the validation data.
         for group in optimizer.param_groups:

@@ -1,0 +1,54 @@
+"""Variables of a script that survive: `Session(model, Variables(globals(), "best", "hidden"))`."""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from agent.errors import Misuse
+from agent.store.plain import Unsavable, packed, unpacked
+
+
+class Variables:
+    """Names of a namespace, or attributes of an object, whose values travel with the job.
+
+    They may be what `session.state` may hold. A name that has no value yet is saved once it has.
+    """
+
+    def __init__(self, owner: Any, *names: str) -> None:
+        """`owner` is `globals()`, or an object such as a trainer. Locals cannot be set."""
+        self._owner: MutableMapping[str, Any] = owner if isinstance(owner, dict) else vars(owner)
+        self._names = names
+        if not names or not all(isinstance(name, str) for name in names):
+            raise Misuse(
+                f"Variables(owner, {', '.join(map(repr, names))}): give the names that are saved: "
+                'Variables(globals(), "best_loss")'
+            )
+
+    def check(self, step: int) -> None:
+        """Refuse a name that has no value after a step, and a value that cannot be saved."""
+        for name in self._names:
+            if name not in self._owner:
+                raise Misuse(
+                    f"step {step}: Variables(..., {name!r}): there is no such name after the step; a variable of a "
+                    "function is none of globals(): declare it `global`, or keep it in session.state"
+                )
+        self._packed(f"step {step}: ")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._packed("")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        found = unpacked(state, self._values())
+        for name in self._names:
+            if name in found:
+                self._owner[name] = found[name]
+            else:
+                self._owner.pop(name, None)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: self._owner[name] for name in self._names if name in self._owner}
+
+    def _packed(self, when: str) -> dict[str, Any]:
+        try:
+            return packed(self._values())
+        except Unsavable as error:
+            raise Misuse(f"{when}Variables{error.path} {error.what}") from error

@@ -1,0 +1,114 @@
+"""A whole batch, which `session.backward` cuts into microbatches, and the usual loss of one.
+
+    for inputs, target in data:
+        session.backward(supervised(model, criterion), inputs, target)
+
+The tensors of a batch are cut along one dimension into pieces whose sizes differ by one at most.
+They may lie in tuples, lists and dicts, as `collate_fn` returns them. What is no tensor, or has
+no such dimension, is given to each piece whole.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch.utils import _pytree as pytree
+
+from agent.data.order import split
+from agent.errors import Misuse
+
+WHO = "session.backward(loss_of, *batch)"
+
+
+class Pieces(Sequence[Any]):
+    """The microbatches of a batch; each is cut when it is asked for, without a copy."""
+
+    def __init__(self, batch: Any, dim: int, count: int) -> None:
+        self._batch, self._dim = batch, dim
+        leaves = [leaf for leaf in pytree.tree_leaves(batch) if self._is_cut(leaf)]
+        sizes = sorted({leaf.shape[dim] for leaf in leaves})
+        if len(sizes) != 1:
+            what = f"sizes {', '.join(map(str, sizes))}" if sizes else "no tensor"
+            raise Misuse(
+                f"{WHO}: the batch is cut along dimension {dim}, where it has {what}; give tensors of one "
+                "size there, and let loss_of take what is not cut from the script"
+            )
+        if not count:
+            raise Misuse(
+                f"{WHO}: it is not known into how many microbatches a batch is cut: "
+                "Session(..., microbatches=8)"
+            )
+        if sizes[0] < count:
+            raise Misuse(
+                f"{WHO}: a batch of {sizes[0]} cannot be cut into {count} microbatches: give larger ones"
+            )
+        self._bounds = split(sizes[0], count)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        places = range(len(self))[index]
+        return [self._one(i) for i in places] if isinstance(places, range) else self._one(places)
+
+    def _one(self, index: int) -> Any:
+        begin, end = self._bounds[index], self._bounds[index + 1]
+        return pytree.tree_map(
+            lambda leaf: leaf.narrow(self._dim, begin, end - begin) if self._is_cut(leaf) else leaf,
+            self._batch,
+        )
+
+    def _is_cut(self, leaf: object) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.ndim > self._dim
+
+
+def cut(
+    loss_of: Any, batch: tuple[Any, ...], dim: int, count: int
+) -> tuple[Callable[[Any], Any], Sequence[Any]]:
+    """Return a function of one microbatch, and the microbatches.
+
+    A batch that is one sequence has its microbatches already.
+    """
+    if len(batch) == 1 and not isinstance(batch[0], Mapping):
+        return loss_of, batch[0]
+    if not callable(loss_of) or isinstance(loss_of, torch.Tensor):
+        raise Misuse(
+            f"{WHO}: loss_of is a {type(loss_of).__name__}; give a function that takes the pieces of the batch and "
+            "returns their loss"
+        )
+    if len(batch) == 1:
+        return loss_of, Pieces(batch[0], dim, count)
+    return _of_parts(loss_of), Pieces(batch, dim, count)
+
+
+def _of_parts(loss_of: Callable[..., Any]) -> Callable[[Any], Any]:
+    @functools.wraps(loss_of, assigned=(), updated=())
+    def of_piece(piece: Any) -> Any:
+        return loss_of(*piece)
+
+    return of_piece
+
+
+def supervised(
+    model: Callable[..., Any], criterion: Callable[..., Any], **metrics: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return the loss of a model's output against a target, the last part of a batch.
+
+    `supervised(model, criterion, accuracy=correct)` calls `criterion(output, target)`, and
+    `correct(output, target)` for `result["accuracy"]`.
+    """
+
+    # What it closes over is looked for in what it wraps.
+    @functools.wraps(functools.partial(criterion, model, metrics), assigned=(), updated=())
+    def loss_of(*batch: Any) -> Any:
+        *inputs, target = batch
+        output = model(*inputs)
+        loss = criterion(output, target)
+        return (loss, {k: of(output, target) for k, of in metrics.items()}) if metrics else loss
+
+    return loss_of

@@ -1,0 +1,82 @@
+"""Batches as scripts give them to `session.backward`: cut into microbatches, whole, and item by item."""
+
+from typing import Any
+
+import pytest
+import torch
+from samples import Drawn, Owner, Read
+
+from agent.data.batch import Pieces, cut, supervised
+from agent.data.data import Data
+from agent.errors import Misuse
+
+
+def test_pieces_of_a_batch_lie_along_one_dimension() -> None:
+    x, h = torch.arange(14).view(2, 7), (torch.arange(7).view(1, 7),)
+    pieces = Pieces((x, {"h": h}, 3, torch.tensor(0.5)), 1, 3)
+    assert [piece[0].shape[1] for piece in pieces] == [3, 2, 2]
+    assert torch.equal(torch.cat([piece[0] for piece in pieces], 1), x)
+    assert torch.equal(torch.cat([piece[1]["h"][0] for piece in pieces], 1), h[0])
+    assert all(piece[2:] == (3, 0.5) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "what"),
+    [
+        ((torch.zeros(4, 2), torch.zeros(3)), 2, "sizes 3, 4"),
+        ((1, 2), 2, "no tensor"),
+        ((torch.zeros(3), torch.zeros(3)), 4, "a batch of 3 cannot be cut into 4"),
+        ((torch.zeros(4), torch.zeros(4)), 0, "microbatches=8"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(batch: Any, count: int, what: str) -> None:
+    with pytest.raises(Misuse, match=what):
+        cut(lambda x, y: x, batch, 0, count)
+
+
+def test_a_loss_gets_the_parts_of_a_piece() -> None:
+    loss_of, pieces = cut(lambda x, y: x.sum() * y.sum(), (torch.ones(4), torch.ones(4)), 0, 2)
+    assert [float(loss_of(piece)) for piece in pieces] == [4.0, 4.0]
+    loss_of, pieces = cut(lambda d: d["x"].sum(), ({"x": torch.ones(4)},), 0, 4)
+    assert [float(loss_of(piece)) for piece in pieces] == [1.0] * 4
+
+
+def test_a_sequence_is_given_on_unchanged() -> None:
+    given, loss_of = [1, 2, 3], len
+    assert cut(loss_of, (given,), 0, 8) == (loss_of, given)
+
+
+def test_a_supervised_loss_measures_the_same_output() -> None:
+    calls = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return x + 1
+
+    loss_of = supervised(model, lambda out, y: (out - y).sum(), top=lambda out, y: out.max())
+    loss, metrics = loss_of(torch.ones(2), torch.zeros(2))
+    assert (float(loss), float(metrics["top"]), len(calls)) == (4.0, 2.0, 1)
+    assert float(supervised(model, torch.dot)(torch.ones(2), torch.ones(2))) == 4.0
+
+
+@pytest.mark.parametrize("dataset", [Drawn(22), Read(22)])
+def test_whole_batches_have_the_samples_of_their_microbatches(dataset: Any) -> None:
+    whole, parts = (
+        Data(Owner(1), dataset, batch_size=5, microbatches=3, whole=whole)
+        for whole in (True, False)
+    )
+    for batch, microbatches in zip(whole, parts, strict=True):
+        rows = [int(index) for each in microbatches for index in each[0]]
+        assert batch[0].tolist() == rows
+
+
+def test_whole_batches_are_fetched_ahead_alike() -> None:
+    def batches(workers: int) -> list[bytes]:
+        data = Data(
+            Owner(), Drawn(12), batch_size=4, microbatches=2, whole=True, num_workers=workers
+        )
+        found = [part.numpy().tobytes() for batch in data for part in batch]
+        data.close()
+        return found
+
+    assert batches(1) == batches(0)
