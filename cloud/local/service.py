@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,10 +24,15 @@ from cloud.http_server import Listener
 from cloud.local import processes, short_path
 from cloud.local.books import Ledger
 from cloud.local.metadata import metadata_app
+from cloud.log_bounds import bound_logs
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice, Recipe
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
-DISKS_KEPT = 32
+DISKS_KEPT = 8  # of machines that are gone, to see why
+DISKS_BYTES_MAX = 256 << 20  # that these may take together
+CONSOLE_BYTES_MAX = 4 << 20
+LOOK_S = 2.0  # between two looks at how large consoles are
+LOGS = ("console.log", "session_*/logs/*")  # the second are Ray's, with what scripts write to fd 2
 SHORT_PATH = 24
 WAY_S = 1.0  # between two checks that the short path is still there
 RECORD_S = 5.0
@@ -64,6 +70,16 @@ def _short_way(directory: Path) -> Path:
         return directory
     name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
     return short_path.SHORT / f"sc-{name}"
+
+
+def _bytes_on(disk: Path) -> int:
+    """Return what the files on a machine's disk take."""
+    found = 0
+    for folder, _, names in os.walk(disk):
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(Path(folder, name)).st_blocks * 512
+    return found
 
 
 class _Host:
@@ -111,6 +127,7 @@ class LocalCloud:
         self.clock = clock
         self._ledger = ledger
         self._recorded_s = 0.0
+        self._looked_s = 0.0
         self._unwritten = ""
         self._disks = self._ledger.path.parent.resolve() / "machines"
         self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,6 +157,7 @@ class LocalCloud:
             await self._perform(self.core.advance(self.clock.now_s()))
             if self.clock.now_s() >= self._recorded_s + RECORD_S:
                 self._record_or_say()
+            self._bound_consoles()
             due_s = self.core.next_change_s()
             wait_s = WAY_S if due_s is None else min(WAY_S, due_s - self.clock.now_s())
             try:
@@ -251,12 +269,24 @@ class LocalCloud:
             "SPOT_TEMP_DIR": str(self._short / machine.id),
         }
 
+    def _bound_consoles(self) -> None:
+        """Keep what machines print in bounds, because a script may print without end."""
+        if (now_s := time.monotonic()) < self._looked_s + LOOK_S:
+            return
+        self._looked_s = now_s
+        for machine_id in self._hosts:
+            for pattern in LOGS:
+                bound_logs((self._disks / machine_id).glob(pattern), CONSOLE_BYTES_MAX)
+
     def _new_disk(self, machine_id: str) -> Path:
         """Make a directory for the machine; remove the oldest ones of machines that are gone."""
         unused = [disk for disk in self._disks.iterdir() if disk.name not in self._hosts]
-        unused.sort(key=lambda disk: disk.stat().st_mtime)
-        for disk in unused[: max(0, len(unused) - DISKS_KEPT)]:
-            rmtree(disk, ignore_errors=True)
+        unused.sort(key=lambda disk: disk.stat().st_mtime, reverse=True)
+        bytes_left = DISKS_BYTES_MAX
+        for number, disk in enumerate(unused):
+            bytes_left -= _bytes_on(disk)
+            if number >= DISKS_KEPT or bytes_left < 0:
+                rmtree(disk, ignore_errors=True)
         disk = self._disks / machine_id
         disk.mkdir(mode=0o700, exist_ok=True)
         return disk

@@ -29,6 +29,7 @@ from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.http_server import bound, url_of
 from cloud.local.processes import MARKER
+from cloud.log_bounds import bound_logs
 from cloud.open_files import raise_limit
 from orchestrator.client import House as HouseFile
 from orchestrator.client import post
@@ -45,6 +46,7 @@ from orchestrator.view import Sentence
 
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
+LOGS_S = 2.0  # between two looks at how large they are
 PAGE_S = 5.0  # at least, between two starts of the page
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
@@ -86,6 +88,7 @@ class House:
         self._page_started_s = 0.0
         self._pulse: Pulse | None = None
         self._felt_s = 0.0
+        self._bounded_s = 0.0
         self._stopping = False
         self._life = secrets.token_hex(8)
         self._env: dict[str, str] = {}
@@ -126,6 +129,7 @@ class House:
                 self._end_if_superseded()
                 self._revive()
                 self._replace_stuck()
+                self._bound_logs()
 
     def _revive(self) -> None:
         """Restart the parts that have ended, as soon as the disk has room.
@@ -152,6 +156,12 @@ class House:
             self._felt_s = time.monotonic()
             for name in self._pulse.look():
                 _say(f"{name} hung, and was killed: Ray starts the next one")
+
+    def _bound_logs(self) -> None:
+        if time.monotonic() >= self._bounded_s + LOGS_S:
+            self._bounded_s = time.monotonic()
+            bound_logs((self.places.state_dir / "logs").glob("*.log"))
+            bound_logs(self.places.ray_dir.glob("session_*/logs/*"))
 
     def _waits_for_room(self) -> bool:
         full = no_room(self.places.state_dir)

@@ -26,8 +26,9 @@ from agent.machine.crashes import DISK_VARIABLE
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
 from agent.net.handshake import job_secret
 from agent.worker import rerecording
+from cloud import private
 
-SECRET = "a secret of the deployment"
+SECRET = "a secret of the deployment, and no short one"
 PATIENCE_S = 60.0
 ENOUGH_S = 0.5  # for a proof, before one more step is done
 REPORTS_SHOWN = 20
@@ -146,7 +147,7 @@ class KeeperProcess:
         lasting: bool = False,
         host: str = "127.0.0.1",
     ) -> None:
-        (folder / "secret").write_text(SECRET)
+        private.write(folder / "secret", SECRET.encode())
         self.storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.5)
         self._arguments = [
             redis_process.url,

@@ -4,6 +4,7 @@ Whoever calls `listen` writes down, when it is asked by SIGUSR1, what its thread
 keeper knows.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -24,7 +25,9 @@ PARTS_SHOWN = 20
 
 def listen() -> None:
     FOLDER.mkdir(exist_ok=True)
-    file = (FOLDER / str(os.getpid())).open("w")
+    place = FOLDER / str(os.getpid())
+    file = place.open("w")
+    atexit.register(place.unlink, missing_ok=True)
 
     def tell(_: int, frame: FrameType | None) -> None:
         file.write("\n".join([*_known(frame), END]))

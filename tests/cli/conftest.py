@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agent.keeper.storage.memory_log import root_of
 from orchestrator.cli import main
 from orchestrator.client import Client
 from orchestrator.paths import Places
@@ -80,6 +82,7 @@ class Shell:
             process.communicate()
         processes.sweep(self.places.identity)
         self.places.remove_link()
+        shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)
 
     def ended(self, process: "subprocess.Popen[str]") -> Answer:
         out, err = process.communicate(timeout=CALL_S_MAX)

@@ -1,6 +1,7 @@
 """Machines of the local cloud are real processes, and none of them outlives its machine."""
 
 import asyncio
+import os
 import resource
 import signal
 import time
@@ -204,6 +205,21 @@ def test_a_machine_whose_script_ends_is_switched_off(new_cloud: NewCloud):
     until("it to be off", lambda: machine(cloud, given.id).state == "terminated")
     assert machine(cloud, given.id).ended_by == "user"
     assert "no head to join" in (disk(cloud, given) / "console.log").read_text()
+
+
+def test_what_machines_print_and_leave_is_bounded(new_cloud: NewCloud):
+    """The console of one that lives is cut, and of the disks of those that are gone the newest are kept."""
+    cloud = new_cloud(boot="#!/bin/sh\nhead -c 6000000 /dev/zero\nexec sleep 600\n")
+    for number in range(20):
+        (gone := cloud.directory / "machines" / f"gone-{number}").mkdir(parents=True)
+        os.utime(gone, (number, number))
+    cloud.start()
+    given = launch(cloud)
+    console = disk(cloud, given) / "console.log"
+    until("the console to be cut", console.with_name("console.log.old").exists)
+    assert console.stat().st_size < 4_000_000
+    left = {path.name for path in console.parent.parent.iterdir()} - {given.id}
+    assert left == {f"gone-{number}" for number in range(12, 20)}
 
 
 def test_a_script_that_cannot_run_is_one_line(new_cloud: NewCloud):

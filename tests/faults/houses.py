@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import redis
 
+from agent.keeper.storage.memory_log import root_of
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.paths import Places
@@ -143,3 +145,4 @@ class RunningHouse:
             processes.end(self.process, 30)
         processes.sweep(self.places.identity)
         self.places.remove_link()
+        shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)

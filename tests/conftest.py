@@ -1,0 +1,34 @@
+"""What holds for every run of the tests: nothing is left of it when it ends."""
+
+import os
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from remains import remains
+
+MARK = "SPOT_TEST_RUN"
+END_S_MAX = 20.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process that the tests started, and so no socket, no link in /tmp, no folder in memory.
+
+    A process is of this run if it inherited its mark, or if its words or its environment name the
+    folder of this run: machines of the local cloud inherit nothing.
+    """
+    mark, folder = f"{MARK}={uuid4().hex}", tmp_path_factory.getbasetemp()
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark.partition("=")[2]
+    try:
+        yield
+    finally:
+        os.environ.pop(MARK)
+        if before is not None:
+            os.environ[MARK] = before
+    deadline_s = time.monotonic() + END_S_MAX
+    while (left := remains(mark, folder)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not left, "\n".join(["these are left of the tests:", *left])
