@@ -130,7 +130,7 @@ class Server:
             words.finished = True
             part()
         except AgentError as error:
-            say(str(error))
+            say(str(error) or type(error).__name__)
         except BaseException as error:
             with suppress(OSError):
                 traceback.print_exc(file=sys.__stderr__)
