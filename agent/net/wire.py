@@ -142,7 +142,7 @@ class Connection:
         meta = self._fill(memoryview(bytearray(meta_bytes)))
         try:
             message = _decode(meta)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             # Without a payload the checksum is of these bytes alone.
             whole = not payload_bytes and crc32c(0, meta) == crc
             if whole and isinstance(error, msgspec.ValidationError):
@@ -201,7 +201,9 @@ class Connection:
 
 
 def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
-    said = msgspec.msgpack.decode(meta)
+    said: object = None
+    with contextlib.suppress(msgspec.DecodeError, ValueError, TypeError, RecursionError):
+        said = msgspec.msgpack.decode(meta)  # what comes after the flaw may make no sense at all
     kind = said.get("m") if isinstance(said, dict) else None
     return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)
 
