@@ -321,7 +321,8 @@ class Campaign:
                 f"{job.id}: {job.status}, {job.steps_lost} steps lost: {job.because}"
             )
             return
-        ours, theirs = (Path(uri).read_bytes() for uri in (job.export_uri, self.peaceful))
+        uris = job.export_uri, self.peaceful
+        ours, theirs = (Path(uri.removeprefix("file:")).read_bytes() for uri in uris)
         show(f"      {job.id}: {job.step} steps, weights {'equal' if ours == theirs else 'DIFFER'}")
         if ours != theirs:
             self.violations.append(f"{job.id}: its weights are not those of the job in peace")

@@ -142,7 +142,7 @@ class Connection:
             raise WireError("a frame was damaged, forged or repeated on its way")
         try:
             message = decode(meta)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             if not payload_bytes and isinstance(error, msgspec.ValidationError):
                 self._incoming.next_frame()
                 raise _unsound(error, meta) from error
@@ -214,7 +214,9 @@ class Connection:
 
 
 def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
-    said = msgspec.msgpack.decode(meta)
+    said: object = None
+    with contextlib.suppress(msgspec.DecodeError, ValueError, TypeError, RecursionError):
+        said = msgspec.msgpack.decode(meta)  # what comes after the flaw may make no sense at all
     kind = said.get("m") if isinstance(said, dict) else None
     return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)
 

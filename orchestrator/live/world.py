@@ -191,8 +191,11 @@ class LiveWorld:
             event: AnyEvent = msgspec.json.decode(said, type=AnyEvent)
             flaw = conflict_in(event)
         except msgspec.ValidationError as error:
-            flaw = explain(error, msgspec.json.decode(said))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            plain: object = None
+            with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+                plain = msgspec.json.decode(said)  # what comes after the flaw may be no JSON
+            flaw = explain(error, plain)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             flaw = f"it cannot be read ({error})"
         await self._queue.put((entry, await self._put_aside(entry, said, flaw) if flaw else event))
 

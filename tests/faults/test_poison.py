@@ -126,6 +126,8 @@ def test_what_cannot_be_decided_about_is_set_aside_in_the_same_life(
         (b'{"type":"\xff"}', "it cannot be read ("),
         (b'{"type":"Tock"}', "type is 'Tock': "),
         (b"", "it cannot be read ("),
+        (b'{"type":"Tick","at_s":0.0,"x":' + b"[" * 50_000, "it cannot be read ("),
+        (b'{"type":"Tick","at_s":"now","x":' + b"[" * 50_000, "at_s: expected `float`, got `str`"),
         (
             msgspec.json.encode(SOUND).replace(
                 b'"slots_max":4', b'"slots_max":4611686018427387904'

@@ -1,6 +1,8 @@
 """Frames over real sockets: whole or refused, and only between those who know the secret."""
 
 import contextlib
+import math
+import re
 import resource
 import select
 import socket
@@ -9,11 +11,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from crews import until
 from entrances import Entrance
 
-from agent.errors import Refused, WireError
+from agent.errors import Refused, Unsound, WireError
 from agent.keeper.member import Member
 from agent.net import wire
 from agent.net.frames import Tags
@@ -51,6 +54,34 @@ def test_a_message_and_its_payload_arrive(pair: tuple[Connection, Connection]) -
     assert received == message
     assert payload.obj is place.obj
     assert bytes(place) == b"helloworld"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"m": "Beat", "step": -2}, "'Beat' was refused: step is -2: expected `int` >= -1"),
+        ({"m": "Beat", "hung_s": math.nan}, "'Beat' was refused: hung_s is nan: expected `float`"),
+        ({"m": "Beet"}, "'Beet' was refused: m is 'Beet': invalid value 'Beet'"),
+    ],
+)
+def test_a_value_out_of_its_range_is_its_senders_fault(
+    pair: tuple[Connection, Connection], wrong: dict[str, object], said: str
+) -> None:
+    """It is told from a damaged frame, which is nobody's, by its tag; and the connection is whole."""
+    left, right = pair
+    meta = msgspec.msgpack.encode(wrong)
+    left._sock.sendall(left._outgoing.frame(meta))
+    left._outgoing.next_frame()
+    with pytest.raises(Unsound, match=re.escape(said)):
+        right.receive()
+    left.send(Beat())
+    assert right.receive()[0] == Beat()
+    damaged_frame = bytearray(left._outgoing.frame(meta))
+    damaged_frame[-1] ^= 1
+    left._sock.sendall(damaged_frame)
+    with pytest.raises(WireError) as damaged:
+        right.receive()
+    assert not isinstance(damaged.value, Unsound)
 
 
 def _frame_of(message: Slice, payload: bytes) -> bytes:
