@@ -191,13 +191,17 @@ def disturbed(house: RunningHouse, kind: str, seconds: float, every: bool) -> Me
     strangers = [
         started(kind, address.replace("0.0.0.0", "127.0.0.1"), port) for address, port in found
     ]
+    begun_s, took_s = time.monotonic(), 0.0
     try:
         time.sleep(5.0)  # until each has opened its connections
         return measured(house, seconds)
     finally:
         for pid in strangers:
             os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            _, _, used = os.wait4(pid, 0)
+            took_s += used.ru_utime + used.ru_stime
+        share = took_s / (time.monotonic() - begun_s)
+        print(f"        the strangers themselves take {share:.2f} of a core of this machine")
 
 
 def show(kind: str, calm: Measured, found: Measured) -> None:
