@@ -7,7 +7,7 @@ are nor how long a request may be on its way, so this is done here, once for the
 * a connection has `REQUEST_S_MAX` for each whole request, which has at most `HEAD_BYTES_MAX` and
   `BODY_BYTES_MAX`, and `STALL_S_MAX` to take an answer;
 * a process has at most `CONNECTIONS_MAX` of them. For a new one the connection goes that has waited
-  longest for a request, so whoever asks at once is served. If all are being answered, new ones wait
+  longest for a request, so a peer that asks at once is served. If all are being answered, new ones wait
   in the system's queue.
 
 A lack of files is waited out and not logged: at a full table asyncio logs a thousand lines a second.

@@ -14,7 +14,7 @@ CHARACTERS_MIN = 32  # of a secret; ours have 64
 
 
 def secret(path: Path) -> str:
-    """Return the secret in a file, or raise if somebody else may know or guess it."""
+    """Return the secret in a file, or raise if others may know or guess it."""
     try:
         mode, text = _mode(path), path.read_text().strip()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The page as a process, apart from the house, so that whoever crowds it troubles nothing else.
+"""The page as a process, apart from the house, so that a crowd at its door troubles nothing else.
 
     python -m orchestrator.dashboard --house STATE_DIR --socket FD   (run by the house)
 

@@ -23,7 +23,7 @@ def test_log_that_is_written_on_takes_no_more_than_its_bound(tmp_path, flags):
 
 
 def test_link_in_place_of_a_log_is_left_alone(tmp_path):
-    """A script on the machine may put one there, to a file of somebody else."""
+    """A script on the machine may put one there, to a file that is not its own."""
     precious = tmp_path / "precious"
     precious.write_bytes(bytes(range(256)) * 4096)
     (tmp_path / "a.log").symlink_to(precious)

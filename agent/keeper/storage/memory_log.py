@@ -323,8 +323,8 @@ def _sum_of(step: int) -> str:
 def root_of(checkpoints: Path) -> Path:
     """Return the folder in memory that has a folder for each of a house's jobs.
 
-    Everybody may make folders there, so another user may have taken its name: then it has another
-    one. The one that we have already comes first, since the steps of our jobs are in it.
+    Everybody may make folders there, so a different user may have taken its name: then the next
+    name is tried. A folder that we have already comes first, since it has the steps of our jobs.
     """
     name = str(checkpoints.resolve())
     names = [name, *(f"{name}\n{number}" for number in range(1, NAMES))]

@@ -326,7 +326,7 @@ function title(view) {
 // --- the key, and what it opens ----------------------------------------------------------------
 
 // The key comes in the part of the address that a browser sends to nobody, and stays in this tab,
-// for this port. A cookie would go to every port of this machine, to whoever listens there.
+// for this port. A cookie would go to every port of this machine, to all who listen there.
 const KEY = "key";
 const PAUSE_MS = 1000;
 const NO_KEY = "Open the address that `orchestrator tools dashboard` prints: it carries the key.";
