@@ -305,7 +305,7 @@ class Campaign:
         before = self.house.step(self.name)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(stop_s)
-        meanwhile = self.house.step(self.name) - before
+        meanwhile = max(0, self.house.step(self.name) - before)  # 0 while Redis does not answer
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
         self.done += 1
