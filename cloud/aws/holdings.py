@@ -1,6 +1,7 @@
 """What a deployment holds in one region, and how it is given back."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from cloud import errors
@@ -64,10 +65,12 @@ class Holdings:
             )
         )
         told = [x for x in told if answers.is_ours(x, self._deployment)]
-        if self._looked_at_s is None or now_s >= self._looked_at_s + LEFTOVERS_S:
-            self._leftovers = await self._look_around()
-            self._looked_at_s = now_s
-        await self._learn_ends(told, now_s)
+        # A place that is throttled still gives its machines: what only adds to them waits its turn.
+        with suppress(errors.Throttled, errors.Unknown):
+            await self._learn_ends(told, now_s)
+            if self._looked_at_s is None or now_s >= self._looked_at_s + LEFTOVERS_S:
+                self._looked_at_s = now_s
+                self._leftovers = await self._look_around()
         machines = tuple(answers.machine_of(x, self._place, self._ended) for x in told)
         self.ours = frozenset(machine.id for machine in machines)
         return Listing(place=self._place, machines=machines, leftovers=self._leftovers)

@@ -151,3 +151,26 @@ def test_a_bill_follows_every_price_and_ends_with_the_machine():
     assert bill[machine_id] == pytest.approx((0.3521 + 0.5) / 2, abs=1e-6)
     disk = next(x for x in house.account.books.lines.values() if x.kind == "disk")
     assert bill[disk.id] == pytest.approx(60 * 0.08 / 730 * (3630 / 3600), abs=1e-6)
+
+
+def test_a_throttled_place_still_gives_its_machines():
+    """Looking for leftovers may be refused for minutes; the list of machines does not wait for it."""
+    house = AwsHouse()
+
+    async def scene(provider: AwsProvider) -> None:
+        (machine,) = await provider.launch(request("t-1"))
+        house.door.fault = lambda action, nth: (
+            "throttle" if action in ("DescribeVolumes", "DescribeSpotInstanceRequests") else None
+        )
+        for _ in range(3):
+            assert [x.id for x in (await provider.list(EAST)).machines] == [machine.id]
+            house.wait(20)
+        assert house.door.calls["DescribeVolumes"] == 1
+        house.account.interrupt(machine.id, house.clock.now_s(), 0.0)
+        (taken,) = (await provider.list(EAST)).machines
+        assert (taken.state, taken.ended_at_s) == ("terminated", None)
+        house.door.fault = lambda action, nth: None
+        (taken,) = (await provider.list(EAST)).machines
+        assert taken.ended_at_s == house.clock.now_s()
+
+    house.play(scene)
