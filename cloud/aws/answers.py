@@ -39,7 +39,7 @@ STATES: dict[str, MachineState] = {
     "stopping": "stopped",
     "stopped": "stopped",
 }
-ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
+ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 QUOTAS: dict[str, tuple[Market, tuple[str, ...]]] = {
     "L-DB2E81BA": ("on_demand", ("g",)),
     "L-3819A6DF": ("spot", ("g",)),

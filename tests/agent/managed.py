@@ -13,7 +13,7 @@ from crews import SECRET, Crew, Nursery, RedisProcess
 
 from agent.messages import AgentJoined, AnyReport, WorkerOrder
 from agent.net.wire import job_secret
-from cloud.model import InstanceType, Machine, Pool, Quote
+from cloud.model import InstanceType, Listing, Machine, Pool, Quote, Sold
 from orchestrator.actions import (
     AnyAction,
     Launch,
@@ -70,8 +70,10 @@ class Managed(Crew):
         with self._lock:
             for event in (
                 ManagerStarted(at_s=now_s, epoch=1, settings=self._settings),
-                CatalogueSeen(at_s=now_s, provider="local", types=(self.kind,), pools=(POOL,)),
-                QuotesSeen(at_s=now_s, provider="local", quotes=(quote,)),
+                CatalogueSeen(
+                    at_s=now_s, place=POOL.place, sold=Sold(types=(self.kind,), pools=(POOL,))
+                ),
+                QuotesSeen(at_s=now_s, place=POOL.place, quotes=(quote,)),
                 JobSubmitted(at_s=now_s, spec=made),
             ):
                 self._see(event)
@@ -114,10 +116,11 @@ class Managed(Crew):
                 return self._launch(action, now_s)
             case Terminate():
                 self._machines.pop(action.machine_id, None)
-                return [Terminated(at_s=now_s, machine_id=action.machine_id)]
+                return [Terminated(at_s=now_s, ref=action.ref)]
             case ListMachines():
                 machines = tuple(self._machines.values())
-                return [Listed(at_s=now_s, provider="local", asked_at_s=now_s, machines=machines)]
+                listing = Listing(place=action.place, machines=machines)
+                return [Listed(at_s=now_s, asked_at_s=now_s, listing=listing)]
             case _:
                 pass
         return []
@@ -131,7 +134,6 @@ class Managed(Crew):
             market=action.request.market,
             state="running",
             launched_at_s=now_s,
-            price_usd_per_h=0.03,
             tags=action.request.tags,
         )
         self._machines[machine.id] = machine

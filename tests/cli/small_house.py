@@ -27,6 +27,7 @@ from agent.messages import AgentJoined, JobCompleted, Progress, WorkerFailed, Wo
 from cloud.clock import SystemClock
 from cloud.errors import CloudError
 from cloud.local.provider import LocalProvider
+from cloud.provider import all_machines
 from orchestrator.actions import OpenJob, Regroup, StartWorker
 from orchestrator.client import House
 from orchestrator.config import in_force, load
@@ -60,7 +61,7 @@ class PlayedMachines:
 
     async def machines(self) -> set[str]:
         try:
-            running = {m.id for m in await self._cloud.machines() if m.state == "running"}
+            running = {m.id for m in await all_machines(self._cloud) if m.state == "running"}
         except CloudError:
             return self._joined
         for machine in sorted(running - self._joined):

@@ -219,12 +219,13 @@ def _buy_behind_its_back(house) -> str:
 
     async def buy():
         async with local_cloud(house.client().house()) as cloud:
-            _, pools = await cloud.catalogue()
+            (place, *_) = await cloud.places()
+            pools = (await cloud.sold(place)).pools
             request = LaunchRequest(
                 token="nobody", pool=pools[0], market="on_demand", bid_usd_per_h=None,
                 tags={DEPLOYMENT_TAG: "default"},
             )  # fmt: skip
-            return (await cloud.launch(request)).id
+            return (await cloud.launch(request))[0].id
 
     return asyncio.run(buy())
 

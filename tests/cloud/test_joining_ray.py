@@ -10,6 +10,7 @@ from ray_head import RayHead
 from running_cloud import RunningCloud, alive_on, request, until
 
 from cloud.model import Machine
+from cloud.provider import all_machines
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -32,7 +33,7 @@ def head() -> Iterator[RayHead]:
 def buy(cloud: RunningCloud, token: str) -> Machine:
     async def bought() -> Machine:
         provider = cloud.provider()
-        machine = await provider.launch(request(token))
+        (machine,) = await provider.launch(request(token))
         await provider.close()
         return machine
 
@@ -80,7 +81,7 @@ def test_a_machine_with_a_wrong_token_does_not_join(
 
     async def ended() -> bool:
         provider = cloud.provider()
-        (listed,) = await provider.machines()
+        (listed,) = await all_machines(provider)
         await provider.close()
         return listed.state == "terminated"
 

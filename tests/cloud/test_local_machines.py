@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from running_cloud import QUIET, SLEEPING, RunningCloud, alive_on, request, until
+from running_cloud import POOLS, QUIET, SLEEPING, RunningCloud, alive_on, request, until
 
 from cloud.clock import SystemClock
 from cloud.errors import NotOurs, Refused, Throttled, TokenSpent, Unknown
@@ -19,6 +19,7 @@ from cloud.local.__main__ import arguments, service_of
 from cloud.local.provider import LocalProvider
 from cloud.local.short_path import SHORT, leads
 from cloud.model import Machine
+from cloud.provider import all_machines
 
 pytestmark = pytest.mark.processes
 
@@ -59,11 +60,11 @@ def ask(
 
 
 def launch(cloud: RunningCloud, token: str = "t-1") -> Machine:
-    return ask(cloud, lambda provider: provider.launch(request(token)))
+    return ask(cloud, lambda provider: provider.launch(request(token)))[0]
 
 
 def machine(cloud: RunningCloud, machine_id: str) -> Machine:
-    listed = ask(cloud, lambda provider: provider.machines())
+    listed = ask(cloud, all_machines)
     return next(machine for machine in listed if machine.id == machine_id)
 
 
@@ -144,7 +145,7 @@ def test_a_terminated_machine_is_asked_before_it_is_killed(new_cloud: NewCloud):
     cloud = new_cloud(boot=POLITE).start()
     given = booted(cloud)
     pids = tree_of(cloud, given)
-    ask(cloud, lambda provider: provider.terminate([given.id]))
+    ask(cloud, lambda provider: provider.end([given.ref]))
     until("every process to be gone", gone(pids))
     assert (disk(cloud, given) / "asked").exists()
 
@@ -154,7 +155,7 @@ def test_a_machine_that_does_not_listen_is_killed(new_cloud: NewCloud):
     cloud = new_cloud(boot=DEAF).start()
     given = booted(cloud)
     pids = tree_of(cloud, given)
-    ask(cloud, lambda provider: provider.terminate([given.id]))
+    ask(cloud, lambda provider: provider.end([given.ref]))
     until("every process to be gone", gone(pids))
 
 
@@ -236,7 +237,7 @@ def test_a_killed_cloud_finds_its_books_again(new_cloud: NewCloud):
     cloud = new_cloud().start()
     given, kept = launch(cloud, "t-1"), launch(cloud, "t-2")
     until("it to run", lambda: machine(cloud, kept.id).state == "running")
-    ask(cloud, lambda provider: provider.terminate([given.id]))
+    ask(cloud, lambda provider: provider.end([given.ref]))
     before = ask(cloud, lambda provider: provider.bill())
     until("a bill above nothing", lambda: ask(cloud, lambda p: p.bill())[kept.id] > 0)
     cloud.stop(signal.SIGKILL)
@@ -263,7 +264,7 @@ def test_a_cloud_that_comes_back_is_where_it_was(new_cloud: NewCloud, number: si
 
     async def look() -> object:
         try:
-            return await known.catalogue()
+            return await known.quotes(POOLS["ec2"].place)
         finally:
             await known.close()
 
@@ -282,11 +283,11 @@ def test_a_launch_is_in_the_books_before_it_is_answered(new_cloud: NewCloud):
 def test_a_market_goes_on_where_it_was(new_cloud: NewCloud):
     """Quotes after a restart are those of the same market, not of a new one."""
     cloud = new_cloud().start("--tempo", "1")
-    before = ask(cloud, lambda provider: provider.quotes())
+    before = ask(cloud, lambda provider: provider.quotes(POOLS["ec2"].place))
     launch(cloud)
     cloud.stop(signal.SIGKILL)
     cloud.start("--tempo", "1")
-    assert ask(cloud, lambda provider: provider.quotes()) == before
+    assert ask(cloud, lambda provider: provider.quotes(POOLS["ec2"].place)) == before
 
 
 # Bad days
@@ -303,7 +304,7 @@ def test_a_full_disk_sells_nothing_and_takes_nothing(new_cloud: NewCloud):
     resource.prlimit(cloud.process.pid, resource.RLIMIT_FSIZE, (0, hard))
     with pytest.raises(Refused, match="books cannot be written"):
         launch(cloud, "t-2")
-    ask(cloud, lambda provider: provider.terminate([other.id]))
+    ask(cloud, lambda provider: provider.end([other.ref]))
     assert machine(cloud, other.id).state == "terminated"
     assert machine(cloud, given.id).state == "running"
     resource.prlimit(cloud.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -379,7 +380,7 @@ def test_an_answer_that_is_lost_loses_no_machine(new_cloud: NewCloud):
     fault(cloud, lose_launch_answers=1)
     with pytest.raises(Unknown):
         launch(cloud)
-    (listed,) = ask(cloud, lambda provider: provider.machines())
+    (listed,) = ask(cloud, all_machines)
     assert listed.token == "t-1"
     assert launch(cloud).id == listed.id
 
@@ -398,7 +399,7 @@ def test_a_listing_may_lag_behind(new_cloud: NewCloud):
     cloud = new_cloud().start()
     fault(cloud, listing_lag_s=3600)
     given = launch(cloud)
-    assert ask(cloud, lambda provider: provider.machines()) == []
+    assert ask(cloud, all_machines) == []
     assert launch(cloud).id == given.id
 
 
@@ -410,7 +411,7 @@ def test_a_cloud_that_does_not_answer_is_unreachable(new_cloud: NewCloud):
     async def impatient() -> None:
         provider = cloud.provider(timeout_s=0.2)
         with pytest.raises(Unknown, match="/machines"):
-            await provider.machines()
+            await all_machines(provider)
         await provider.close()
 
     asyncio.run(impatient())
@@ -434,7 +435,7 @@ def test_on_demand_machines_are_not_drilled(new_cloud: NewCloud):
     """Only spot machines are taken, as on a real market."""
     cloud = new_cloud(boot=SLEEPING).start()
     wanted = replace(request("t-1"), market="on_demand")
-    given = ask(cloud, lambda provider: provider.launch(wanted))
+    (given,) = ask(cloud, lambda provider: provider.launch(wanted))
     until("it to run", lambda: machine(cloud, given.id).state == "running")
     assert ask(cloud, lambda provider: provider.drill(warning_s=0, nodes="all")) == []
 
@@ -443,18 +444,18 @@ def test_any_name_of_a_deployment_is_one_name(new_cloud: NewCloud):
     """Blanks and signs in a name neither hide its machines nor show those of others."""
     cloud = new_cloud().start()
     odd = "a b&deployment=ours#?é"
-    given = ask(cloud, lambda provider: provider.launch(request("t-1", deployment=odd)))
-    listed = ask(cloud, lambda provider: provider.machines(), odd)
+    (given,) = ask(cloud, lambda provider: provider.launch(request("t-1", deployment=odd)))
+    listed = ask(cloud, all_machines, odd)
     assert [machine.id for machine in listed] == [given.id]
     assert set(ask(cloud, lambda provider: provider.bill(), odd)) == {given.id}
-    assert ask(cloud, lambda provider: provider.machines()) == []
+    assert ask(cloud, all_machines) == []
 
 
 def test_two_clouds_on_one_computer_do_not_meet(new_cloud: NewCloud):
     """Every cloud takes a port that is free, so none can be in use; each knows its own machines only."""
     one, other = new_cloud("one").start(), new_cloud("other").start()
     given = launch(one)
-    assert ask(other, lambda provider: provider.machines()) == []
+    assert ask(other, all_machines) == []
     pids = tree_of(one, given)
     other.stop()
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)

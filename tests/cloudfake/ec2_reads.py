@@ -42,7 +42,8 @@ def paged(call: Call, name: str, entries: list[Any]) -> dict[str, Any]:
         first = int(token.removeprefix("page-")) if token else 0
     except ValueError:
         raise Refused("InvalidNextToken", "The pagination token is not valid") from None
-    size = min(call.params.get("MaxResults", 1000), call.account.dials.page)
+    page = call.account.dials.page
+    size = min(call.params.get("MaxResults", page), page)
     last = first + size
     more = {"NextToken": f"page-{last}"} if last < len(entries) else {}
     return {name: entries[first:last]} | more

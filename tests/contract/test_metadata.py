@@ -11,6 +11,7 @@ from running_cloud import POOLS, RunningCloud, request, until
 
 from cloud.local.provider import LocalProvider
 from cloud.model import Machine
+from cloud.provider import all_machines
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +36,7 @@ def play(running: RunningCloud, dialect: str, scene: Scene) -> None:
 
     async def played() -> None:
         provider = running.provider()
-        machine = await provider.launch(request("t-1", POOLS[dialect]))
+        (machine,) = await provider.launch(request("t-1", POOLS[dialect]))
         url = await asyncio.to_thread(running.metadata_url, machine)
         async with metadata(running, url) as client:
             await scene(client, machine, provider)
@@ -110,7 +111,7 @@ def test_ec2_hints_as_documented(running: RunningCloud):
         said = (await client.get(path, headers=headers)).json()
         assert set(said) == {"noticeTime"}
         assert re.fullmatch(ISO, said["noticeTime"])
-        assert [held.state for held in await cloud.machines()] == ["running"]
+        assert [held.state for held in await all_machines(cloud)] == ["running"]
 
     play(running, "ec2", scene)
 
@@ -164,7 +165,7 @@ def test_azure_takes_a_machine_that_says_it_is_ready(running: RunningCloud):
         wanted = {"StartRequests": [{"EventId": said["Events"][0]["EventId"]}]}
         with contextlib.suppress(httpx.TransportError):
             await client.post(EVENTS, headers=AZURE, params=VERSION, json=wanted)
-        (ended,) = await cloud.machines()
+        (ended,) = await all_machines(cloud)
         assert (ended.state, ended.ended_by) == ("terminated", "provider")
         pid = running.init_of(machine.id)
         until("its processes to end", lambda: pid is None or running.init_of(machine.id) is None)

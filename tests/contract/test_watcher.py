@@ -64,7 +64,7 @@ class Azure:
 def bought(running: RunningCloud, dialect: str) -> tuple[Machine, str]:
     async def buy() -> Machine:
         provider = running.provider()
-        machine = await provider.launch(request(f"t-{dialect}", POOLS[dialect]))
+        (machine,) = await provider.launch(request(f"t-{dialect}", POOLS[dialect]))
         await provider.close()
         return machine
 

@@ -46,7 +46,7 @@ def cloud(tmp_path: Path) -> Iterator[Callable[[str], RunningCloud]]:
 def buy(running: RunningCloud, dialect: str) -> Machine:
     async def bought() -> Machine:
         provider = running.provider()
-        machine = await provider.launch(request("t-1", POOLS[dialect]))
+        (machine,) = await provider.launch(request("t-1", POOLS[dialect]))
         await provider.close()
         return machine
 

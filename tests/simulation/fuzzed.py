@@ -128,8 +128,8 @@ class Fuzzer:
             "machine_id": list(state.machines),
             "id": list(state.machines),
             "token": list(state.leases),
-            "provider": list(state.providers),
-            "cloud": list(state.providers),
+            "cloud": [one.place.cloud for one in state.places.values()],
+            "region": [one.place.region for one in state.places.values()],
             "pool": list(state.pools),
             "code": ["NoCapacity", "QuotaExceeded", "Throttled", "TokenSpent", "Unreachable"],
         }.get(name, [])

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from agent.messages import JobCompleted
 from agent.profile import Link
-from cloud.model import Pool, Quote
+from cloud.errors import Throttled
+from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
 from orchestrator.brain import situation
 from orchestrator.brain.ledger import committed_usd, spent_usd
@@ -20,9 +21,13 @@ def sold(h: Any, *more: Pool) -> tuple[Pool, ...]:
     return (*(known.pool for known in h.state.pools.values()), *more)
 
 
-def catalogue(h: Any, *pools: Pool) -> CatalogueSeen:
+def sell(h: Any, *pools: Pool) -> None:
+    """Every place says what it sells: these pools, and no others."""
     kinds = tuple(h.state.types.values())
-    return CatalogueSeen(at_s=h.at_s, provider="local", types=kinds, pools=pools)
+    places = {known.pool.place for known in h.state.pools.values()} | {p.place for p in pools}
+    for place in sorted(places):
+        here = Sold(types=kinds, pools=tuple(pool for pool in pools if pool.place == place))
+        h.see(CatalogueSeen(at_s=h.at_s, place=place, sold=here))
 
 
 def promised_usd(h: Any) -> float:
@@ -80,7 +85,7 @@ def test_old_prices_are_not_trusted_and_that_is_said(hand: Any) -> None:
     out = h.wait(4.0)
     assert not h.only(out, Launch)
     assert "no spot machine is bought at them" in " ".join(s.because for s in h.state.sentences)
-    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=()))
+    h.see(QuotesSeen(at_s=h.at_s, place=Place("local", "east"), quotes=()))
     assert h.only(h.wait(4.0), Launch)
 
 
@@ -89,7 +94,7 @@ def test_a_pool_that_is_no_longer_sold_is_not_bought_from(hand: Any) -> None:
     h = hand().running(slots_max=1)
     (lease,) = h.leases
     left = tuple(pool for pool in sold(h) if pool != lease.pool)
-    h.see(catalogue(h, *left))
+    sell(h, *left)
     h.wait(4.0)
     assert lease.token in h.state.leases
     assert not lease.released
@@ -104,9 +109,9 @@ def test_only_regions_where_the_data_may_be(hand: Any) -> None:
     h = hand(regions=("east",))
     h.start()
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
-    h.see(catalogue(h, *sold(h, abroad)))
+    sell(h, *sold(h, abroad))
     quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.001)
-    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    h.see(QuotesSeen(at_s=h.at_s, place=quote.pool.place, quotes=(quote,)))
     h.submit(slots_max=2)
     launches = h.only(h.wait(2.0), Launch)
     assert launches
@@ -120,7 +125,7 @@ def test_a_quote_from_the_future_does_not_hold_for_ever(hand: Any) -> None:
     pool, *_ = sold(h)
     for at_s, price in ((h.at_s + 1e9, 0.05), (h.at_s, 0.02)):
         quote = Quote(pool=pool, at_s=at_s, price_usd_per_h=price)
-        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+        h.see(QuotesSeen(at_s=h.at_s, place=quote.pool.place, quotes=(quote,)))
     assert h.state.pools[pool.key].spot_usd_per_h == 0.02
 
 
@@ -134,7 +139,7 @@ def test_prices_are_heard_after_the_clock_was_set_back(hand: Any) -> None:
     behind_s = h.at_s - 3600.0
     h.see(ManagerStarted(at_s=behind_s, epoch=2, settings=h.settings))
     quote = Quote(pool=pool, at_s=behind_s + 1.0, price_usd_per_h=0.05)
-    h.see(QuotesSeen(at_s=behind_s + 1.0, provider="local", quotes=(quote,)))
+    h.see(QuotesSeen(at_s=behind_s + 1.0, place=quote.pool.place, quotes=(quote,)))
     assert h.state.pools[pool.key].spot_usd_per_h == 0.05
 
 
@@ -142,7 +147,7 @@ def test_moving_the_state_to_another_region_is_part_of_the_price(hand: Any) -> N
     """While a job works in one region, an offer in another carries what bringing its state there costs."""
     h = hand(egress_usd_per_gb=0.02).running(slots_max=1)
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
-    h.see(catalogue(h, *sold(h, abroad)))
+    sell(h, *sold(h, abroad))
     egress = {o.pool.region: o.egress_usd for o in situation.offers(h.state, h.job)}
     assert egress == {"east": 0.0, "west": pytest.approx(0.02 * (1 << 20) / 1e9)}
 
@@ -199,9 +204,9 @@ def test_egress_is_reserved_with_the_order_and_charged_with_the_machine(hand: An
     """The state has to be brought abroad: promised when the machine is ordered, spent when it is there."""
     h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
-    h.see(catalogue(h, abroad))
+    sell(h, abroad)
     quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
-    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    h.see(QuotesSeen(at_s=h.at_s, place=quote.pool.place, quotes=(quote,)))
     (lease,) = h.leases
     h.notice(lease.machine_id, 100.0)
     (launch,) = h.only(h.wait(4.0), Launch)
@@ -221,9 +226,9 @@ def test_a_launch_abroad_that_fails_owes_no_egress(hand: Any) -> None:
     """What was reserved for bringing the state there is free again."""
     h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
-    h.see(catalogue(h, abroad))
+    sell(h, abroad)
     quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
-    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    h.see(QuotesSeen(at_s=h.at_s, place=quote.pool.place, quotes=(quote,)))
     (lease,) = h.leases
     reserved = committed_usd(h.job.account, h.at_s)
     h.notice(lease.machine_id, 100.0)
@@ -289,11 +294,10 @@ def test_a_budget_below_the_managers_own_machine_is_refused(
 
 @pytest.mark.parametrize("price", [0.0, -1.0, 1e9, math.inf, math.nan])
 def test_an_absurd_price_changes_nothing(hand: Any, price: float) -> None:
-    """Whether it is quoted, listed, or said of a machine that has just started: the last price that can be true holds."""
+    """Whether a machine works or has just started: the last price that can be true holds."""
     h = hand(on_demand_allowed=False).running(slots_max=1)
     (lease,) = h.leases
     h.price(price, price, price, price)
-    h.listed(replace(h.machines.pop(lease.machine_id), price_usd_per_h=price))
     h.wait(10.0)
     assert [held.token for held in h.leases] == [lease.token]
     assert lease.price_usd_per_h == 0.03
@@ -304,7 +308,8 @@ def test_an_absurd_price_changes_nothing(hand: Any, price: float) -> None:
     young.submit(slots_max=1)
     (launch,) = young.only(young.wait(2.0), Launch)
     machine = replace(young.stray("test", launch.request.token), tags=launch.request.tags)
-    young.listed(replace(machine, price_usd_per_h=price))
+    young.price(price, price, price, price)
+    young.listed(machine)
     (lease,) = young.leases
     assert lease.machine_id
     assert lease.price_usd_per_h == 0.03
@@ -329,7 +334,9 @@ def test_catalogue_without_prices_buys_nothing_yet(hand: Any) -> None:
     other.start()
     h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
     h.submit(slots_max=1)
-    assert not h.only(h.see(catalogue(other, *sold(other))), Launch)
+    here = Sold(types=tuple(other.state.types.values()), pools=tuple(sold(other)))
+    seen = CatalogueSeen(at_s=h.at_s, place=Place("local", "east"), sold=here)
+    assert not h.only(h.see(seen), Launch)
     assert h.job.status == "PROVISIONING"
     h.price(0.03, 0.06, 0.04, 0.07)
     (launch,) = h.only(h.wait(2.0), Launch)
@@ -342,7 +349,7 @@ def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand:
     left = {lease.token for lease in h.leases if lease.machine_id}
     launches = h.only(h.wait(4.0), Launch)
     for launch in launches:
-        h.refused(launch, "Throttled")
+        h.refused(launch, Throttled("slow down"))
     assert launches
     h.served = len(h.said)
     for _ in range(30):
@@ -380,9 +387,9 @@ def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
             Pool(cloud="local", region=region, zone=f"{region}-c", type=kind)
             for kind in h.state.types
         )
-        h.see(catalogue(h, *other))
+        sell(h, *other)
         quotes = tuple(Quote(pool=pool, at_s=h.at_s, price_usd_per_h=0.03) for pool in other)
-        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=quotes))
+        h.see(QuotesSeen(at_s=h.at_s, place=quotes[0].pool.place, quotes=quotes))
         h.submit("job", slots_min=1, slots_max=4)
         h.wait(2.0)
         h.serve()
@@ -391,7 +398,7 @@ def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
         h.job.layouts.state_bytes = 10**11
         lost = next(lease.machine_id for lease in h.leases if lease.job == "job")
         for launch in h.only(h.taken(lost), Launch):
-            h.refused(launch, "Throttled")
+            h.refused(launch, Throttled("slow down"))
         del h.machines[lost]
         end = JobCompleted(at_s=h.at_s, job="a", step=100, loss=1.0, export_uri="", weights_sha="")
         h.see(end)

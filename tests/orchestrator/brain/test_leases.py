@@ -6,7 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from cloud.errors import Refused, Unknown
+from cloud.model import Place
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
+from orchestrator.brain import leases
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
 from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
@@ -71,7 +74,7 @@ def test_a_machine_whose_launch_was_not_answered_is_adopted_from_the_list(hand: 
     h.start()
     h.submit(slots_max=1)
     (launch,) = h.only(h.wait(2.0), Launch)
-    h.refused(launch, "Unknown")
+    h.refused(launch, Unknown("no answer"))
     token = launch.request.token
     assert h.state.leases[token].state == "intended"
     machine = msgspec.structs.replace(h.stray("test", token), tags=launch.request.tags)
@@ -131,17 +134,23 @@ def test_after_a_restart_the_list_is_asked_for_at_once(hand: Any) -> None:
     assert launch.request.token.startswith("test-") and launch.request.token.endswith("-1-1")
 
 
-@pytest.mark.parametrize("code", ["NoCapacity", "PriceAboveBid", "NotSold", "QuotaExceeded"])
+@pytest.mark.parametrize("code", ["NoCapacity", "PriceAboveBid", "NotSold"])
 def test_a_pool_that_refuses_is_left_alone_longer_each_time(hand: Any, code: str) -> None:
     """Refusals cost nothing and drop the intent; the penalty doubles, up to a bound, and is said."""
     h = hand(penalty_s=10.0)
     h.start()
     h.submit(slots_max=1)
     (launch,) = h.only(h.wait(2.0), Launch)
-    out = h.refused(launch, code)
-    pool = h.state.pools[launch.request.pool.key]
-    assert f"{pool.pool.key}" in {n.who for n in h.only(out, Note)}
-    assert pool.blocked_until_s == pytest.approx(h.at_s + 10.0)
+    out = h.refused(launch, Refused("pool", code, "not now"))
+    known = h.state.pools[launch.request.pool.key]
+    assert f"{known.pool.key} spot" in {n.who for n in h.only(out, Note)}
+    for nth in range(3):
+        block = leases.block_of(h.state, known, "spot")
+        assert block.until_s == pytest.approx(h.state.now_s + 10.0 * 2**nth)
+        assert leases.block_of(h.state, known, "on_demand") is None
+        h.wait(10.0 * 2**nth + 2.1)
+        no = Refused("pool", code, "not now").refusal
+        leases.refuse(h.state, [], launch.request, no, "not now")
     assert launch.request.token not in h.state.leases
     assert spent_usd(h.state.account, h.at_s) == 0.0
 
@@ -168,7 +177,7 @@ def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says
     h.start()
     h.submit(slots_max=1)
     (launch,) = h.only(h.wait(2.0), Launch)
-    h.refused(launch, "Unknown")
+    h.refused(launch, Unknown("no answer"))
     began_s = h.at_s
     stray = h.stray("test", launch.request.token)
     h.wait(20.0)
@@ -182,7 +191,7 @@ def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says
     )  # fmt: skip
     held_h = (12.0 if ended_s is not None else 20.0) / 3600.0
     spent = spent_usd(h.state.account, h.at_s)
-    assert spent == pytest.approx(stray.price_usd_per_h * held_h)
+    assert spent == pytest.approx(h.state.pools[stray.pool.key].spot_usd_per_h * held_h)
     assert spent_usd(h.job.account, h.at_s) == pytest.approx(spent)
     assert says in h.words(out)
     assert launch.request.token not in h.state.leases
@@ -227,9 +236,9 @@ def test_a_pool_is_waited_for_with_the_reason_that_is_true(hand: Any) -> None:
         h.serve()
         if not h.job.leases:
             break
-    shut = [pool for pool in h.state.pools.values() if pool.blocked_because]
+    shut = h.state.blocks.values()
     assert shut
-    assert all("workers keep dying on i-" in pool.blocked_because for pool in shut)
+    assert all("workers keep dying on i-" in block.because for block in shut)
     said = view_of(h.state, h.at_s)
     assert any("workers keep dying" in pool.blocked_because for pool in said.pools)
     assert "refused" not in h.words(h.said)
@@ -373,7 +382,7 @@ def test_a_provider_that_does_not_answer_is_said_once(hand: Any) -> None:
     asked = 0
     for _ in range(30):
         asked += len(h.only(h.wait(2.0), ListMachines))
-        h.see(ListFailed(at_s=h.at_s, provider="local", error="connection refused"))
+        h.see(ListFailed(at_s=h.at_s, place=Place("local", "east"), error="connection refused"))
     assert asked > 10
     assert sum("does not answer" in n.because for n in h.only(h.said, Note)) == 1
 
@@ -472,6 +481,6 @@ def test_loss_buys_its_replacement_in_the_same_turn(hand: Any) -> None:
 def test_state_of_another_version_is_refused_in_one_line(hand: Any) -> None:
     """What an older one lacks would be read as nothing: steps, failures, layouts."""
     data = encode_state(hand().running(slots_max=1).state)
-    for other in (data.replace(b'{"version":2,', b"{", 1), data.replace(b":2,", b":1,", 1)):
-        with pytest.raises(msgspec.DecodeError, match="not of version 2 of its format"):
+    for other in (data.replace(b'{"version":3,', b"{", 1), data.replace(b":3,", b":1,", 1)):
+        with pytest.raises(msgspec.DecodeError, match="not of version 3 of its format"):
             decode_state(other)

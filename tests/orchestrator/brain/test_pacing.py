@@ -8,7 +8,7 @@ import pytest
 from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, WorkerReady
 from agent.profile import Link, Network, Profile
-from cloud.model import Quote
+from cloud.model import Quote, Sold
 from orchestrator import preview
 from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.brain.forecast import speed_of
@@ -290,6 +290,7 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
     h = hand()
     h.start()
     types, pools = tuple(h.state.types.values()), tuple(k.pool for k in h.state.pools.values())
+    places = {pools[0].place: Sold(types=types, pools=pools)}
     made = profile(4, memory=64e9, instance_type="")
     for each_bytes, room in ((6e7, types[0].memory_bytes), (2e9, 64e9)):
         sections = tuple(
@@ -304,7 +305,7 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
             uncuttable="",
         )
         quotes = tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools)
-        sold = preview.PlannedSale(types=types, pools=pools, quotes=quotes, source="")
+        sold = preview.PlannedSale(places=places, quotes=quotes, source="")
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
         _, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
         assert job.layouts.profile.memory_bytes == room

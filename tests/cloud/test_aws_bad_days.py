@@ -1,0 +1,153 @@
+"""Days on which an account is large, slow, or somebody else's, and the way over a real socket."""
+
+import asyncio
+
+import boto3
+import pytest
+from aws_house import EAST, OURS, SETTINGS, AwsHouse, request
+from cloudfake.ec2 import Key, served
+from cloudfake.ec2_account import Dials
+from msgspec.structs import replace
+
+from cloud.aws.calls import Calls
+from cloud.aws.provider import AwsProvider
+from cloud.errors import Refused, Throttled, Unknown
+from cloud.model import DEPLOYMENT_TAG
+
+
+def test_the_way_over_a_socket_is_the_same():
+    """By `endpoint_url`: launch, list, end, and a connection that breaks after the purchase."""
+    house = AwsHouse()
+    house.door.keys["AKIDSOCKET"] = Key(secret="other")
+
+    async def scene(provider: AwsProvider) -> None:
+        assert await provider.places() == [EAST]
+        (machine,) = await provider.launch(request("t-1"))
+        house.door.fault = lambda action, nth: "after" if action == "RunInstances" else None
+        with pytest.raises(Unknown, match="the list will tell"):
+            await provider.launch(request("t-2"))
+        listing = await provider.list(EAST)
+        assert {x.token for x in listing.machines} == {"t-1", "t-2"}
+        refs = [x.ref for x in listing.machines]
+        assert machine.ref in refs
+        assert sorted(await provider.end(refs)) == sorted(refs)
+
+    with served(house.door) as url:
+        session = boto3.Session(aws_access_key_id="AKIDSOCKET", aws_secret_access_key="other")
+        settings = replace(SETTINGS, regions=SETTINGS.regions[:1], endpoint_url=url)
+        house.play(scene, calls=Calls(url, new_session=lambda: session), settings=settings)
+    house.wait(60)
+    assert house.account.books.alive(OURS) == []
+
+
+def test_thousands_of_foreign_machines_are_no_work_and_no_danger():
+    """The list asks AWS for ours only, so it is one call; looking at quotas reads them all."""
+    house = AwsHouse(room=20_000)
+    house.account.dials.machines_burst = 1e9
+    house.account.dials.page = 500
+    ec2 = house.session.client("ec2", region_name="us-east-1")
+    for zone in ("us-east-1a", "us-east-1b"):
+        house.account.free_addresses[f"subnet-{zone}"] = 9000
+    for nth in range(2):
+        ec2.run_instances(
+            ImageId="ami-us-east-1",
+            InstanceType="m7i.xlarge",
+            MinCount=1000,
+            MaxCount=1000,
+            SubnetId=f"subnet-us-east-1{'ab'[nth]}",
+        )
+
+    async def scene(provider: AwsProvider):
+        (ours,) = await provider.launch(request("t-1"))
+        before = house.door.calls["DescribeInstances"]
+        listing = await provider.list(EAST)
+        assert [x.id for x in listing.machines] == [ours.id]
+        assert house.door.calls["DescribeInstances"] == before + 1
+        return await provider.sold(EAST)
+
+    sold = house.play(scene)
+    (room,) = [x for x in sold.rooms if (x.family, x.market) == ("standard", "on_demand")]
+    assert room.vcpus_used == 8_000
+
+
+def test_both_throttles_are_a_definite_no_with_a_time():
+    """EC2 counts requests and, apart from them, machines; neither refusal has started anything."""
+    house = AwsHouse(Dials(mutate_burst=3, mutate_per_s=1), room=100)
+
+    async def scene(provider: AwsProvider) -> None:
+        for nth in range(3):
+            await provider.launch(request(f"t-{nth}"))
+        with pytest.raises(Throttled) as no:
+            await provider.launch(request("t-3"))
+        assert (no.value.refusal.scope, no.value.refusal.retry_s) == ("place", 5.0)
+        house.wait(5)
+        house.door._buckets.clear()
+        house.account.dials.machines_burst = 8
+        await provider.launch(request("t-4", count=8))
+        with pytest.raises(Throttled):
+            await provider.launch(request("t-5", count=2))
+        house.wait(1)
+        await provider.launch(request("t-5", count=2))
+
+    house.play(scene)
+    assert len(house.account.books.alive(OURS, ["machine"])) == 13
+
+
+def test_two_deployments_of_one_name_see_each_other_but_own_tokens():
+    """With one tag two managers list each other's machines; only the name can keep them apart."""
+    house = AwsHouse()
+
+    async def scene(provider: AwsProvider) -> None:
+        await provider.launch(request("t-1"))
+        other = AwsProvider(SETTINGS, "other", house.calls, house.clock)
+        assert (await other.list(EAST)).machines == ()
+        await other.launch(request("t-1", tags={DEPLOYMENT_TAG: "other"}, market="on_demand"))
+
+    with pytest.raises(Refused, match="IdempotentParameterMismatch"):
+        house.play(scene)
+
+
+def test_a_slow_region_holds_up_no_other():
+    """Each region has threads to itself: calls that hang in one are not waited for in another."""
+    house = AwsHouse()
+    calls = house.calls
+
+    async def scene(provider: AwsProvider) -> None:
+        await provider.list(EAST)
+        release = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        west = calls._executors.setdefault("us-west-2", type(calls._executors["us-east-1"])(4))
+        hung = [
+            loop.run_in_executor(
+                west, lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result()
+            )
+            for _ in range(8)
+        ]
+        for _ in range(3):
+            await provider.list(EAST)
+        assert not any(one.done() for one in hung)
+        release.set()
+        await asyncio.gather(*hung)
+
+    house.play(scene)
+
+
+def test_a_bill_follows_every_price_and_ends_with_the_machine():
+    """What the books of the fake say is what EC2 would: running time at the price of each moment."""
+    house = AwsHouse(Dials(startup_s=0.0))
+
+    async def scene(provider: AwsProvider) -> str:
+        (machine,) = await provider.launch(request("t-1"))
+        house.wait(0)
+        house.wait(1800)
+        house.account.reprice("us-east-1a", "g5.xlarge", 0.5, house.clock.now_s())
+        house.wait(1800)
+        await provider.end([machine.ref])
+        house.wait(3600)
+        return machine.id
+
+    machine_id = house.play(scene)
+    bill = house.account.books.bill(house.clock.now_s(), OURS)
+    assert bill[machine_id] == pytest.approx((0.3521 + 0.5) / 2, abs=1e-6)
+    disk = next(x for x in house.account.books.lines.values() if x.kind == "disk")
+    assert bill[disk.id] == pytest.approx(60 * 0.08 / 730 * (3630 / 3600), abs=1e-6)

@@ -1,0 +1,234 @@
+"""Two regions: each is listed, refused and judged by itself, and a failed launch is no preemption."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from cloud.errors import CloudError, Misconfigured, NotAllowed, Refused, Throttled, Unknown
+from cloud.model import (
+    DEPLOYMENT_TAG,
+    Leftover,
+    Listing,
+    Pace,
+    Place,
+    Pool,
+    Quote,
+    Recipe,
+    Ref,
+    Refusal,
+    Room,
+    Sold,
+)
+from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.brain import leases, situation
+from orchestrator.events import CatalogueSeen, Listed, ListFailed, QuotesSeen
+
+EAST, WEST = Place("local", "east"), Place("local", "west")
+ABROAD = Pool(cloud="local", region="west", zone="west-a", type="small")
+
+
+def sell_west(h: Any, **more: Any) -> None:
+    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,), **more)
+    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold))
+    quote = Quote(pool=ABROAD, at_s=h.at_s, price_usd_per_h=0.02)
+    h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
+
+
+def listed(h: Any, place: Place, *leftovers: Leftover) -> list[Any]:
+    here = tuple(machine for machine in h.machines.values() if machine.pool.place == place)
+    listing = Listing(place=place, machines=here, leftovers=leftovers)
+    return h.see(Listed(at_s=h.at_s, asked_at_s=h.at_s, listing=listing))
+
+
+def first_launch(h: Any, **spec: Any) -> Launch:
+    h.start()
+    h.submit(slots_max=1, **spec)
+    return h.only(h.wait(2.0), Launch)[0]
+
+
+def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand: Any) -> None:
+    """Its machines work on: none is lost, ended or bought again, whatever other regions list."""
+    h = hand(launch_grace_s=30.0)
+    h.start()
+    sell_west(h)
+    h.submit(slots_max=3)
+    for _ in range(3):
+        h.wait(2.0)
+        h.serve()
+    held, said = {lease.token for lease in h.leases}, len(h.said)
+    away = {lease.pool.place for lease in h.leases}
+    assert WEST in away
+    for _ in range(60):
+        h.wait(10.0)
+        listed(h, EAST)
+        h.see(ListFailed(at_s=h.at_s, place=WEST, error="no answer"))
+    assert {lease.token for lease in h.leases} == held
+    assert not h.only(h.said[said:], Terminate) + h.only(h.said[said:], Launch)
+    assert h.job.market.preemptions == 0
+    listed(h, WEST)
+    assert {lease.token for lease in h.leases} == held
+
+
+def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:
+    h = hand()
+    h.start()
+    sell_west(h)
+    pace = Pace(list_s=60.0, offers_s=300.0, sold_s=3600.0, grace_s=120.0, boot_s=600.0)
+    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,))
+    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold, pace=pace))
+    h.state.stopping = True  # lists are wanted all the time
+    asked = []
+    for _ in range(60):
+        for action in h.only(h.wait(2.0), ListMachines):
+            asked.append(action.place)
+            h.see(ListFailed(at_s=h.at_s, place=action.place, error="no answer"))
+    assert asked.count(EAST) > 10 * asked.count(WEST) > 0
+    assert leases.grace_s(h.state, WEST) == 120.0
+    assert leases.boot_s(h.state, WEST) == 600.0
+
+
+@pytest.mark.parametrize(
+    ("error", "spot", "on_demand", "elsewhere"),
+    [
+        (Refused("request", "TokenSpent", "x"), False, False, False),
+        (Refused("pool", "NoCapacity", "x"), True, False, False),
+        (Refused("family", "QuotaExceeded", "x"), True, False, False),
+        (Refused("market", "MaxSpot", "x"), True, False, False),
+        (Refused("zone", "SubnetIsFull", "x"), True, True, False),
+        (Throttled("x"), True, True, False),
+        (NotAllowed("x"), True, True, False),
+        (Misconfigured("x"), True, True, False),
+        (Misconfigured("x", "cloud"), True, True, True),
+    ],
+)
+def test_a_refusal_reaches_as_far_as_it_says(
+    hand: Any, error: CloudError, spot: bool, on_demand: bool, elsewhere: bool
+) -> None:
+    """A spot refusal leaves the same pool on demand, which is when it is wanted."""
+    h = hand()
+    launch = first_launch(h)
+    sell_west(h)
+    h.refused(launch, error)
+    found = {
+        (offer.pool, offer.market): offer.blocked for offer in situation.offers(h.state, h.job)
+    }
+    assert found[launch.request.pool, "spot"] == spot
+    assert found[launch.request.pool, "on_demand"] == on_demand
+    assert found[ABROAD, "spot"] == elsewhere
+
+
+@pytest.mark.parametrize("error", [NotAllowed("no key"), Misconfigured("no such image")])
+def test_what_can_never_work_is_asked_once_in_ten_minutes(hand: Any, error: CloudError) -> None:
+    """One call and one sentence; then new settings, a new recipe, or ten minutes."""
+    h = hand()
+    launch = first_launch(h)
+    out = h.refused(launch, error)
+    assert "left alone for 600 s" in h.words(out)
+    assert not h.only(h.wait(590.0), Launch)
+    assert h.only(h.wait(20.0), Launch)
+
+
+def test_new_settings_and_a_new_recipe_are_tried_at_once(hand: Any) -> None:
+    h = hand()
+    h.refused(first_launch(h), NotAllowed("no key"))
+    h.settings = replace(h.settings, machines_max=7)
+    h.start(epoch=2)
+    (launch,) = h.only(h.wait(4.0), Launch)
+    h.refused(launch, Misconfigured("no such image"))
+    kinds, pools = tuple(h.state.types.values()), tuple(k.pool for k in h.state.pools.values())
+    recipe = Recipe({"image": "ami-2"})
+    sold = Sold(types=kinds, pools=pools, recipe=recipe)
+    h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold))
+    (launch,) = h.only(h.wait(4.0), Launch)
+    assert launch.request.recipe == recipe.digest != Recipe({"image": "ami-1"}).digest
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_launch_that_failed_after_its_answer_is_a_refusal(
+    hand: Any, ended: bool, answered: bool
+) -> None:
+    """No preemption, no cost; the pool is left alone, and what was made of it is ended."""
+    h = hand()
+    launch = first_launch(h, max_preemptions=0)
+    token = launch.request.token
+    if answered:
+        h.launched(launch)
+    else:
+        h.refused(launch, Unknown("no answer"))
+        h.machines["i"] = replace(h.stray("test", token), pool=launch.request.pool)
+    (one,) = h.machines
+    h.at_s += 20.0
+    no = Refusal(scope="pool", code="AllocationFailed", said="none left")
+    failed = {"state": "failed", "refusal": no, "ended_at_s": h.at_s if ended else None}
+    h.machines[one] = replace(h.machines[one], **failed)
+    out = h.listed()
+    assert h.job.status == "PROVISIONING"
+    assert h.job.market.preemptions == 0
+    assert token not in h.state.leases
+    assert h.job.account.spent_usd == pytest.approx(0.0, abs=1e-9)
+    known = h.state.pools[launch.request.pool.key]
+    assert leases.block_of(h.state, known, "spot").because == "AllocationFailed: none left"
+    assert [e.ref.id for e in h.only(out, Terminate)] == ([] if ended else [h.machines[one].id])
+
+
+def test_a_machine_that_ended_before_it_was_seen_to_run_is_no_preemption(hand: Any) -> None:
+    h = hand()
+    launch = first_launch(h, max_preemptions=0)
+    h.taken(h.launched(launch))
+    assert h.job.status == "PROVISIONING"
+    assert h.job.market.preemptions == 0
+
+
+def test_a_stopped_machine_is_ended_because_it_still_costs(hand: Any) -> None:
+    h = hand().running(slots_max=1)
+    (lease,) = h.leases
+    h.machines[lease.machine_id] = replace(h.machines[lease.machine_id], state="stopped")
+    (end,) = h.only(h.listed(), Terminate)
+    assert end.ref == Ref(EAST, lease.machine_id)
+    assert lease.state == "ending"
+
+
+def test_leftovers_of_ours_are_swept_after_the_grace_and_no_others(hand: Any) -> None:
+    h = hand(launch_grace_s=30.0).running(slots_max=1)
+    (lease,) = h.leases
+    ours, theirs = {DEPLOYMENT_TAG: "test"}, {DEPLOYMENT_TAG: "theirs"}
+    made = {"kind": "disk", "created_at_s": h.at_s}
+    disks = (
+        Leftover(ref=Ref(EAST, "of-ours"), token="gone", tags=ours, **made),
+        Leftover(ref=Ref(EAST, "of-a-lease"), token=lease.token, tags=ours, **made),
+        Leftover(ref=Ref(EAST, "of-others"), token="gone", tags=theirs, **made),
+    )
+    assert not h.only(listed(h, EAST, *disks), Terminate)
+    h.wait(40.0)
+    assert [e.ref.id for e in h.only(listed(h, EAST, *disks), Terminate)] == ["of-ours"]
+
+
+def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
+    """What was bought since the quota was read counts as well."""
+    h = hand()
+    h.start()
+    kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
+    pools = tuple(known.pool for known in h.state.pools.values())
+    room = Room(place=EAST, market="spot", family="g", vcpus_max=14, vcpus_used=4)
+    h.see(
+        CatalogueSeen(at_s=h.at_s, place=EAST, sold=Sold(types=kinds, pools=pools, rooms=(room,)))
+    )
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    most = {(o.type.name, o.market): o.machines_max for o in situation.offers(h.state, h.job)}
+    assert launch.request.pool.type == "small"
+    assert most["small", "spot"] == 1
+    assert ("large", "spot") not in most
+    assert most["large", "on_demand"] is None
+
+
+def test_a_quote_on_demand_replaces_the_price_of_the_table(hand: Any) -> None:
+    h = hand()
+    h.start()
+    sell_west(h)
+    quote = Quote(pool=ABROAD, at_s=h.at_s, price_usd_per_h=0.5, market="on_demand")
+    h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
+    assert leases.cost_now_usd_per_h(h.state, ABROAD, "on_demand") == 0.5
+    assert h.state.pools[ABROAD.key].spot_usd_per_h == 0.02
