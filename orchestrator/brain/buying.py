@@ -35,7 +35,7 @@ def on_catalogue(state: State, event: CatalogueSeen) -> None:
     place.recipe, place.closed = digest, ""
     place.traits, place.pace = event.traits or place.traits, event.pace or place.pace
     place.rooms, place.rooms_at_s = event.sold.rooms, state.now_s
-    kinds = {kind.name: kind for kind in event.sold.types if kind.cloud == event.place.cloud}
+    kinds = {kind.name: kind for kind in event.sold.types}
     state.types.update(kinds)
     sold = {p for p in event.sold.pools if p.place == event.place and p.type in kinds}
     for pool in sorted(sold):
