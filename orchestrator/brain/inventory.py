@@ -107,7 +107,9 @@ def _never_ran(
     else:
         if lease.state == "intended":
             _begin(state, out, lease, machine)
-        leases.end(state, out, lease, None, at_s, why)
+        record = state.pools[lease.pool.key].record
+        leases.end(state, out, lease, "provider", at_s, why)
+        state.pools[lease.pool.key].record = record  # it refused, and took nothing that worked
     if not machine.gone:
         _end_orphan(state, out, machine, why)
     job = state.jobs[lease.job]

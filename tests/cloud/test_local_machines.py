@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from running_cloud import POOLS, QUIET, SLEEPING, RunningCloud, alive_on, request, until
 
 from cloud.clock import SystemClock
-from cloud.errors import NotOurs, Refused, Throttled, TokenSpent, Unknown
+from cloud.errors import NotAllowed, Refused, Throttled, TokenSpent, Unknown
 from cloud.local import processes, service
 from cloud.local.__main__ import arguments, service_of
 from cloud.local.provider import LocalProvider
@@ -365,12 +365,15 @@ def fault(cloud: RunningCloud, **faults: object) -> None:
 
 
 def test_without_the_token_nobody_is_served(new_cloud: NewCloud):
-    """A wrong bearer token is refused on every call."""
+    """A wrong bearer token is refused on every call, and closes the cloud with one sentence."""
     cloud = new_cloud().start()
     (cloud.directory / "token").write_text("guess")
-    for call in (LocalProvider.machines, LocalProvider.catalogue, LocalProvider.bill):
-        with pytest.raises(NotOurs):
+    place = POOLS["ec2"].place
+    for call in (lambda p: p.list(place), lambda p: p.sold(place), LocalProvider.bill):
+        with pytest.raises(NotAllowed):
             ask(cloud, call)
+    (closed,) = ask(cloud, LocalProvider.places)
+    assert "bearer token" in closed.because
     assert cloud.directory.stat().st_mode & 0o077 == 0
 
 
@@ -410,7 +413,7 @@ def test_a_cloud_that_does_not_answer_is_unreachable(new_cloud: NewCloud):
 
     async def impatient() -> None:
         provider = cloud.provider(timeout_s=0.2)
-        with pytest.raises(Unknown, match="/machines"):
+        with pytest.raises(Unknown, match="/places"):
             await all_machines(provider)
         await provider.close()
 
@@ -421,7 +424,7 @@ def test_what_makes_no_sense_is_refused_by_name(new_cloud: NewCloud):
     """A launch without a token, and a drill for nobody, are refusals with the reason."""
     cloud = new_cloud().start()
     for path, body, said in (
-        ("/launch", {**msgspec.to_builtins(request("t-1")), "token": ""}, "1..64 characters"),
+        ("/launch", {**msgspec.to_builtins(request("t-1")), "token": ""}, "1..60 characters"),
         ("/launch", {"token": "t-1"}, "pool"),
         ("/launch", [1, 2], "object"),
         ("/drill", {"warning_s": -1, "nodes": 1, "deployment": "ours"}, "warning_s"),

@@ -1,0 +1,107 @@
+"""Whatever a provider raises: the manager's world goes on, and a person is shown it once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cloud.clock import VirtualClock
+from cloud.errors import Refused, Unknown
+from cloud.market import LOCAL, SpotMarket
+from cloud.model import LaunchRequest, Listing, Place, Ref
+from cloud.simulated import SimulatedCloud, SimulatedProvider
+from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.events import (
+    CatalogueSeen,
+    LaunchFailed,
+    ListFailed,
+    PlaceClosed,
+    Terminated,
+)
+from orchestrator.live.world import LiveWorld
+
+WEST = Place("local", "local-west")
+
+
+class Errant(SimulatedProvider):
+    """One region sells; of the other, and of every call, the SDK knows nothing good."""
+
+    error: Exception = KeyError("Reservations")
+
+    async def places(self) -> Any:
+        from cloud.model import Closed
+
+        return [*await super().places(), Closed(Place("local", "local-north"), "no key for it")]
+
+    async def list(self, place: Place) -> Listing:
+        raise self.error
+
+    async def launch(self, request: LaunchRequest) -> Any:
+        raise self.error
+
+
+class Store:
+    """What the world writes for people; nothing else of Redis is reached here."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    async def xadd(self, _: str, fields: dict[str, bytes], **__: Any) -> None:
+        self.lines.append(fields["e"])
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("Reservations"), TypeError("x"), OSError("ssl"), Unknown("no answer")]
+)
+def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error: Exception) -> None:
+    """Lists fail, launches are unknown, closed places are said, and what works goes on."""
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        cloud = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours")
+        provider, store = Errant(cloud, clock), Store()
+        provider.error = error
+        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+        world = LiveWorld(store=store, providers={"local": provider}, clock=clock, **parts)
+        follow = asyncio.create_task(world._follow_places(provider))
+        pool = cloud.sold(WEST).pools[0]
+        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        for _ in range(3):
+            await world.perform(Launch(request=request, because="a test"))
+            await world.perform(ListMachines(place=WEST, because="a test"))
+        await world.perform(Terminate(ref=Ref(WEST, "i-1"), because="a test"))
+        found: list[Any] = []
+        async with asyncio.timeout(10):
+            while sum(isinstance(event, (LaunchFailed, ListFailed)) for event in found) < 6:
+                found.append((await world._queue.get())[1])
+            while not {CatalogueSeen, PlaceClosed} <= {type(event) for event in found}:
+                found.append((await world._queue.get())[1])
+        follow.cancel()
+        await world.close()
+        assert world._broken is None
+        assert not [event for event in found if isinstance(event, Terminated)]
+        failed = [event for event in found if isinstance(event, LaunchFailed)]
+        assert {(one.code, one.refusal) for one in failed} == {("Unknown", None)}
+        said = [line for line in store.lines if b"no answer that is known" in line]
+        assert len(said) == (0 if isinstance(error, Unknown) else 1)
+
+    asyncio.run(play())
+
+
+def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it() -> None:
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        cloud = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours")
+        provider = Errant(cloud, clock)
+        provider.error = Refused("market", "OperationNotAllowed", "low priority cores", 3600.0)
+        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+        world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
+        pool = cloud.sold(WEST).pools[0]
+        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        await world.perform(Launch(request=request, because="a test"))
+        async with asyncio.timeout(10):
+            _, event = await world._queue.get()
+        await world.close()
+        assert (event.refusal.scope, event.refusal.retry_s) == ("market", 3600.0)
+
+    asyncio.run(play())
