@@ -257,7 +257,7 @@ class Azure(SettingsSection):
     )
     """The id of the subscription that pays. Not set: nothing is bought from Azure."""
     resource_group: Text = "spot-training"
-    """Name of the group that machines are made in; one of its own is easiest to look through."""
+    """Name of the group that machines are made in; a group for nothing else is easy to look through."""
     subnets: Text | None = Field(
         default=None, examples=["eastus=/subscriptions/…/subnets/machines"]
     )
@@ -276,7 +276,7 @@ class Azure(SettingsSection):
     """Who the manager is: "default" is what `az login` left or the environment has, "managed" this
     machine's own identity, and anything else the client id of one of its identities."""
     endpoint: Text = "https://management.azure.com"
-    """Where Azure is asked; another one is for other Azure clouds and for tests."""
+    """Where Azure is asked; change it for Azure's other clouds and for tests."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

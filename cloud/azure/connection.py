@@ -23,7 +23,7 @@ CONNECT_S = 3.0
 READ_S = 15.0
 LAUNCH_S = 60.0
 THREADS = 4
-PAGES_MAX = 200
+PAGES_MAX = 2000
 PRICES_VERSION = "2023-01-01-preview"
 SCOPE = "https://management.azure.com/.default"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,7 +44,7 @@ def has_sdk() -> bool:
 
 
 class Connection:
-    """Calls to one subscription; every place has threads of its own, so none waits for another.
+    """Calls to one subscription; each place has its threads, so that none waits for the others.
 
     `policies` see every request right before it is sent. `session` replaces the SDK's connections.
     """
@@ -75,7 +75,7 @@ class Connection:
         return await loop.run_in_executor(self._threads[region], self._called, doing, call, market)
 
     def key(self) -> str:
-        """Get a token, to see that somebody is signed in."""
+        """Get a token, to see that there is a sign-in."""
         return str(self._sign_in().get_token(SCOPE).token)
 
     def prices(self, filter_: str) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def error_of(error: Exception, doing: str, market: Market | None = None) -> erro
         return refusals.error(said_in(int(response.status_code), headers, text), market, doing)
     if isinstance(error, exceptions.ClientAuthenticationError):
         return errors.NotAllowed(
-            f"Azure, {doing}: nobody is signed in ({_line(error)}); run `az login`, or give this "
+            f"Azure, {doing}: there is no sign-in ({_line(error)}); run `az login`, or give this "
             "machine a managed identity and set azure.sign_in",
             "cloud",
         )

@@ -42,7 +42,7 @@ KINDS: tuple[LeftoverKind, ...] = ("disk", "nic")
 
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtual machine as it is listed: what of it we read."""
+    """What we read of a virtual machine that Azure lists."""
 
     class Properties(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         class Hardware(msgspec.Struct, frozen=True, rename="camel"):

@@ -119,9 +119,9 @@ class AzureProvider:
         """Return all that is ours in a region: machines, and the disks and interfaces left over."""
         region = place.region
         vms, disks, nics = await asyncio.gather(
-            self._call(region, "list of machines", calls.list_vms),
-            self._call(region, "list of disks", calls.list_disks),
-            self._call(region, "list of interfaces", calls.list_nics),
+            self._call(region, "list of machines", calls.list_vms, self._deployment),
+            self._call(region, "list of disks", calls.list_disks, self._deployment),
+            self._call(region, "list of interfaces", calls.list_nics, self._deployment),
         )
         ours = _read("list of machines", lambda: self._ours(vms, region))
         views = await self._look(region, ours)
@@ -248,11 +248,7 @@ class AzureProvider:
         return await self._call(region, f"look at {name}", calls.get_vm, name)
 
     def _ours(self, vms: Iterable[Mapping[str, Any]], region: str) -> Sequence[machines.Vm]:
-        return [
-            machines.read_vm(answer)
-            for answer in vms
-            if machines.is_ours(answer, self._deployment) and _region(answer) == region
-        ]
+        return [machines.read_vm(answer) for answer in vms if _region(answer) == region]
 
     async def _look(self, region: str, ours: Sequence[machines.Vm]) -> dict[str, machines.View]:
         """Return how machines run: of all failed ones, and of a few others in turn."""

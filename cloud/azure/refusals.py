@@ -84,7 +84,7 @@ TABLE = (
         retry_s=24 * HOUR_S,
     ),
     Row(code="SpotPriceGreaterThanProvidedMaxPrice", meaning="refused", scope="pool"),
-    # Quotas, told apart by their text.
+    # Quotas, which share a code and differ in their text.
     Row(code="OperationNotAllowed", text=r"LowPriorityCores", meaning="quota", scope="market"),
     Row(code="OperationNotAllowed", text=r"Total Regional", meaning="quota", scope="market"),
     Row(code="OperationNotAllowed", text=r"Cores quota", meaning="quota", scope="family"),

@@ -131,6 +131,7 @@ def lives(door: ArmDoor, at: int) -> int:
     asyncio.run(first())
     door.pass_s(GRACE_S)
     asyncio.run(second())
+    door.pass_s(200)  # whatever was asked of Azure by now comes about
     return wire.points
 
 

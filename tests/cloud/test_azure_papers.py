@@ -61,7 +61,7 @@ def test_the_template_opens_nothing_and_gives_machines_one_permission():
 
 
 def test_what_a_resource_of_the_template_needs_is_made_before_it():
-    """Each resource that another one names is in its `dependsOn`, and is in the template."""
+    """Each resource that a different one names is in its `dependsOn`, and is in the template."""
     made = {
         f"resourceId('{one['type']}', {str(one['name']).strip('[]')})"
         for one in TEMPLATE["resources"]
