@@ -147,6 +147,16 @@ def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path
     )
 
 
+def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
+    """A forward in train mode moves the averages of a batch norm, here on one worker only."""
+    step = "        opt_g.step()\n"
+    alone = f"{step}        if session.leader:\n            nets[0](noise(4))\n"
+    job = Held(crew, text("gan_parts", "train.py").replace(step, alone))
+    first = job.begin(2)
+    with pytest.raises(AssertionError, match="the state of layer 0 is another on w2 than on w1"):
+        job.joins(first)
+
+
 def ends_alike(source: str, crew: Crew, player: Player, tmp_path: Path) -> None:
     """From one worker to two, to the newcomer alone, to nobody, to two others."""
     alone = player.play(source, tmp_path / "alone")

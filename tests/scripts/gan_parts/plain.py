@@ -69,4 +69,5 @@ for epoch in range(args.epochs):
         g_loss = on_generator(nets[0](noise(len(real))))
         g_loss.backward()
         opt_g.step()
-    print(f"{epoch}: D {real_loss.item() + fake_loss.item():.4f}, G {g_loss.item():.4f}")
+    samples = nets[0](noise(8)).detach()
+    print(f"{epoch}: D {real_loss.item() + fake_loss.item():.4f}, G {g_loss.item():.4f}, radius {samples.norm(dim=1).mean():.3f}")

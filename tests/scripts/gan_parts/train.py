@@ -69,4 +69,5 @@ for epoch in session.epochs(args.epochs):
         opt_g.zero_grad()
         g_loss = session.backward(lambda b: on_generator(nets[0](noise(len(b[0])))), batch)
         opt_g.step()
-    print(f"{epoch}: D {real_loss.item() + fake_loss.item():.4f}, G {g_loss.item():.4f}")
+    samples = nets[0](noise(8)).detach()
+    print(f"{epoch}: D {real_loss.item() + fake_loss.item():.4f}, G {g_loss.item():.4f}, radius {samples.norm(dim=1).mean():.3f}")
