@@ -22,6 +22,7 @@ from orchestrator.events import (
     JobSpec,
     JobSubmitted,
     Launched,
+    LaunchFailed,
     Listed,
     QuotesKept,
 )
@@ -59,7 +60,11 @@ def _deeper_flaw_of(event: AnyEvent) -> str:  # noqa: PLR0911
             absurd = next((x for x in _numbers_in(event.profile) if not abs(x) <= AMOUNT_MAX), None)
             return "" if absurd is None else f"a number of the profile is {_shown(absurd)}"
         case CatalogueSeen():
-            return next((flaw for kind in event.sold.types if (flaw := _flaw_of_type(kind))), "")
+            return _flaw_of_numbers((event.traits, event.pace, event.sold.rooms)) or next(
+                (flaw for kind in event.sold.types if (flaw := _flaw_of_type(kind))), ""
+            )
+        case LaunchFailed():
+            return _flaw_of_numbers(event.refusal)
         case Launched():
             return _flaw_of_machine(event.machine)
         case Listed():
@@ -138,10 +143,16 @@ def _flaw_of_type(kind: InstanceType) -> str:
     return "" if sound else f"the instance type is {kind}"
 
 
+def _flaw_of_numbers(value: object) -> str:
+    absurd = [x for x in _numbers_in(value) if not 0 <= x <= COUNT_MAX]
+    return f"a number of it is {_shown(absurd[0])}" if absurd else ""
+
+
 def _flaw_of_machine(machine: Machine) -> str:
     ended_at_s = machine.launched_at_s if machine.ended_at_s is None else machine.ended_at_s
     flaw = _flaw_of_time("launched_at_s", machine.launched_at_s)
     flaw = flaw or _flaw_of_time("ended_at_s", ended_at_s)
+    flaw = flaw or _flaw_of_numbers(machine.refusal)
     return f"{machine.id}: {flaw}" if flaw else ""
 
 
