@@ -102,6 +102,7 @@ def _never_ran(
         refusal = Refusal(scope="pool", code="NeverRan", said=said)
     why = f"{refusal.code}: {refusal.said}"
     leases.refuse(state, out, lease.request, refusal, why)
+    staffing.abandon(state, out, lease, why)  # a list may be wrong about a machine that works
     if lease.state == "intended" and machine.state == "failed":
         leases.drop(state, out, lease, why)
     else:
@@ -115,6 +116,7 @@ def _never_ran(
     job = state.jobs[lease.job]
     if job.active:
         consider(state, job)
+        want_layout(state, job)
 
 
 def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
