@@ -35,7 +35,7 @@ class Challenge(Message, frozen=True, kw_only=True):
 class Proof(Message, frozen=True, kw_only=True):
     """Proof that the caller knows the secret of `job`, or the one for all others if it is empty."""
 
-    job: str
+    job: Name
     nonce: bytes
     mac: bytes
 
@@ -47,7 +47,7 @@ class Accepted(Message, frozen=True, kw_only=True):
     """
 
     mac: bytes
-    refusal: str = ""
+    refusal: Text = ""
 
 
 # --- worker to keeper -----------------------------------------------------------------------------

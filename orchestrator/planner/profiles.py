@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
+
 from agent.profile import Profile
 from agent.profile import parse as read
+from cloud.ranges import explain
 from orchestrator.planner.errors import ProfileError
 
 BYTES_MAX = 64 * 1024 * 1024
@@ -32,6 +35,9 @@ def parse(text: str, source: str = "profile") -> Profile:
     """Return the profile that a text holds."""
     try:
         return read(text)
-    except ValueError as error:  # msgspec's errors are of this kind, too
+    except msgspec.ValidationError as error:
+        reason = explain(error, msgspec.json.decode(text))
+        raise ProfileError(f"{source}: no usable profile, {reason}; {AGAIN}") from None
+    except ValueError as error:  # msgspec's other errors are of this kind, too
         reason = str(error).splitlines()[0]
         raise ProfileError(f"{source}: no usable profile, {reason}; {AGAIN}") from None

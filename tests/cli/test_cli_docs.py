@@ -79,7 +79,15 @@ def test_every_setting_in_a_document_is_there(document):
             assert (section, key) in set(keys()), f"{section}.{key}"
 
 
-FILES = {"manager.log", "manager.py", "ray.log", "dashboard.png", "job.py", "local.small"}
+FILES = {
+    "manager.log",
+    "manager.py",
+    "ray.log",
+    "dashboard.log",
+    "dashboard.png",
+    "job.py",
+    "local.small",
+}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -72,12 +72,19 @@ def test_killed_again_while_it_recovers() -> None:
 
 
 def test_killed_without_end_while_the_cloud_does_not_answer() -> None:
-    """With lost requests and lost answers on top, invariants hold and the job ends all the same."""
+    """With lost requests and lost answers on top, invariants hold and the job ends all the same.
+
+    On some seeds a person cancels it, and all machines are given back before it is resumed.
+    """
     faults = msgspec.structs.replace(SCENARIO.faults, unreachable=0.3, killed=0.05)
+    cancelled = []
     for seed in range(20):
         scenario = msgspec.structs.replace(
             SCENARIO, seed=seed, faults=faults, calm_after_s=300.0, days=1.0
         )
         story = live(scenario)
         assert not story.breach, f"seed {seed}: {story.breach}"
-        assert story.jobs == {"job-0": "SUCCEEDED"}
+        is_cancelled = "cancelled by somebody" in story.because["job-0"]
+        assert story.jobs == {"job-0": "CANCELLED" if is_cancelled else "SUCCEEDED"}
+        cancelled.append(is_cancelled)
+    assert sum(cancelled) <= len(cancelled) // 5
