@@ -83,6 +83,7 @@ FILES = {
     "manager.log",
     "manager.py",
     "ray.log",
+    "azure.own_end",
     "dashboard.log",
     "dashboard.png",
     "job.py",

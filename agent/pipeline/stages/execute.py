@@ -146,6 +146,8 @@ class Executor:
         while left:
             step.check()
             index = self._next(left, done, counts)
+            if not told:
+                self.waited_s = 0.0  # the wait before the first action lies in no span
             action = left.pop(index)
             start = self._watch.mark()
             self._perform(action, step)
