@@ -199,7 +199,7 @@ def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
         step = until("a step", house.job).step
         house.reached(step + 3)
         assert answered(house, told.dashboard_url, "view", "dashboard") == 200
-        assert answered(house, f"{cloud}/", "machines", "cloud") == 200
+        assert answered(house, f"{cloud}/", "places", "cloud") == 200
     assert sum(log.stat().st_size for log in logs) - before < 100_000
     kill(house, "orchestrator.dashboard")
     until("the page", lambda: answered(house, told.dashboard_url, "view", "dashboard") == 200)
