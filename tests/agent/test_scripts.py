@@ -1,5 +1,7 @@
 """What a script can do wrong, and what its author then reads."""
 
+import os
+import signal
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -406,13 +408,22 @@ def test_what_a_script_forks_before_it_computes_may_compute(crew: Crew) -> None:
     assert crew.printed() == ["[36.0, 37.0]"]
 
 
-def test_what_a_script_forks_holds_no_connection(crew: Crew) -> None:
+def test_what_a_script_forks_holds_no_connection(crew: Crew, tmp_path: Path) -> None:
     """That its worker is dead is seen at once, whatever still runs."""
-    forking = "\n    if step == 0 and not os.fork(): time.sleep(40)\n    time.sleep(0.1)\n"
+    noted = tmp_path / "pid"
+    forking = (
+        "\n    if step == 0 and (pid := os.fork()):"
+        f" open({str(noted)!r}, 'w').write(str(pid))"
+        "\n    elif step == 0: time.sleep(600)"
+        "\n    time.sleep(0.1)\n"
+    )
     crew.begin(1, "import os, time\n" + START + STEP.replace("4", "400") + forking)
     crew.reach(2)
     crew.kill(*crew.ready)
-    assert until("the loss", lambda: crew.of(WorkerLost))[0].cause == "connection"
+    try:
+        assert until("the loss", lambda: crew.of(WorkerLost))[0].cause == "connection"
+    finally:
+        os.kill(int(noted.read_text()), signal.SIGKILL)
 
 
 def test_a_loop_may_be_left_early(crew: Crew) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from ray_head import RayHead
 from running_cloud import POOLS, RunningCloud, request, until
 
+from agent.keeper.storage.memory_log import root_of
 from cloud.model import Machine
 
 ROOT = Path(__file__).parents[2]
@@ -186,4 +188,5 @@ def test_the_manager_runs_in_the_folder_it_is_started_in(tmp_path: Path):
     finally:
         house.send_signal(signal.SIGTERM)
         house.wait(60)
+        shutil.rmtree(root_of(tmp_path / ".orchestrator" / "checkpoints"), ignore_errors=True)
     assert not ready.exists()
