@@ -10,15 +10,14 @@ needs its place for a few milliseconds. What is turned away is counted, and said
 import contextlib
 import errno
 import logging
-import os
 import selectors
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
+from agent.net.forks import let_go_in_forks
 from agent.net.handshake import Door, Examination
 from agent.net.wire import Connection
 from agent.protocol import AnyMessage
@@ -77,7 +76,7 @@ class Front:
         listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        _here.add(self)
+        let_go_in_forks(self)
         threading.Thread(target=self._run, name=f"front-{door.name}", daemon=True).start()
 
     def close(self) -> None:
@@ -233,15 +232,3 @@ class Front:
         del self._waiting[caller.sock.fileno()]
         with contextlib.suppress(OSError, KeyError, ValueError):  # not registered after an error
             self._selector.unregister(caller.sock)
-
-
-_here: weakref.WeakSet[Front] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """Listen no more in a process that a script has forked, because it is no worker."""
-    for front in list(_here):
-        front.let_go()
-
-
-os.register_at_fork(after_in_child=_forked)

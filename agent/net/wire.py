@@ -14,7 +14,6 @@ import struct
 import termios
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 import msgspec
@@ -23,6 +22,7 @@ import numpy as np
 from agent import faults
 from agent.checksum import Buffer
 from agent.errors import Unsound, WireError
+from agent.net.forks import let_go_in_forks
 from agent.net.frames import HEAD_BYTES, ONE_CALL_BYTES, Tags, lengths_of
 from agent.net.handshake import KEEPER, META_BYTES_MAX, Talk, decode, encode, job_of
 from agent.protocol import AnyMessage, Challenge, Message
@@ -62,12 +62,8 @@ class Connection:
         self._incoming, self._outgoing = incoming or Tags(), outgoing or Tags()
         self._until_s: float | None = None  # nothing is received after that
         self._sending = threading.Lock()  # tags are made in it, in the order of the frames
-        _here.add(self)
+        let_go_in_forks(self)
         self.bytes_in = 0  # grows with all that arrives: the sign of life that needs no message
-
-    @property
-    def local_host(self) -> str:
-        return str(self._sock.getsockname()[0])
 
     def probe(self) -> None:
         """Have the system ask the other machine for a sign of life while no message is sent."""
@@ -219,21 +215,6 @@ def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
         said = msgspec.msgpack.decode(meta)  # what comes after the flaw may make no sense at all
     kind = said.get("m") if isinstance(said, dict) else None
     return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)
-
-
-_here: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    """Close all connections in a process that a script has forked, because it is no worker.
-
-    It would keep open what must break when its worker dies, and could send in the worker's name.
-    """
-    for connection in list(_here):
-        connection.let_go()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def room(count: int) -> memoryview:

@@ -24,6 +24,7 @@ from cloud.model import (
     Sold,
     Traits,
 )
+from cloud.provider import no_notices
 
 NAME = "azure"
 DELETE = {None: calls.delete_vm, "disk": calls.delete_disk, "nic": calls.delete_nic}
@@ -54,7 +55,6 @@ class AzureProvider:
         self._open: set[str] = set()
         self._views: dict[str, dict[str, tuple[float, machines.View]]] = {}
         self._seen_s: dict[str, float] = {}
-        self._closing = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -153,15 +153,10 @@ class AzureProvider:
                 raise one
         return [ref for ref, gone in zip(refs, done, strict=True) if gone is True]
 
-    async def notices(self) -> AsyncIterator[Notice]:
-        """Wait for the end: Azure announces evictions to the machine alone."""
-        await self._closing.wait()
-        nothing: tuple[Notice, ...] = ()
-        for notice in nothing:
-            yield notice
+    def notices(self) -> AsyncIterator[Notice]:
+        return no_notices()
 
     async def close(self) -> None:
-        self._closing.set()
         await asyncio.to_thread(self._connection.close)
 
     # Places and what they sell

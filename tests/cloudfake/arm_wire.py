@@ -5,14 +5,14 @@ The second way saves the sockets of ten thousand cases; the SDK builds and parse
 
 import io
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import requests
 from cloudfake.arm import Answer, ArmDoor
+from cloudfake.serving import serving
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 
@@ -53,16 +53,8 @@ def listening(door: ArmDoor) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Nothing is logged."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
 
 
 class _Adapter(HTTPAdapter):

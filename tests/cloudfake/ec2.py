@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from cloudfake import ec2_policy, ec2_reads, wire
 from cloudfake.books import Bucket, draw
 from cloudfake.ec2_account import ACCOUNT, Account, Refused
 from cloudfake.ec2_actions import HANDLERS
+from cloudfake.serving import serving
 
 from cloud.clock import Clock
 
@@ -276,13 +277,5 @@ def served(door: Ec2Door) -> Iterator[str]:
         def log_message(self, *words: Any) -> None:
             """Nobody reads a log of the fake."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url

@@ -1,9 +1,10 @@
 """A metadata service that says what a test tells it to say, over real sockets."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from cloudfake.serving import serving
 
 Answer = tuple[int, str]
 Script = Callable[[str, str, dict[str, str]], Answer]
@@ -30,12 +31,5 @@ def scripted(script: Script) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Nothing is logged."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
