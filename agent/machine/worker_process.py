@@ -9,6 +9,7 @@ that is no longer wanted ends at once.
 
 import argparse
 import ctypes
+import logging
 import os
 import runpy
 import sys
@@ -90,11 +91,19 @@ def complain(worker: str, why: str) -> None:
         print(f"{worker}: {why}", file=sys.__stderr__, flush=True)
 
 
+def keep_own_words_apart() -> None:
+    """Send the agent's own log to this machine, because the script's errors are the person's."""
+    own = logging.getLogger("agent")
+    own.addHandler(logging.StreamHandler(sys.__stderr__))
+    own.propagate = False
+
+
 def run(order: WorkerOrder, host: str, say: Callable[[str], None] | None = None) -> Outcome:
     """Run the job's script in this process, once only, as it may leave anything behind.
 
     `say` takes the reason before the process ends without the end of its script.
     """
+    keep_own_words_apart()
     over, goodbye = threading.Event(), threading.Event()
 
     def ended(why: str) -> None:

@@ -1,5 +1,9 @@
 """What a script prints is bounded, cheap and harmless, however it prints."""
 
+import io
+import logging
+import sys
+
 import pytest
 
 from agent.machine.console import (
@@ -10,6 +14,7 @@ from agent.machine.console import (
     Lines,
     Stream,
 )
+from agent.machine.worker_process import keep_own_words_apart
 from agent.output.controls import harmless
 
 BAR = "\r{:3}%|" + 60 * "#" + "| {:5}/20000"
@@ -119,3 +124,20 @@ def test_controls_are_written_out(said: str, shown: str) -> None:
     lines.close()
     assert taken == [shown]
     assert harmless(shown) == shown
+
+
+def test_a_worker_s_own_log_is_not_what_its_script_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger at a worker's port is a line for the machine's log, not for the person."""
+    own, machine, said = logging.getLogger("agent"), io.StringIO(), io.StringIO()
+    handlers, propagates = list(own.handlers), own.propagate
+    monkeypatch.setattr(sys, "__stderr__", machine)
+    try:
+        keep_own_words_apart()
+        monkeypatch.setattr(sys, "stderr", said)
+        logging.getLogger("agent.net.front").warning("1 callers turned away")
+    finally:
+        own.handlers[:], own.propagate = handlers, propagates
+    assert machine.getvalue() == "1 callers turned away\n"
+    assert said.getvalue() == "" and capsys.readouterr().err == ""
