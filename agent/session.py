@@ -101,6 +101,7 @@ class Session:
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
         self._loop = Loop(world, replica, found, microbatches)
+        self._cuts = microbatches > 0
         _sessions.append(self)
 
     # --- what a script uses -----------------------------------------------------------------------
@@ -211,12 +212,14 @@ class Session:
         """Put the gradients of a step into the model; return the means over its microbatches.
 
         `batch` is the sequence of the step's microbatches; or the parts of a whole batch, several
-        or a dict, which are cut into microbatches along `dim`. This worker computes its share:
+        or a dict, or one tensor where `Session` was given `microbatches`, which are cut into
+        microbatches along `dim`. This worker computes its share:
         `loss_of(microbatch)`, or `loss_of(*parts)`, is a loss, or a loss and a dict of numbers
         beside it. The loss that is trained on is the mean over all microbatches. Called again in
         the same step, this adds to the gradients, as torch does; gradients do not outlive the step.
         """
-        return self._loop.backward(*cut(loss_of, batch, dim, self._loop.microbatches))
+        loop = self._loop
+        return loop.backward(*cut(loss_of, batch, dim, loop.microbatches, self._cuts))
 
     def clip_grad_norm_(
         self,

@@ -19,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,8 @@ def bother(kind: str, address: str, port: int) -> None:
 
 def started(kind: str, address: str, port: int) -> int:
     """A process of another user that bothers this port."""
-    pid = os.fork()  # no new program, because the other user may not be able to read it
+    "".encode("idna")  # loads what a first connection needs: the other user may not read it
+    pid = os.fork()  # no new program, for the same reason
     if not pid:
         try:
             if os.getuid() == 0:
@@ -72,6 +74,8 @@ def started(kind: str, address: str, port: int) -> int:
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
             bother(kind, address, port)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     return pid
@@ -132,7 +136,7 @@ def kind_of(door: Door) -> str:
     names = {"cloud.local": "cloud", "orchestrator.supervisor": "house", "dashboard": "dashboard"}
     if door.is_local and words.startswith("ray::KeeperActor"):
         return "keeper"
-    if door.is_local and words.startswith("ray::WorkerActor"):
+    if door.is_local and "agent.machine.fork_server" in words:
         return "worker"
     return next((name for part, name in names.items() if part in words), "ray")
 
@@ -161,7 +165,9 @@ def step(house: RunningHouse) -> int:
 
 def workers(house: RunningHouse) -> set[int]:
     """Processes that listen for other workers; those that wait for an order do not."""
-    return {door.pid for door in doors_of(house) if kind_of(door) == "worker"}
+    found = {door.pid for door in doors_of(house) if kind_of(door) == "worker"}
+    assert found, "no worker is found, so none could be killed"
+    return found
 
 
 def recovery_s(house: RunningHouse) -> float:
@@ -198,8 +204,9 @@ def disturbed(house: RunningHouse, kind: str, seconds: float, every: bool) -> Me
     finally:
         for pid in strangers:
             os.kill(pid, signal.SIGKILL)
-            _, _, used = os.wait4(pid, 0)
+            _, status, used = os.wait4(pid, 0)
             took_s += used.ru_utime + used.ru_stime
+            assert os.WIFSIGNALED(status), "a stranger ended by itself, so nothing was disturbed"
         share = took_s / (time.monotonic() - begun_s)
         print(f"        the strangers themselves take {share:.2f} of a core of this machine")
 

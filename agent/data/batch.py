@@ -68,13 +68,15 @@ class Pieces(Sequence[Any]):
 
 
 def cut(
-    loss_of: Any, batch: tuple[Any, ...], dim: int, count: int
+    loss_of: Any, batch: tuple[Any, ...], dim: int, count: int, whole: bool = False
 ) -> tuple[Callable[[Any], Any], Sequence[Any]]:
     """Return a function of one microbatch, and the microbatches.
 
-    A batch that is one sequence has its microbatches already.
+    A batch that is one sequence has its microbatches already. One tensor alone is such a sequence,
+    unless it is `whole`: the session was given their number, so it gets batches to cut.
     """
-    if len(batch) == 1 and not isinstance(batch[0], Mapping):
+    alone = len(batch) == 1 and not (whole and isinstance(batch[0], torch.Tensor))
+    if alone and not isinstance(batch[0], Mapping):
         return loss_of, batch[0]
     if not callable(loss_of) or isinstance(loss_of, torch.Tensor):
         raise Misuse(

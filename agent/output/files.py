@@ -71,8 +71,9 @@ def place(folder: Path, path: object, who: str) -> Path:
     if Path(name).is_absolute():
         with suppress(ValueError):
             name = str(Path(name).relative_to(folder))
+    shown, name = name, name.removeprefix("./")
     if why := why_no_path(name):
-        raise Misuse(f"{who}: {name!r} cannot lie in session.output: {why}")
+        raise Misuse(f"{who}: {shown!r} cannot lie in session.output: {why}")
     at = folder
     for part in name.split("/"):
         if at.is_symlink():

@@ -46,6 +46,19 @@ def test_a_sequence_is_given_on_unchanged() -> None:
     assert cut(loss_of, (given,), 0, 8) == (loss_of, given)
 
 
+def test_one_tensor_is_a_batch_where_the_session_knows_into_how_many_it_is_cut() -> None:
+    """Otherwise its rows are the microbatches, as those of any sequence are."""
+    batch = torch.arange(8.0)
+    assert cut(len, (batch,), 0, 4)[1] is batch
+    assert [piece.tolist() for piece in cut(len, (batch,), 0, 4, whole=True)[1]] == [
+        [0.0, 1.0],
+        [2.0, 3.0],
+        [4.0, 5.0],
+        [6.0, 7.0],
+    ]
+    assert cut(len, ([batch],), 0, 4, whole=True)[1] == [batch]
+
+
 def test_a_supervised_loss_measures_the_same_output() -> None:
     calls = []
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from agent.errors import Misuse
 from agent.output.catalog import Shelf, listed
-from agent.output.files import Bounds
+from agent.output.files import Bounds, place
 from agent.protocol import OutputSent, OutputTaken
 
 
@@ -133,3 +134,10 @@ def test_a_list_that_cannot_be_read_is_no_list(tmp_path: Path) -> None:
     (tmp_path / "output.json").write_text("{")
     assert listed(tmp_path) == ()
     assert put(Shelf(tmp_path, Bounds()), "a", b"y") == "done"
+
+
+def test_a_path_from_here_on_lies_in_the_folder(tmp_path: Path) -> None:
+    """People write "./checkpoint/best.pt" as often as without the dot."""
+    assert place(tmp_path, "./kept/best.pt", "save") == tmp_path / "kept" / "best.pt"
+    with pytest.raises(Misuse, match=r"'./../x' cannot lie"):
+        place(tmp_path, "./../x", "save")
