@@ -187,7 +187,8 @@ class Loop:
         replica = self.replica
         if replica.stage != "summed":
             raise Misuse(
-                f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
+                f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one, and "
+                "a turn of your loop that trains nothing belongs into a step that does"
             )
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.drop_collected()
