@@ -63,11 +63,13 @@ total_usd = 10.0
 seed = 11
 """
 
+FORKS = "-m agent.machine.fork_server"
 KINDS = {  # what a command line has to contain, and what it must not
     "manager": ("ray::ManagerActor", ""),
     "redis": ("redis-server", ""),
     "keeper": ("ray::KeeperActor", ""),
-    "worker": ("ray::WorkerActor.run", ""),
+    "fork server": (FORKS, ""),
+    "worker": (FORKS, ""),  # a fork of the one before, so it has the same words
     "agent": ("ray::AgentActor", ""),
     "machine init": ("cloud.local.machine_init", "ray_head"),
     "raylet of a machine": ("raylet/raylet", "--head"),
@@ -91,6 +93,14 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
                 return found
         time.sleep(0.01)
     raise Stuck(f"waited {patience_s:.0f} s in vain for {what}")
+
+
+def words_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 class House:
@@ -125,7 +135,9 @@ class House:
         found = []
         for pid in processes.marked(self.places.identity):
             with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+                line = words_of(pid)
+                if needed == FORKS and (FORKS in words_of(parent_of(pid))) != (kind == "worker"):
+                    continue
                 head = "--head" in line
                 if "raylet" in kind and head != (kind == "raylet of the head"):
                     continue
