@@ -73,8 +73,9 @@ class Loop:
         while self.arrive():
             epoch, place = divmod(self.replica.step, length)
             if place:
-                # The script's code at the start of this epoch was done already.
+                # The script's code at the start of this epoch was done already, with these numbers.
                 self._set_aside()
+                self.replica.seed_for(BEFORE, epoch * length)
             yield epoch
             if self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(

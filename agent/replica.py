@@ -151,9 +151,10 @@ class Replica:
         """Let the script's actions count again from this boundary on."""
         self._lost = False
 
-    def seed_for(self, stream: int) -> None:
+    def seed_for(self, stream: int, step: int | None = None) -> None:
         """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""
-        text = struct.pack("<qqqq", self.seed, self.step, self.phase, stream)
+        at = self.step if step is None else step
+        text = struct.pack("<qqqq", self.seed, at, self.phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         self._seed_torch(number >> 1)
         random.seed(number)

@@ -42,11 +42,14 @@ model = SkipGram()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 pairs = torch.tensor(pairs)[: 64 * 24]
 session = Session(model, optimizer, microbatches=4)
-loader = session.data(pairs, batch_size=BATCH)
-for epoch in session.epochs(EPOCHS):
+starts = range(0, len(pairs), BATCH)
+for epoch in session.epochs(EPOCHS, starts):
+    order = torch.randperm(len(pairs))
     total = 0.0
-    for batch in loader:
+    for start in session.each(starts):
+        batch = pairs[order[start : start + BATCH]]
         negative = torch.multinomial(unigram, len(batch) * NEGATIVE, replacement=True)
+        optimizer.zero_grad()
         loss = session.backward(model, batch[:, 0], batch[:, 1], negative.view(len(batch), NEGATIVE))
         optimizer.step()
         total += loss.item()
