@@ -268,7 +268,8 @@ def _take_optimizer(
     names: dict[torch.Tensor, str],
 ) -> None:
     for at, one in enumerate(optimizer.param_groups):
-        told = {name: item for name, item in one.items() if name != "params"}
+        # A function is the script's, the same on every worker.
+        told = {k: item for k, item in one.items() if k != "params" and not callable(item)}
         for parameter in one["params"]:
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")

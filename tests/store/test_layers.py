@@ -280,6 +280,16 @@ def test_what_an_optimizer_keeps_for_no_parameter_comes_back():
     assert dict(plain.state) == {}
 
 
+def test_a_function_among_an_optimizers_settings_stays_the_script_s():
+    """Optimizers that people write have filters there, which are the same on every worker."""
+    sink, model = MemorySink(), nn.Linear(2, 2)
+    written = torch.optim.SGD([{"params": model.parameters(), "filter": len}], lr=0.1)
+    manifest = store(sink, {"model": model, "optimizer": written})
+    fresh = torch.optim.SGD([{"params": model.parameters(), "filter": min}], lr=0.9)
+    load(sink, manifest, {"model": model, "optimizer": fresh})
+    assert (fresh.param_groups[0]["lr"], fresh.param_groups[0]["filter"]) == (0.1, min)
+
+
 def test_a_state_comes_back_as_it_lay():
     """A basis of eigenvectors lies column by column. Copied into rows, a product with it would round otherwise."""
     model = nn.Linear(8, 8)
