@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,15 @@ from bidding.compiled import forget_old
 from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
+from cloud.first_boot import user_data
 from cloud.model import InstanceType, Pool
-from cloud.provider import Provider
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
+from orchestrator.live.clouds import providers
 from orchestrator.live.order import Order
 from orchestrator.live.price_files import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 CRASH_PAUSE_S = 1.0
 PUT_AWAY_S_MAX = 120.0
 PUT_AWAY_LOOK_S = 0.1
+SILENT_AFTER_S = 600.0  # without a word from a manager a machine ends itself
 SUPERSEDED = (
     "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
     "what it started itself, and the other one goes on"
@@ -116,7 +120,9 @@ async def live(order: Order) -> None:
     world = LiveWorld(
         store=store,
         journal=journal,
-        providers=providers(config, places),
+        providers=await asyncio.to_thread(
+            providers, config, places.cloud_dir, partial(first_boot, config, places)
+        ),
         engine=await RayEngine.connect(store, places),
         clock=clock,
         quotes=QuoteStore(places.quotes),
@@ -183,14 +189,18 @@ def rehearse() -> None:
         forget_old(cache)
 
 
-def providers(config: Config, places: Places) -> dict[str, Provider]:
-    """Return every cloud that the settings enable, by name."""
-    found: dict[str, Provider] = {}
-    if config.local.enabled:
-        from cloud.local.provider import LocalProvider
-
-        found["local"] = LocalProvider.at(places.cloud_dir, config.manager.deployment)
-    return found
+def first_boot(config: Config, places: Places, cloud: str) -> str:
+    """Return what a cloud's machines run first; raise `OrchestratorError` if there is no door."""
+    try:
+        door = msgspec.json.decode(places.door.read_bytes(), type=dict[str, str])
+        return user_data(
+            door["address"], door["fingerprint"], config.manager.deployment, cloud, SILENT_AFTER_S
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise OrchestratorError(
+            f"the join door of this house is not known ({error}), so no machine could join; see "
+            f"{places.log('door')}"
+        ) from error
 
 
 def settings_from(config: Config) -> Settings:

@@ -37,6 +37,7 @@ from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
+from orchestrator.live.clouds import enabled, unreachable
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
@@ -101,8 +102,7 @@ class House:
 
     def start(self) -> None:
         """Start all parts, each after the parts it needs, and return when they are ready."""
-        if not self.config.local.enabled:  # there is no other provider yet
-            raise HouseError("no provider is enabled; set local.enabled = true")
+        self._look_at_clouds()
         for line in self.places.secure():
             _say(line)
         self._look_at_memory()
@@ -230,6 +230,19 @@ class House:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _look_at_clouds(self) -> None:
+        """Refuse to start if no cloud is left to buy from, and say which one is closed and why."""
+        names = enabled(self.config)
+        closed = [why for name in names if (why := unreachable(self.config, name))]
+        if len(closed) == len(names):
+            raise HouseError(
+                "; ".join(closed)
+                or "no cloud is enabled, so nothing could be bought; set local.enabled or "
+                "aws.enabled to true, or azure.subscription"
+            )
+        for why in closed:
+            _say(why)
+
     def _look_at_memory(self) -> None:
         """Say it if the keeper's memory could not outlive it, before anything depends on that."""
         if warning := obstacle(self.places.checkpoints):
@@ -277,6 +290,8 @@ class House:
 
     def _start_cloud(self) -> None:
         local = self.config.local
+        if not local.enabled:
+            return
         words = ["--boot-env", str(self.places.secret("boot"))]
         words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
         if local.prices:
