@@ -72,7 +72,9 @@ class Desk:
         by_kind: dict[str, float] = {}
         for name, usd in bill.items():
             by_kind[kinds[name]] = by_kind.get(kinds[name], 0.0) + usd
-        machines = [x for x in books.lines.values() if (x.owner, x.kind) == (self._owner, "machine")]
+        machines = [
+            x for x in books.lines.values() if (x.owner, x.kind) == (self._owner, "machine")
+        ]
         return JSONResponse(
             {
                 "usd": sum(bill.values()),

@@ -57,9 +57,7 @@ class _AzureMachine(_Azure):
         machine_id, nonce = self._fate.machine().id, request.query_params.get("nonce", "")
         if not (nonce.isdecimal() and len(nonce) <= 10):  # as Azure says in its documents
             return JSONResponse({"error": "Bad request. nonce is invalid"}, 400)
-        papers: Any = self._core.papers(
-            machine_id, "attested/document", nonce, self._clock.now_s()
-        )
+        papers: Any = self._core.papers(machine_id, "attested/document", nonce, self._clock.now_s())
         return JSONResponse(papers)
 
     async def _who(self, request: Request) -> Response:
@@ -73,7 +71,9 @@ class _AzureMachine(_Azure):
             return _refused()
         said = self._core.token_of(self._fate.machine().id)
         if said is None:
-            return JSONResponse({"error": "invalid_request", "error_description": "no identity"}, 400)
+            return JSONResponse(
+                {"error": "invalid_request", "error_description": "no identity"}, 400
+            )
         return JSONResponse(said)
 
 

@@ -16,8 +16,16 @@ from cloud.model import Machine
 
 SHUTDOWN = """\
 #!/bin/sh
-# What `shutdown -h now` is on a machine of the fake: its power switch.
-kill -TERM "$SPOT_INIT_PID" 2>/dev/null || kill -TERM -- -0
+# What `shutdown -h now` is on a machine of the fake: its power switch, the init above us.
+pid=$$
+while [ "$pid" -gt 1 ]; do
+    if grep -qa cloud.local.machine_init "/proc/$pid/cmdline"; then
+        kill -TERM "$pid"
+        exit 0
+    fi
+    pid=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
+done
+exit 1
 """
 
 
