@@ -26,7 +26,7 @@ while :; do
 done
 """,
     "azure": """
-until "$python" -m cloud.azure.own_end; do
+until "$python" -P -m cloud.azure.own_end; do
     sleep 10
 done
 """,
@@ -39,7 +39,7 @@ SCRIPT = """\
 # There is no secret here. When the join client has ended, the machine ends its own bill.
 set -eu
 python="${{SPOT_PYTHON:-{python}}}"
-{run}"$python" -m agent.machine.join \\
+{run}"$python" -P -m agent.machine.join \\
     --door {door} \\
     --fingerprint {fingerprint} \\
     --deployment {deployment} \\

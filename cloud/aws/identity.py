@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import msgspec
 from cryptography import x509
 
-from cloud.identity import Doubt, Identity, Proof
+from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64
 from cloud.model import Place
-from cloud.signed_message import NotSigned, SignedMessage, from_base64
 
 
 class _Document(msgspec.Struct, frozen=True, rename="camel"):

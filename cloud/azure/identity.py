@@ -12,9 +12,9 @@ import msgspec
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from cloud.identity import Doubt, Identity, Proof
+from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64, is_issued
 from cloud.model import Place
-from cloud.signed_message import NotSigned, SignedMessage, from_base64, is_issued
 
 SIGNER = "metadata.azure.com"
 TIME = "%m/%d/%y %H:%M:%S %z"

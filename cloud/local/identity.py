@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import NameOID
 
 from cloud import private
-from cloud.identity import Doubt, Identity, Proof
+from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64
 from cloud.model import Machine, Place
-from cloud.signed_message import NotSigned, SignedMessage, from_base64
 
 EXPIRES_S = 600.0
 YEARS = 10

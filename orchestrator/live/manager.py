@@ -27,12 +27,10 @@ from bidding.compiled import forget_old
 from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
-from cloud.first_boot import user_data
 from cloud.model import InstanceType, Pool
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
-from orchestrator.errors import OrchestratorError
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
 from orchestrator.live.clouds import providers
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 CRASH_PAUSE_S = 1.0
 PUT_AWAY_S_MAX = 120.0
 PUT_AWAY_LOOK_S = 0.1
-SILENT_AFTER_S = 600.0  # without a word from a manager a machine ends itself
 SUPERSEDED = (
     "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
     "what it started itself, and the other one goes on"
@@ -121,7 +118,7 @@ async def live(order: Order) -> None:
         store=store,
         journal=journal,
         providers=await asyncio.to_thread(
-            providers, config, places.cloud_dir, partial(first_boot, config, places)
+            providers, config, places.cloud_dir, partial(first_boot_of, config, places)
         ),
         engine=await RayEngine.connect(store, places),
         clock=clock,
@@ -187,20 +184,6 @@ def rehearse() -> None:
     odds_of(Series(at_s=np.array([0.0, 1.0]), value=np.ones(2)), at_s=2 * LEAST_S)
     for cache in (BIDDING_CODE, MORPH_CODE):
         forget_old(cache)
-
-
-def first_boot(config: Config, places: Places, cloud: str) -> str:
-    """Return what a cloud's machines run first; raise `OrchestratorError` if there is no door."""
-    try:
-        door = msgspec.json.decode(places.door.read_bytes(), type=dict[str, str])
-        return user_data(
-            door["address"], door["fingerprint"], config.manager.deployment, cloud, SILENT_AFTER_S
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise OrchestratorError(
-            f"the join door of this house is not known ({error}), so no machine could join; see "
-            f"{places.log('door')}"
-        ) from error
 
 
 def settings_from(config: Config) -> Settings:

@@ -18,7 +18,7 @@ from cloudfake.account.running import Cloud, Running, running
 
 from cloud.aws.identity import AwsIdentity
 from cloud.azure.identity import AzureIdentity
-from cloud.identity import Identity, Proof
+from cloud.identity.proof import Identity, Proof
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Pool
 from orchestrator.config import load
 from orchestrator.live.clouds import providers

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from cloud.aws.identity import AwsIdentity
 from cloud.azure.identity import AzureIdentity
-from cloud.identity import Doubt, Identity, Proof
+from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64
 from cloud.local.identity import EXPIRES_S, LocalIdentity, Signer
 from cloud.model import Machine, Place, Pool
-from cloud.signed_message import NotSigned, SignedMessage, from_base64
 
 NONCE, NOW_S = "0123456789", time.time()
 AWS, AZURE = AwsPapers(), AzurePapers()

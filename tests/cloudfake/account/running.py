@@ -28,6 +28,7 @@ subnets = "us-east-1a=subnet-us-east-1a,us-east-1b=subnet-us-east-1b"
 security_groups = "us-east-1=sg-us-east-1"
 instance_profile = "workers"
 endpoint_url = "{url}"
+certificates = "{certificates}"
 """
 AZURE = f"""\
 [azure]
@@ -41,6 +42,7 @@ ssh_public_key = "ssh-ed25519 AAAA trainer"
 sign_in = "managed"
 endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
+certificates = "{{certificates}}"
 """
 SECTION = {"aws": AWS, "azure": AZURE}
 TYPES = {"aws": "g5.xlarge", "azure": "Standard_NC4as_T4_v3"}
@@ -68,7 +70,11 @@ class Running:
 
     def settings(self) -> str:
         """Return the section of this cloud for orchestrator.toml."""
-        return SECTION[self.cloud].format(url=self.url, types=TYPES[self.cloud])
+        return SECTION[self.cloud].format(
+            url=self.url,
+            types=TYPES[self.cloud],
+            certificates=self.directory / "certificates.pem",
+        )
 
     def environment(self) -> dict[str, str]:
         """Return how the manager's machine finds its keys."""
