@@ -123,6 +123,7 @@ def door_of(options: argparse.Namespace) -> Iterator[tuple[Core, str]]:
 
 async def serve(options: argparse.Namespace, core: Core, url: str) -> None:
     image = {name: os.environ[name] for name in IMAGE if name in os.environ}
+    image["SPOT_ARM_URL"] = url  # a machine of Azure ends itself there
     image["SPOT_ARM_URL"] = url  # a real one is known to every machine of Azure
     cloud = AccountCloud(core, CLOCK, options.dir, image)
     desk = Listener(Desk(core, cloud, options.owner).app)

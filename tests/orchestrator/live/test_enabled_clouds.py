@@ -19,12 +19,14 @@ regions = "us-east-1"
 images = "us-east-1=ami-1"
 subnets = "us-east-1a=subnet-1"
 security_groups = "us-east-1=sg-1"
+certificates = "aws.pem"
 """
 AZURE = """[azure]
 subscription = "0000"
 subnets = "eastus=/subscriptions/0000/subnets/machines"
 image = "/subscriptions/0000/versions/1.0.0"
 ssh_public_key = "ssh-ed25519 AAAA me"
+certificates = "azure.pem"
 """
 PRIVATE = '[ray]\nhead_address = "10.0.0.5"\n'
 NO_LOCAL = "[local]\nenabled = false\n"
@@ -73,6 +75,14 @@ def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Pat
     here = AWS + 'endpoint_url = "http://127.0.0.1:4566"\n'
     found = providers(loaded(tmp_path, NO_LOCAL, here), tmp_path, script)
     assert found["aws"]._settings.endpoint_url
+
+
+def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Path):
+    """Without the certificates that its documents are signed by, no machine of it could join."""
+    without = AWS.replace('certificates = "aws.pem"\n', "")
+    found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, without, AZURE), tmp_path, script)
+    (one,) = closed(found["aws"])
+    assert one.because.startswith("aws.certificates is not set, so no machine of AWS could prove")
 
 
 def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path: Path):
