@@ -31,6 +31,7 @@ from cloud.model import InstanceType, Pool
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
+from orchestrator.door.address import first_boot_of
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
 from orchestrator.live.clouds import providers
