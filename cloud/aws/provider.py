@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from cloud import errors
 from cloud.aws import answers
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_the_tree(verb: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _in_the_tree(verb: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Turn whatever goes wrong into an error of ours: an odd answer may not end the manager."""
 
     @wraps(verb)
