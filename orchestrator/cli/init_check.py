@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import redis
 import typer
@@ -34,9 +35,39 @@ IMPORT_S_MAX = 120.0
 CLOCK_SLACK_S = 5.0
 
 
-def init(command: Command) -> None:
-    """Write a commented orchestrator.toml with every setting; never over one that is there."""
+def init(  # noqa: PLR0913 - a parameter per option
+    command: Command,
+    cloud: Annotated[
+        Literal["aws", "azure"] | None,
+        typer.Option(help="Write the section of a real cloud, and say what to do there next."),
+    ] = None,
+    *,
+    region: Annotated[str | None, typer.Option(help="With --cloud: where to buy.")] = None,
+    types: Annotated[str | None, typer.Option(help='With --cloud: what to buy, as "g5.*".')] = None,
+    bucket: Annotated[str | None, typer.Option(help="AWS: the bucket that keeps states.")] = None,
+    subscription: Annotated[str | None, typer.Option(help="Azure: who pays, by its id.")] = None,
+    image: Annotated[str | None, typer.Option(help="With --cloud: the image's id.")] = None,
+    ssh_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Azure: a public key. Default: yours.")
+    ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --cloud: the outputs of its applied template."),
+    ] = None,
+) -> None:
+    """Write a commented orchestrator.toml with every setting, or add what a cloud needs to it.
+
+    Without --cloud a file that is there is left as it is. With --cloud three questions are asked on
+    a terminal, and only the lines of that cloud are changed.
+    """
     path = command.given_path or Path(FILE_NAME)
+    if cloud is not None:
+        _init_cloud(
+            command, path, cloud,
+            region=region, types=types, bucket=bucket, subscription=subscription, image=image,
+            ssh_key=ssh_key, outputs=outputs,
+        )  # fmt: skip
+        return
     try:
         with path.open("x") as sink:
             sink.write(template())
@@ -51,6 +82,24 @@ def init(command: Command) -> None:
         {"path": str(path.absolute())},
         Text.assemble(("wrote ", "green"), str(path)),
         then=("orchestrator check", "orchestrator up"),
+    )
+
+
+def _init_cloud(command: Command, path: Path, cloud: str, **said: Any) -> None:
+    from orchestrator.cli import init_cloud
+
+    done = init_cloud.write(command, path, cloud, init_cloud.Said(**said))
+    lines = [
+        Text(f"  {section}.{key} = {value}", style="dim")
+        for section, keys in done.settings.items()
+        for key, value in keys.items()
+    ]
+    state = "is whole" if done.whole else "is not whole yet, and nothing is bought there"
+    command.answer(
+        done,
+        Text.assemble(("wrote ", "green"), f"{path}: [{cloud}] {state}"),
+        *lines,
+        then=done.then,
     )
 
 
