@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,21 @@ endpoint = "{{url}}"
 """
 
 
-@pytest.fixture
-def ec2(shell, monkeypatch) -> Iterator[Ec2Door]:
+@contextmanager
+def ec2_beside(shell, monkeypatch) -> Iterator[Ec2Door]:
     """An account on a loopback port, with settings that name it and keys that open it."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr(init_check, "CHECKS", ())
     door = Ec2Door(Account(Dials(startup_s=0.0)), CLOCK)
     with served(door) as url:
         shell.script("orchestrator.toml", AWS.format(url=url))
+        yield door
+
+
+@pytest.fixture
+def ec2(shell, monkeypatch) -> Iterator[Ec2Door]:
+    monkeypatch.setattr(init_check, "CHECKS", ())
+    with ec2_beside(shell, monkeypatch) as door:
         yield door
 
 
