@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from cloud.aws.settings import AwsSettings, settings_of, texts
-from cloud.azure.settings import PRICES, AzureSettings
+from cloud.azure.settings import AzureSettings
 from orchestrator.errors import OrchestratorError
 
 FILE_NAME = "orchestrator.toml"
@@ -306,7 +306,6 @@ class Azure(SettingsSection):
             disk_gb=self.disk_gb,
             sign_in=self.sign_in,
             endpoint=self.endpoint,
-            prices_endpoint=PRICES if self.endpoint.startswith("https:") else self.endpoint,
             boot_script=boot_script,
         )
 
