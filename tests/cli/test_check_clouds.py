@@ -41,6 +41,7 @@ ssh_public_key = "ssh-ed25519 AAAA me"
 types = "Standard_NC*"
 sign_in = "managed"
 endpoint = "{{url}}"
+prices_endpoint = "{{url}}"
 """
 
 

@@ -29,7 +29,7 @@ job: slots_min slots_max depth haste max_failures max_preemptions nan backup_eve
 storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices billing
 aws: enabled regions types images subnets security_groups instance_profile disk_gib queue_url endpoint_url
-azure: subscription resource_group subnets types image identity ssh_public_key disk_gb sign_in endpoint
+azure: subscription resource_group subnets types image identity ssh_public_key disk_gb sign_in endpoint prices_endpoint
 dashboard: enabled host port
 limits: boot_timeout_s launch_grace_s script_bytes parcel_bytes
 """
