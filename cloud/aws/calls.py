@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -64,7 +65,7 @@ class Calls:
     ) -> None:
         self._endpoint_url = endpoint_url
         self._new_session = new_session
-        self._wall = wall
+        self.wall = wall
         self._lock = threading.Lock()
         self._session: Any = None
         self._clients: dict[tuple[str, str, float], Any] = {}
@@ -107,6 +108,13 @@ class Calls:
             token = following
         raise errors.Unknown(f"{_where(region, operation)}: a list of pages without an end")
 
+    async def near(self, region: str) -> str | None:
+        """Return the region that was probably meant; None if boto3 knows this one."""
+        known = await asyncio.get_running_loop().run_in_executor(None, self._regions)
+        if region in known:
+            return None
+        return next(iter(get_close_matches(region, known, 1, 0.0)), "us-east-1")
+
     async def close(self) -> None:
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
@@ -128,6 +136,11 @@ class Calls:
         if not isinstance(answer, dict):
             raise errors.Unknown(f"{where}: an answer that is no structure")
         return answer
+
+    def _regions(self) -> list[str]:
+        import boto3
+
+        return list(boto3.session.Session().get_available_regions("ec2"))
 
     def _client(self, region: str, service: str, read_s: float) -> Any:
         with self._lock:
@@ -179,7 +192,7 @@ class Calls:
         if code not in CLOCK_CODES or not headers.get("date"):
             return ""
         try:
-            off_s = self._wall() - parsedate_to_datetime(headers["date"]).timestamp()
+            off_s = self.wall() - parsedate_to_datetime(headers["date"]).timestamp()
         except ValueError:
             return ""
         if abs(off_s) < SKEW_S:

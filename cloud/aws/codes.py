@@ -94,6 +94,7 @@ ROWS = (
     Row("TooManyRequestsException", "throttled", "place", 5.0),
     Row("IdempotentParameterMismatch", "mismatch"),
     Row("IdempotentInstanceTerminated", "spent"),
+    Row("DryRunOperation", "unknown"),  # it would have worked; only an examination asks so
     Row("InternalError", "unknown"),
     Row("InternalFailure", "unknown"),
     Row("ServiceUnavailable", "unknown"),

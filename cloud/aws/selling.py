@@ -38,7 +38,7 @@ class Shop:
         self._recipes: dict[str, Recipe] = {}
 
     async def sold(self) -> Sold:
-        region, recipe = self._region, await self._pin()
+        region, recipe = self._region, await self.pin()
         types = matching("instance-type", self._settings.types)
         told = await self._list("describe_instance_types", "InstanceTypes", Filters=[types])
         offered = await self._list(
@@ -95,7 +95,7 @@ class Shop:
             said = f"{request.pool.key} is not sold: aws.subnets names no subnet in its zone"
             raise errors.Refused("zone", "NotSold", said)
         if self._recipe is None:
-            await self._pin()
+            await self.pin()
         recipe = self._recipes.get(request.recipe) if request.recipe else self._recipe
         if recipe is None:
             said = f"{request.pool.key}: the launch was made for other settings of [aws] than these"
@@ -105,7 +105,7 @@ class Shop:
     async def _list(self, operation: str, field: str, **params: Any) -> Sequence[Any]:
         return await self._calls.pages(self._region.name, "ec2", operation, field, **params)
 
-    async def _pin(self) -> Recipe:
+    async def pin(self) -> Recipe:
         """Resolve the image and its disk now: what they are called may mean another one later."""
         region, image = self._region, self._region.image
         if image.startswith("/"):

@@ -82,6 +82,18 @@ def list_quotas(client: Any, region: str) -> list[Answer]:
     return [_plain(one) for one in client.usage.list(region)]
 
 
+def look(client: Any, path: str, version: str) -> tuple[Answer, Mapping[str, str]]:
+    """Return anything by its id, with the headers of the answer."""
+    from azure.core.rest import HttpRequest
+
+    url = f"{client._config.base_url}{path}?api-version={version}"
+    response = client.send_request(HttpRequest("GET", url))
+    if response.status_code >= 300:
+        said = said_in(response.status_code, response.headers, response.text())
+        raise refusals.error(said, doing=f"GET {path}")
+    return dict(json.loads(response.text())), response.headers
+
+
 def delete_vm(client: Any, group: str, name: str) -> bool:
     """Ask for a deletion; return whether there is nothing to delete."""
     return _asked(client.virtual_machines, group, name)

@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-import msgspec
 import redis
 import typer
 from rich.text import Text
 
-from orchestrator.cli import tables
+from cloud.findings import Finding, bad, good
+from orchestrator.cli import clouds, tables
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
@@ -34,9 +35,39 @@ IMPORT_S_MAX = 120.0
 CLOCK_SLACK_S = 5.0
 
 
-def init(command: Command) -> None:
-    """Write a commented orchestrator.toml with every setting; never over one that is there."""
+def init(  # noqa: PLR0913 - a parameter per option
+    command: Command,
+    cloud: Annotated[
+        Literal["aws", "azure"] | None,
+        typer.Option(help="Write the section of a real cloud, and say what to do there next."),
+    ] = None,
+    *,
+    region: Annotated[str | None, typer.Option(help="With --cloud: where to buy.")] = None,
+    types: Annotated[str | None, typer.Option(help='With --cloud: what to buy, as "g5.*".')] = None,
+    bucket: Annotated[str | None, typer.Option(help="AWS: the bucket that keeps states.")] = None,
+    subscription: Annotated[str | None, typer.Option(help="Azure: who pays, by its id.")] = None,
+    image: Annotated[str | None, typer.Option(help="With --cloud: the image's id.")] = None,
+    ssh_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Azure: a public key. Default: yours.")
+    ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --cloud: the outputs of its applied template."),
+    ] = None,
+) -> None:
+    """Write a commented orchestrator.toml with every setting, or add what a cloud needs to it.
+
+    Without --cloud a file that is there is left as it is. With --cloud three questions are asked on
+    a terminal, and only the lines of that cloud are changed.
+    """
     path = command.given_path or Path(FILE_NAME)
+    if cloud is not None:
+        _init_cloud(
+            command, path, cloud,
+            region=region, types=types, bucket=bucket, subscription=subscription, image=image,
+            ssh_key=ssh_key, outputs=outputs,
+        )  # fmt: skip
+        return
     try:
         with path.open("x") as sink:
             sink.write(template())
@@ -54,21 +85,22 @@ def init(command: Command) -> None:
     )
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One line of `orchestrator check`."""
+def _init_cloud(command: Command, path: Path, cloud: str, **said: Any) -> None:
+    from orchestrator.cli import init_cloud
 
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
-
-
-def _good(name: str, found: str) -> Finding:
-    return Finding(name, True, found)
-
-
-def _bad(name: str, found: str, remedy: str) -> Finding:
-    return Finding(name, False, found, remedy)
+    done = init_cloud.write(command, path, cloud, init_cloud.Said(**said))
+    lines = [
+        Text(f"  {section}.{key} = {value}", style="dim")
+        for section, keys in done.settings.items()
+        for key, value in keys.items()
+    ]
+    state = "is whole" if done.whole else "is not whole yet, and nothing is bought there"
+    command.answer(
+        done,
+        Text.assemble(("wrote ", "green"), f"{path}: [{cloud}] {state}"),
+        *lines,
+        then=done.then,
+    )
 
 
 Check = Callable[[Config], Finding]
@@ -79,16 +111,16 @@ def check(command: Command) -> None:
     findings = []
     with command.busy("checking"):
         settings, config = _settings(command)
-        findings = [settings, *(one(config) for one in CHECKS)]
+        findings = [settings, *(one(config) for one in CHECKS), *clouds.examined(config)]
     made = tables.table("", "what", "found", "remedy")
     for one in findings:
         mark = Text("OK", style="green") if one.ok else Text("FAIL", style="bold red")
         made.add_row(mark, one.name, Text(one.found), Text(one.remedy))
-    good = all(one.ok for one in findings)
+    all_good = all(one.ok for one in findings)
     command.answer(
-        {"ok": good, "checks": findings}, made, then=("orchestrator up",) if good else ()
+        {"ok": all_good, "checks": findings}, made, then=("orchestrator up",) if all_good else ()
     )
-    if not good:
+    if not all_good:
         raise typer.Exit(ERROR)
 
 
@@ -97,19 +129,19 @@ def _settings(command: Command) -> tuple[Finding, Config]:
         config = command.config
     except ConfigError as error:
         lines = str(error).splitlines()
-        return _bad(
+        return bad(
             "settings", lines[0], "correct it; the other lines are for the default settings"
         ), Config()
     found = (
         str(command.config_path) if command.config_path else "no file: every setting is the default"
     )
-    return _good("settings", found), config
+    return good("settings", found), config
 
 
 def _python(_: Config) -> Finding:
     found = ".".join(str(part) for part in sys.version_info[:3])
-    good = sys.version_info >= (3, 11)
-    return Finding("python", good, found, "" if good else "use 3.11 or newer")
+    new_enough = sys.version_info >= (3, 11)
+    return Finding("python", new_enough, found, "" if new_enough else "use 3.11 or newer")
 
 
 def _torch(_: Config) -> Finding:
@@ -131,15 +163,15 @@ def _importable(package: str, words: str) -> Finding:
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_S_MAX, check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return _bad(
+        return bad(
             package,
             f"not imported after {IMPORT_S_MAX:.0f} s",
             "is the disk slow or the memory full?",
         )
     if done.returncode == 0:
-        return _good(package, done.stdout.strip())
+        return good(package, done.stdout.strip())
     said = done.stderr.strip().splitlines()
-    return _bad(
+    return bad(
         package,
         said[-1] if said else f"exit code {done.returncode}",
         f"{sys.executable} -m pip install --force-reinstall {package}",
@@ -151,10 +183,10 @@ def _redis(config: Config) -> Finding:
     try:
         if url is not None:
             redis.Redis.from_url(url, socket_timeout=5).ping()
-            return _good("redis", "manager.redis_url answers")
+            return good("redis", "manager.redis_url answers")
         server = find_server()
         found = ".".join(str(part) for part in version(server))
-        return _good("redis", f"{found} at {server}")
+        return good("redis", f"{found} at {server}")
     except (
         redis.RedisError,
         RedisUnavailable,
@@ -163,7 +195,7 @@ def _redis(config: Config) -> Finding:
         subprocess.SubprocessError,
     ) as error:
         remedy = "correct manager.redis_url" if url else "apt install redis-server"
-        return _bad("redis", str(error).splitlines()[0], remedy)
+        return bad("redis", str(error).splitlines()[0], remedy)
 
 
 def _ray_port(config: Config) -> Finding:
@@ -174,7 +206,7 @@ def _ray_port(config: Config) -> Finding:
 def _dashboard_port(config: Config) -> Finding:
     board = config.dashboard
     if not board.enabled:
-        return _good("dashboard port", "the dashboard is off")
+        return good("dashboard port", "the dashboard is off")
     return _port(
         "dashboard port", config, board.host, board.port, ("dashboard.host", "dashboard.port")
     )
@@ -190,17 +222,17 @@ def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]
             probe.listen()
         except OSError as error:
             if _runs(config):
-                return _good(name, f"{host}:{port} is held by our manager")
-            return _bad(name, f"{host}:{port}: {error.strerror}", instead_of(error, *keys))
-    return _good(name, f"{host}:{port or 'any free one'}")
+                return good(name, f"{host}:{port} is held by our manager")
+            return bad(name, f"{host}:{port}: {error.strerror}", instead_of(error, *keys))
+    return good(name, f"{host}:{port or 'any free one'}")
 
 
 def _state_dir(config: Config) -> Finding:
     """Check whether we can write in the state directory, or create it."""
     place, there = config.state_dir, _existing(config.state_dir)
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return _good("state_dir", str(place))
-    return _bad(
+        return good("state_dir", str(place))
+    return bad(
         "state_dir",
         f"{there} cannot be written",
         "set manager.state_dir to a folder of yours",
@@ -218,32 +250,36 @@ def _disk(config: Config) -> Finding:
 
 
 def _storage(config: Config) -> Finding:
-    """Check the storage by writing an object, as copies will be, and deleting it."""
+    """Check the storage by creating an object once, as manifests will be, and deleting it."""
     url = config.storage.checkpoint_url
     if url is None:
-        return _good("storage", "off: nothing outlives this machine")
+        return good("storage", "off: nothing outlives this machine")
     from agent.errors import CheckpointError
     from agent.keeper.storage.offsite import open_place
 
     key = f"check-{secrets.token_hex(8)}"
     try:
         sink = open_place(url)
-        sink.put(key, [b"checked"])
+        created = [sink.create(key, b"checked") for _ in range(2)]
         sink.delete([key])
     except (CheckpointError, OSError) as error:
-        return _bad(
+        return bad(
             "storage",
             str(error).splitlines()[0],
             "correct storage.checkpoint_url, its keys in the environment, or what it leads to",
         )
-    return _good("storage", url)
+    if created != [True, False]:
+        return bad(
+            "storage",
+            f"{url} lets an object be written twice, so two managers could write one version",
+            "use a store that knows If-None-Match, as S3, Azure and Google's do",
+        )
+    return good("storage", url)
 
 
 def _limits(_: Config) -> Finding:
     narrow = processes.narrow()
-    return (
-        _bad("limits", narrow, "ulimit -f unlimited") if narrow else _good("limits", "wide enough")
-    )
+    return bad("limits", narrow, "ulimit -f unlimited") if narrow else good("limits", "wide enough")
 
 
 def _memory(_: Config) -> Finding:
@@ -257,7 +293,7 @@ def _shared_memory(config: Config) -> Finding:
 
     if because := obstacle(Places(config.state_dir).checkpoints):
         found, _, remedy = because.rpartition("; ")
-        return _bad("shared memory", found, remedy)
+        return bad("shared memory", found, remedy)
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0  # noqa: S108 - Ray's place
     return _enough("shared memory", free, SHARED_BYTES_MIN, "in a container: --shm-size=1g")
 
@@ -265,13 +301,13 @@ def _shared_memory(config: Config) -> Finding:
 def _enough(name: str, bytes_free: int, bytes_min: int, remedy: str) -> Finding:
     found = f"{bytes_free / GIB:.1f} GiB free"
     if bytes_free >= bytes_min:
-        return _good(name, found)
-    return _bad(name, found, f"{bytes_min / GIB:.2g} GiB are needed: {remedy}")
+        return good(name, found)
+    return bad(name, found, f"{bytes_min / GIB:.2g} GiB are needed: {remedy}")
 
 
 def _cores(_: Config) -> Finding:
     count = len(os.sched_getaffinity(0))
-    return _good("cores", f"{count}" if count > 1 else "1: it works, slowly")
+    return good("cores", f"{count}" if count > 1 else "1: it works, slowly")
 
 
 def _clock(config: Config) -> Finding:
@@ -284,8 +320,8 @@ def _clock(config: Config) -> Finding:
     newest_s = max(file.stat().st_mtime for file in files if file.exists())
     behind_s = newest_s - time.time()
     if behind_s <= CLOCK_SLACK_S:
-        return _good("clock", time.strftime("%F %T %Z"))
-    return _bad(
+        return good("clock", time.strftime("%F %T %Z"))
+    return bad(
         "clock",
         f"{behind_s:.0f} s behind the newest file",
         "set the clock: timedatectl set-ntp true",
@@ -295,12 +331,12 @@ def _clock(config: Config) -> Finding:
 def _leftovers(config: Config) -> Finding:
     places = Places(config.state_dir)
     if _runs(config):
-        return _good("manager", f"running in {places.state_dir}")
+        return good("manager", f"running in {places.state_dir}")
     left = processes.marked(places.identity)
     if left and not _locked(places):
         found = f"ended, but {len(left)} of its processes are left"
-        return _bad("manager", found, "orchestrator tools gc")
-    return _good("manager", "not running")
+        return bad("manager", found, "orchestrator tools gc")
+    return good("manager", "not running")
 
 
 def _runs(config: Config) -> bool:

@@ -143,6 +143,18 @@ class AwsHouse:
 
         return asyncio.run(played())
 
+    def examined(self, look: Callable[[Calls], Awaitable[Any]]) -> Any:
+        """Return what a look with calls to this account finds."""
+
+        async def played() -> Any:
+            calls = Calls(new_session=lambda: self.session)
+            try:
+                return await look(calls)
+            finally:
+                await calls.close()
+
+        return asyncio.run(played())
+
     def wait(self, seconds: float) -> None:
         self.clock.advance_to(self.clock.now_s() + seconds)
         self.account.advance(self.clock.now_s())

@@ -10,9 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cloudfake import arm_wire
 from cloudfake.arm import GROUP, IDENTITY, IMAGE, SUBNET, SUBSCRIPTION, ArmDoor
+from msgspec.structs import replace
 
+from cloud.azure.examine import examine
 from cloud.azure.provider import AzureProvider
 from cloud.azure.settings import AzureSettings
+from cloud.findings import Finding
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Pool
 
 PLACE = Place("azure", "eastus")
@@ -32,6 +35,9 @@ SETTINGS = AzureSettings(
     prices_endpoint=arm_wire.ENDPOINT,
     boot_script="#!/bin/sh\nexec sleep 600\n",
 )
+
+
+EAST = replace(SETTINGS, regions=("eastus",), subnets={"eastus": SUBNET})
 
 
 def provider_of(
@@ -63,6 +69,12 @@ def play(door: ArmDoor, scene: Callable[[AzureProvider], Awaitable[Any]], **chan
             await provider.close()
 
     return asyncio.run(played())
+
+
+def examined(door: ArmDoor, settings: AzureSettings = SETTINGS, **sdk: Any) -> tuple[Finding, ...]:
+    """Return what an examination through the SDK finds."""
+    sdk = {"credential": arm_wire.Key(door), "session": arm_wire.session(door), **sdk}
+    return asyncio.run(examine(settings, **sdk))
 
 
 async def listed(provider: AzureProvider) -> dict[str, Machine]:

@@ -12,6 +12,7 @@ from cloudfake.ec2_account import ACCOUNT, Dials
 from cloudfake.ec2_policy import actions, allows, many
 from msgspec.structs import replace
 
+from cloud.aws.examine import examine
 from cloud.aws.provider import AwsProvider
 from cloud.errors import NotAllowed
 from cloud.model import DEPLOYMENT_TAG, Ref
@@ -30,6 +31,7 @@ VALUES = {
 }
 ARNS = {
     "WorkerRole": f"arn:aws:iam::{ACCOUNT}:role/workers",
+    "ManagerRole": f"arn:aws:iam::{ACCOUNT}:role/manager",
     "Queue": f"arn:aws:sqs:us-east-1:{ACCOUNT}:interruptions",
 }
 URL = "https://sqs.us-east-1.amazonaws.com/111122223333/interruptions"
@@ -70,7 +72,7 @@ def house() -> AwsHouse:
 
 
 def everything(house: AwsHouse) -> None:
-    """Every verb of the provider, with every kind of thing that it can end."""
+    """Every verb of the provider, with every kind of thing that it can end, and the examination."""
 
     async def scene(provider: AwsProvider) -> None:
         await provider.places()
@@ -98,6 +100,9 @@ def everything(house: AwsHouse) -> None:
         await provider.end([x.ref for x in listing.leftovers])
 
     house.play(scene, settings=ONE_REGION)
+    lines = house.examined(lambda calls: examine(ONE_REGION, OURS, calls))
+    if wrong := [line for line in lines if not line.ok]:
+        raise NotAllowed(f"{wrong[0].found}; permission")
 
 
 def test_all_that_the_manager_does_is_allowed_and_all_that_is_allowed_it_does(house: AwsHouse):

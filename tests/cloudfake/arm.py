@@ -12,7 +12,7 @@ import heapq
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -26,6 +26,7 @@ from cloud.model import DEPLOYMENT_TAG
 
 SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
 GROUP = "training"
+MANAGER = "manager"
 COMPUTE = "Microsoft.Compute"
 NETWORK = "Microsoft.Network"
 SUBNET = (
@@ -176,6 +177,11 @@ class ArmDoor:
         self.allowed: Callable[[str], bool] = lambda action: True
         self.machine_allowed: Callable[[str], bool] = lambda action: False
         self.speaker = ""
+        self.clock_off_s = 0.0
+        self.rules: list[dict[str, Any]] = [dict(x) for x in RULES]
+        self.subnet: dict[str, Any] = dict(SUBNET_SAYS)
+        self.images = {"1.0.0": list(REGIONS)}  # the regions of each version
+        self.role: list[str] = ["*"]
         self.prices = {name: (size.spot, size.on_demand) for name, size in SIZES.items()}
         self.vms: dict[str, Vm] = {}
         self.parts: dict[tuple[str, str], Part] = {}
@@ -228,6 +234,11 @@ class ArmDoor:
                 self.books.price(vm.line, self.now_s, spot_usd_per_h)
             if 0 < vm.max_price < spot_usd_per_h and self._keeps("a maximum price is kept"):
                 self._evicted(vm, self.now_s)
+
+    def restrict(self, actions: Iterable[str]) -> None:
+        """Let the manager do no more than this."""
+        self.role = list(actions)
+        self.allowed = set(self.role).__contains__
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and what is due come about."""
@@ -318,7 +329,11 @@ class ArmDoor:
         raise Refusal(404, "InvalidResourceType", f"There is no {method} {parts.path}.")
 
     def _metadata(self, path: str, headers: Mapping[str, str]) -> Answer:
-        """Answer as the metadata service of the machine `self.speaker`."""
+        """Answer as the metadata service of the machine `self.speaker`, which may be the manager's."""
+        if self.speaker == MANAGER and path == "/metadata/identity/oauth2/token":
+            token, until_s = self.new_token()
+            known = {"access_token": token, "expires_on": str(int(until_s)), "token_type": "Bearer"}
+            return Answer(200, {**known, "expires_in": "3600", "resource": "arm"})
         vm = self.vms.get(self.speaker)
         if vm is None or headers.get("metadata") != "true":
             raise Refusal(400, "BadRequest", "Required metadata header not specified")
@@ -680,6 +695,32 @@ class ArmDoor:
     def _get_group(self, found: Mapping[str, str], *_: Any) -> Answer:
         return Answer(200, {"id": _id(""), "name": GROUP, "location": "eastus"})
 
+    def _get_permissions(self, *_: Any) -> Answer:
+        return Answer(200, {"value": [{"actions": self.role, "notActions": []}]})
+
+    def _get_network(self, found: Mapping[str, str], *_: Any) -> Answer:
+        subnet = {"name": "machines", "id": SUBNET, "properties": self.subnet}
+        region = "northcentralus" if found["name"].endswith("northcentralus") else "eastus"
+        told = {"name": found["name"], "location": region, "properties": {"subnets": [subnet]}}
+        return Answer(200, told)
+
+    def _get_security(self, *_: Any) -> Answer:
+        rules = [{"name": f"rule-{nth}", "properties": x} for nth, x in enumerate(self.rules)]
+        return Answer(200, {"name": "machines", "properties": {"securityRules": rules}})
+
+    def _get_versions(self, *_: Any) -> Answer:
+        return Answer(200, {"value": [{"name": version} for version in self.images]})
+
+    def _get_version(self, found: Mapping[str, str], *_: Any) -> Answer:
+        if found["name"] not in self.images:
+            raise Refusal(404, "GalleryImageNotFound", f"There is no version {found['name']}.")
+        targets = [{"name": region} for region in self.images[found["name"]]]
+        properties = {
+            "provisioningState": "Succeeded",
+            "publishingProfile": {"targetRegions": targets},
+        }
+        return Answer(200, {"name": found["name"], "properties": properties})
+
     def _get_operation(self, found: Mapping[str, str], *_: Any) -> Answer:
         outcome = self.operations.get(found["name"])
         if outcome is None:
@@ -792,6 +833,22 @@ class ArmDoor:
             act(at_s)
 
 
+RULES: tuple[dict[str, Any], ...] = (
+    {"priority": 200, "direction": "Inbound", "access": "Deny", "sourceAddressPrefix": "*"},
+    {
+        "priority": 100,
+        "direction": "Inbound",
+        "access": "Allow",
+        "sourceAddressPrefix": "VirtualNetwork",
+    },
+)
+SUBNET_SAYS: dict[str, Any] = {
+    "addressPrefix": "10.40.0.0/16",
+    "networkSecurityGroup": {
+        "id": f"{SUBNET.partition('/virtualNetworks')[0]}/networkSecurityGroups/machines"
+    },
+    "serviceEndpoints": [{"service": "Microsoft.Storage"}],
+}
 FAILURES = (
     ("AllocationFailed", "Allocation failed. We do not have sufficient capacity."),
     ("ZonalAllocationFailed", "Allocation failed in the requested zone."),
@@ -803,7 +860,30 @@ _ACCOUNT = r"/subscriptions/(?P<subscription>[^/]+)/providers/Microsoft\.Compute
 _VM = _GROUP + r"/providers/Microsoft\.Compute/virtualMachines"
 _DISK = _GROUP + r"/providers/Microsoft\.Compute/disks"
 _NIC = _GROUP + r"/providers/Microsoft\.Network/networkInterfaces"
+_NETWORKS = _GROUP + r"/providers/Microsoft\.Network"
+_VERSIONS = _GROUP + r"/providers/Microsoft\.Compute/galleries/[^/]+/images/[^/]+/versions"
 ROUTES = (
+    (
+        _GROUP + r"/providers/Microsoft\.Authorization/permissions",
+        "permissions",
+        "Microsoft.Authorization/permissions/{verb}",
+    ),
+    (
+        _NETWORKS + "/virtualNetworks/(?P<name>[^/]+)",
+        "network",
+        f"{NETWORK}/virtualNetworks/{{verb}}",
+    ),
+    (
+        _NETWORKS + "/networkSecurityGroups/(?P<name>[^/]+)",
+        "security",
+        f"{NETWORK}/networkSecurityGroups/{{verb}}",
+    ),
+    (_VERSIONS, "versions", f"{COMPUTE}/galleries/images/versions/{{verb}}"),
+    (
+        _VERSIONS + "/(?P<name>[^/]+)",
+        "version",
+        f"{COMPUTE}/galleries/images/versions/{{verb}}",
+    ),
     (_VM, "vms", f"{COMPUTE}/virtualMachines/{{verb}}"),
     (_VM + "/(?P<name>[^/]+)", "vm", f"{COMPUTE}/virtualMachines/{{verb}}"),
     (

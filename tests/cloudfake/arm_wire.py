@@ -5,8 +5,10 @@ The second way saves the sockets of ten thousand cases; the SDK builds and parse
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -19,13 +21,14 @@ from urllib3 import HTTPResponse
 ENDPOINT = "http://127.0.0.1:1"
 
 
-def written(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+def written(answer: Answer, off_s: float = 0.0) -> tuple[int, dict[str, str], bytes]:
     """Return an answer as it goes over the wire; a body of bytes is sent unchanged."""
     if isinstance(answer.body, bytes):
         body = answer.body
     else:
         body = b"" if answer.body is None else json.dumps(answer.body).encode()
-    headers = {"Content-Type": "application/json; charset=utf-8", **answer.headers}
+    date = formatdate(time.time() + off_s, usegmt=True)
+    headers = {"Content-Type": "application/json; charset=utf-8", "Date": date, **answer.headers}
     return answer.status, headers, body
 
 
@@ -40,8 +43,10 @@ def listening(door: ArmDoor) -> Iterator[str]:
             length = int(self.headers.get("content-length") or 0)
             sent = self.rfile.read(length)
             url = f"http://{self.headers['host']}{self.path}"
-            status, headers, body = written(door.call(self.command, url, self.headers, sent))
-            self.send_response(status)
+            status, headers, body = written(
+                door.call(self.command, url, self.headers, sent), door.clock_off_s
+            )
+            self.send_response_only(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
@@ -65,7 +70,8 @@ class _Adapter(HTTPAdapter):
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         sent = request.body.encode() if isinstance(request.body, str) else request.body
         status, headers, body = written(
-            self._door.call(request.method, request.url, dict(request.headers), sent)
+            self._door.call(request.method, request.url, dict(request.headers), sent),
+            getattr(self._door, "clock_off_s", 0.0),
         )
         raw = HTTPResponse(io.BytesIO(body), headers=headers, status=status, preload_content=False)
         return self.build_response(request, raw)

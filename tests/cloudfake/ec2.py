@@ -21,7 +21,7 @@ from botocore.credentials import Credentials
 from cloudfake import ec2_policy, ec2_reads, wire
 from cloudfake.books import Bucket, draw
 from cloudfake.ec2_account import ACCOUNT, Account, Refused
-from cloudfake.ec2_actions import HANDLERS
+from cloudfake.ec2_actions import HANDLERS, only_asked
 from cloudfake.serving import serving
 
 from cloud.clock import Clock
@@ -68,7 +68,7 @@ class _Call:
     def __init__(self, door: "Ec2Door", key: Key, region: str, params: dict[str, Any]) -> None:
         self.account, self.region, self.params = door.account, region, params
         self.at_s = door.clock.now_s()
-        self.who = key.who
+        self.who, self.policy = key.who, key.policy
         self._key, self._asked = key, door.asked
 
     def need(self, action: str, resource: str, context: Mapping[str, Any]) -> None:
@@ -114,8 +114,8 @@ class Ec2Door:
             return Answer(403, self._headers("text/xml"), body_told.encode())
         service = scope.group(3).replace("servicequotas", "service-quotas")
         try:
-            if scope.group(2) in self.silent:
-                raise Lost
+            if scope.group(2) in self.silent or scope.group(2) not in self.account.regions:
+                raise Lost  # a region that is none has no address
             key = self._checked(scope, method, url, headers, body)
             return self._told(service, key, scope.group(2), headers, body.decode(), of)
         except Refused as refusal:
@@ -157,7 +157,10 @@ class Ec2Door:
         handler = HANDLERS.get((service, name))
         if handler is None:
             raise Refused("InvalidAction", f"The action {name} is not valid for this web service")
-        told = handler(_Call(self, key, region, params))
+        call = _Call(self, key, region, params)
+        told = handler(call)
+        if service == "ec2" and not name.startswith(MUTATING):
+            only_asked(call)
         self.account.advance(at_s)
         if fault == "after":
             raise Lost

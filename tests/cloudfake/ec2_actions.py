@@ -36,6 +36,7 @@ class Call(Protocol):
     params: dict[str, Any]
     at_s: float
     who: str
+    policy: Mapping[str, Any] | None
 
     def need(self, action: str, resource: str, context: Mapping[str, Any]) -> None:
         """Refuse the call unless the caller's policy allows this."""
@@ -61,6 +62,12 @@ def arn(call: Call, kind: str, name: str) -> str:
 
 def as_tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": name, "Value": value} for name, value in tags.items()]
+
+
+def only_asked(call: Call) -> None:
+    """End a call that only asks whether it would be allowed."""
+    if call.params.get("DryRun"):
+        raise Refused("DryRunOperation", "Request would have succeeded, but DryRun is set.", 412)
 
 
 def _tags_for(params: Mapping[str, Any], kind: str) -> dict[str, str]:
@@ -243,8 +250,7 @@ def how_many(call: Call, order: _Order) -> int:
 def run_instances(call: Call) -> dict[str, Any]:
     order = _Order(call)
     _authorise(call, order)
-    if call.params.get("DryRun"):
-        raise Refused("DryRunOperation", "Request would have succeeded, but DryRun is set.", 412)
+    only_asked(call)
     machines = earlier(call, order)
     if machines is None:
         count = how_many(call, order)
@@ -397,6 +403,7 @@ def _of(call: Call, kind: str, name: str, tags: Mapping[str, str], wanted: str) 
     context = {f"aws:ResourceTag/{key}": value for key, value in tags.items()}
     context |= {f"ec2:ResourceTag/{key}": value for key, value in tags.items()}
     call.need(wanted, arn(call, kind, name), context | {"ec2:Region": call.region})
+    only_asked(call)
 
 
 @action("ec2", "TerminateInstances")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudfake.ec2_account import ACCOUNT, Refused, iso
 from cloudfake.ec2_actions import Call, action, as_tags, described, find
-from cloudfake.ec2_policy import like
+from cloudfake.ec2_policy import allows, like
 from cloudfake.ec2_types import GROUPS
 
 Read = Callable[[Any], Iterable[str]]
@@ -241,12 +241,18 @@ def _by_id(call: Call, param: str, known: Mapping[str, str], code: str) -> list[
 def describe_images(call: Call) -> dict[str, Any]:
     _read(call, "DescribeImages")
     known = {name: region for name, region in call.account.images.items() if region == call.region}
-    return {
-        "Images": [
-            {"ImageId": name, "State": "available", "Architecture": "x86_64", "RootDeviceName": "/dev/xvda"}
-            for name in _by_id(call, "ImageIds", known, "InvalidAMIID.NotFound")
-        ]
-    }  # fmt: skip
+    images = [
+        {
+            "ImageId": name,
+            "State": "available",
+            "Architecture": "x86_64",
+            "RootDeviceName": "/dev/xvda",
+            "OwnerId": ACCOUNT,
+        }
+        | call.account.image_says.get(name, {})
+        for name in _by_id(call, "ImageIds", known, "InvalidAMIID.NotFound")
+    ]
+    return {"Images": chosen(call, images, {"name": lambda x: [x.get("Name", "")]})}
 
 
 @action("ec2", "DescribeSubnets")
@@ -277,9 +283,10 @@ def describe_security_groups(call: Call) -> dict[str, Any]:
             {
                 "GroupId": name,
                 "VpcId": f"vpc-{call.region}",
-                "IpPermissions": [
-                    {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": name}], "IpRanges": []}
-                ],
+                "IpPermissions": call.account.rules.get(
+                    name,
+                    [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": name}], "IpRanges": []}],
+                ),
             }
             for name in _by_id(call, "GroupIds", known, "InvalidGroup.NotFound")
         ]
@@ -290,7 +297,14 @@ def describe_security_groups(call: Call) -> dict[str, Any]:
 def describe_vpc_endpoints(call: Call) -> dict[str, Any]:
     _read(call, "DescribeVpcEndpoints")
     told = call.account.endpoints.get(call.region)
-    entries = [{"ServiceName": told, "VpcId": f"vpc-{call.region}", "State": "available"}]
+    entries = [
+        {
+            "ServiceName": told,
+            "VpcId": f"vpc-{call.region}",
+            "State": "available",
+            "VpcEndpointType": "Gateway",
+        }
+    ]
     reads: dict[str, Read] = {
         "vpc-id": lambda x: [x["VpcId"]],
         "service-name": lambda x: [x["ServiceName"]],
@@ -312,7 +326,33 @@ def describe_availability_zones(call: Call) -> dict[str, Any]:
 @action("sts", "GetCallerIdentity")
 def get_caller_identity(call: Call) -> dict[str, Any]:
     """Answer who asks; no policy can forbid this one."""
-    return {"UserId": "AIDA", "Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/{call.who}"}
+    arn = f"arn:aws:iam::{ACCOUNT}:user/{call.who}"
+    if call.policy is not None:
+        arn = f"arn:aws:sts::{ACCOUNT}:assumed-role/{call.who}/i-0123456789abcdef0"
+    return {"UserId": "AIDA", "Account": ACCOUNT, "Arn": arn}
+
+
+@action("iam", "SimulatePrincipalPolicy")
+def simulate_principal_policy(call: Call) -> dict[str, Any]:
+    """Answer what the caller's policy allows; the context is what the caller says."""
+    source = call.params["PolicySourceArn"]
+    call.need("iam:SimulatePrincipalPolicy", source, {})
+    context = {
+        entry["ContextKeyName"]: entry["ContextKeyValues"][0]
+        for entry in call.params.get("ContextEntries", ())
+    }
+    results = [
+        {
+            "EvalActionName": name,
+            "EvalResourceName": resource,
+            "EvalDecision": "allowed"
+            if call.policy is None or allows([call.policy], name, resource, context)
+            else "implicitDeny",
+        }
+        for name in call.params["ActionNames"]
+        for resource in call.params.get("ResourceArns", ["*"])
+    ]
+    return {"EvaluationResults": results, "IsTruncated": False}
 
 
 @action("service-quotas", "ListServiceQuotas")

@@ -106,6 +106,7 @@ def _from_form(shape: Shape, tree: Any, ec2: bool) -> Any:
             for field, value in tree.items()
         }
     if isinstance(shape, ListShape):
+        tree = tree if ec2 else tree.get("member", tree)
         return [_from_form(shape.member, tree[key], ec2) for key in sorted(tree, key=int)]
     return READS.get(shape.type_name, str)(tree)
 

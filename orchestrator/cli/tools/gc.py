@@ -1,20 +1,29 @@
-"""The tool `gc`: removes what a dead manager has left, and machines that no lease claims."""
+"""The tool `gc`: ends what nobody needs: machines that no lease claims, and what outlived others.
+
+A list is made and shown; what is ended is that list. On real clouds a person is asked first.
+"""
 
 import asyncio
 import shutil
+import sys
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import redis.asyncio
 import typer
+from rich.table import Table
 from rich.text import Text
 
-from cloud.provider import all_machines
-from orchestrator.cli import tables
-from orchestrator.cli.command import Command
-from orchestrator.client import NotRunning, local_cloud
+from cloud.errors import CloudError
+from cloud.model import Closed, Ref
+from cloud.provider import Provider
+from orchestrator.cli import clouds, tables
+from orchestrator.cli.command import ERROR, USAGE, Command, CommandError
+from orchestrator.client import House, NotRunning, local_cloud
 from orchestrator.formatting import plural
 from orchestrator.journal import RedisJournal
 from orchestrator.loop import resume
@@ -25,61 +34,188 @@ from orchestrator.supervisor.supervisor import HouseError, only_one
 
 RUN_DIRS = ("run", "cloud/machines")
 
+Kind = Literal["machine", "disk", "nic", "address", "spot_request", "process", "link", "folder"]
+
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not needed any more."""
+    """Something that is not needed any more; `place` is the cloud and region that it costs in."""
 
-    kind: Literal["machine", "process", "link", "folder"]
+    kind: Kind
     id: str
     why: str
+    place: str = ""
+
+    @property
+    def away(self) -> bool:
+        """Return whether it is on a real cloud."""
+        return bool(self.place) and not self.place.startswith("local/")
+
+
+class Found(msgspec.Struct):
+    """What is on clouds: what to end, how much is only said, and who did not answer."""
+
+    things: dict[Ref, Leftover] = {}
+    unclaimed: int = 0
+    silent: list[str] = []
+
+
+class _Held(NamedTuple):
+    """Something of ours on a cloud."""
+
+    ref: Ref
+    token: str
+    kind: Kind
 
 
 def gc(
     command: Command,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before ending them.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="No manager will come back: end all that has our tag."),
+    ] = False,
 ) -> None:
     """End leftovers: machines of ours that no lease claims, and what dead managers left."""
     places = Places(command.config.state_dir)
-    found = asyncio.run(_machines(command, end=not dry_run))
-    found += _of_a_dead_house(places, end=not dry_run)
-    found += _dangling_links(end=not dry_run)
-    made = tables.table("what", "which", "why")
-    for one in found:
-        made.add_row(one.kind, one.id, Text(one.why))
-    done = "would be removed" if dry_run else "removed"
-    line = f"{plural(len(found), 'thing')} {done}" if found else "nothing is left over"
+    on_clouds = asyncio.run(_on_clouds(command, everything=everything))
+    here = [*_of_a_dead_house(places, end=False), *_dangling_links(end=False)]
+    found = [*on_clouds.things.values(), *here]
+    if found and not dry_run:
+        _ask(command, found, yes=yes)
+        on_clouds.silent += asyncio.run(_end(command, list(on_clouds.things)))
+        _of_a_dead_house(places, end=True)
+        _dangling_links(end=True)
+    words = "orchestrator tools gc" + (" --all" if everything else "")
+    away = any(one.away for one in found)
     command.answer(
-        {"dry_run": dry_run, "leftovers": found},
-        *((made, Text(line)) if found else (Text(line),)),
-        then=("orchestrator tools gc",) if found and dry_run else (),
+        {"dry_run": dry_run, "leftovers": found, "silent": on_clouds.silent},
+        *([_table(found)] if found else []),
+        *(Text(line) for line in _said(on_clouds, len(found), dry_run=dry_run)),
+        then=(words,) if found and dry_run else (f"{words} --dry-run",) if away else (),
     )
+    if on_clouds.silent:
+        raise typer.Exit(ERROR)
 
 
-async def _machines(command: Command, *, end: bool) -> list[Leftover]:
-    """Return, and end if asked, machines with our tag that no lease of the manager claims.
+def _table(found: Sequence[Leftover]) -> Table:
+    made = tables.table("what", "where", "which", "why")
+    for one in found:
+        made.add_row(one.kind.replace("_", " "), one.place or "here", one.id, Text(one.why))
+    return made
 
-    Without a running manager no machine is touched, because the next manager may adopt them.
+
+def _said(on_clouds: Found, count: int, *, dry_run: bool) -> list[str]:
+    lines = [f"{said}; what is there is not known" for said in on_clouds.silent]
+    if on_clouds.unclaimed:
+        said = f"{plural(on_clouds.unclaimed, 'thing')} with our tag on real clouds"
+        lines.append(
+            f"{said}, and no manager runs here that could claim them: orchestrator up adopts or "
+            "ends them; if no manager will come back: orchestrator tools gc --all"
+        )
+    if count:
+        done = "would be removed" if dry_run else "removed"
+        return [*lines, f"{plural(count, 'thing')} {done}"]
+    return lines or ["nothing is left over"]
+
+
+def _ask(command: Command, found: Sequence[Leftover], *, yes: bool) -> None:
+    """Ask before something that costs money elsewhere is ended."""
+    away = plural(sum(one.away for one in found), "thing")
+    if yes or not any(one.away for one in found):
+        return
+    if command.json or not sys.stdin.isatty():
+        raise CommandError(
+            f"{away} on real clouds would be ended; look at them with orchestrator tools gc "
+            "--dry-run, then add --yes",
+            USAGE,
+        )
+    command.say(_table(found))
+    if not typer.confirm(f"End {away} on real clouds?"):
+        raise CommandError("nothing was ended")
+
+
+@asynccontextmanager
+async def _open(command: Command, house: House | None) -> AsyncIterator[list[Provider]]:
+    """Open every cloud that may hold something of ours."""
+    async with clouds.opened(command.config) as real:
+        if house is None or not house.local_cloud:
+            yield list(real)
+            return
+        async with local_cloud(house) as local:
+            yield [local, *real]
+
+
+async def _on_clouds(command: Command, *, everything: bool) -> Found:
+    """Return what carries our tag and is claimed by no lease.
+
+    Without a running manager nothing is, unless a person says that none comes back: the next
+    manager may adopt machines, and the one that owns them may run elsewhere.
     """
-    try:
-        client = command.client()
-    except NotRunning:
-        return []
-    if not client.house().local_cloud:
-        return []
+    house = _house(command)
+    async with _open(command, house) as opened:
+        answers = await asyncio.gather(*(_listed(command, cloud) for cloud in opened))
+        # Read after the lists, so that an intent written meanwhile counts.
+        claimed = set() if house is None else await claimed_tokens(house.redis_url)
+    found = Found(silent=[line for _, silent in answers for line in silent])
+    strange = [one for held, _ in answers for one in held if one.token not in claimed]
+    if house is None and not everything:
+        found.unclaimed = len(strange)
+        return found
+    tag = f"our tag {command.config.manager.deployment}"
+    why = f"carries {tag}, and no lease claims it" if house else f"carries {tag}; --all"
+    for one in strange:
+        place = one.ref.place.key
+        found.things[one.ref] = Leftover(kind=one.kind, id=one.ref.id, why=why, place=place)
+    return found
 
-    async with local_cloud(client.house()) as cloud:
-        grace_s = command.config.limits.launch_grace_s
-        listed = [one for one in await all_machines(cloud) if not one.gone]
-        # Read after the list, so that an intent written meanwhile counts.
-        claimed = await claimed_tokens(client.house().redis_url)
-        strange = [
-            one for one in listed
-            if one.token not in claimed and time.time() - one.launched_at_s > grace_s
-        ]  # fmt: skip
-        if end and strange:
-            await cloud.end([one.ref for one in strange])
-        why = f"carries our tag {client.house().deployment}, and no lease claims it"
-        return [Leftover(kind="machine", id=one.id, why=why) for one in strange]
+
+def _house(command: Command) -> House | None:
+    try:
+        return command.client().house()
+    except NotRunning:
+        return None
+
+
+async def _listed(command: Command, cloud: Provider) -> tuple[list[_Held], list[str]]:
+    """Return what a cloud holds of ours that is not young, and which places do not answer."""
+    local = cloud.name == "local"
+    grace_s = command.config.limits.launch_grace_s if local else cloud.pace.grace_s
+    held, silent = list[_Held](), list[str]()
+    try:
+        places = await cloud.places()
+    except CloudError as error:
+        return [], [f"{cloud.name}: {error}"]
+    for place in places:
+        if isinstance(place, Closed):
+            silent.append(f"{place.place.key.rstrip('/')}: {place.because}")
+            continue
+        try:
+            listing = await cloud.list(place)
+        except CloudError as error:
+            silent.append(f"{place.key}: {error}")
+            continue
+        late_s = time.time() - grace_s
+        held += [
+            _Held(one.ref, one.token, "machine")
+            for one in listing.machines
+            if not one.gone and one.launched_at_s < late_s
+        ]
+        held += [_Held(one.ref, one.token, one.kind) for one in listing.leftovers]
+    return held, silent
+
+
+async def _end(command: Command, refs: Sequence[Ref]) -> list[str]:
+    """End exactly these; return who did not take it."""
+    failed = []
+    async with _open(command, _house(command)) as opened:
+        for cloud in opened:
+            for place in sorted({ref.place for ref in refs if ref.place.cloud == cloud.name}):
+                try:
+                    await cloud.end([ref for ref in refs if ref.place == place])
+                except CloudError as error:
+                    failed.append(f"{place.key}: {error}")
+    return failed
 
 
 async def claimed_tokens(redis_url: str) -> set[str]:

@@ -1,0 +1,40 @@
+"""What an examination finds: one line for each thing that has to be right before anything is bought."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+
+from cloud.errors import CloudError
+
+Found = Sequence["Finding"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line: what was looked at, what was found and why it matters, and what to do about it."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def good(name: str, found: str) -> Finding:
+    return Finding(name, True, found)
+
+
+def bad(name: str, found: str, remedy: str) -> Finding:
+    return Finding(name, False, found, remedy)
+
+
+async def looked(name: str, look: Awaitable[Found], remedy: str, at_most_s: float) -> Found:
+    """Return what a look finds; whatever keeps it from being taken is what it found."""
+    try:
+        return await asyncio.wait_for(look, at_most_s)
+    except CloudError as error:
+        return [bad(name, str(error).removesuffix("; the list will tell"), remedy)]
+    except TimeoutError:
+        return [bad(name, f"no answer within {at_most_s:.0f} s", "is the network up? try again")]
+    except (LookupError, TypeError, ValueError) as error:
+        said = f"an answer that cannot be read ({type(error).__name__})"
+        return [bad(name, said, "try again; if it stays so, report it")]

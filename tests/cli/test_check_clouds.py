@@ -1,0 +1,121 @@
+"""What the commands of a person say of real clouds, through the clouds' own libraries over loopback."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cloudfake.arm import GROUP, IMAGE, MANAGER, SUBNET, SUBSCRIPTION, ArmDoor
+from cloudfake.arm_wire import listening
+from cloudfake.ec2 import Ec2Door, served
+from cloudfake.ec2_account import Account, Dials
+
+from cloud.azure.examine import needed
+from cloud.clock import CLOCK
+from orchestrator.cli import clouds, init_check
+from orchestrator.config import Azure, Config, Ray
+
+AWS = """
+[aws]
+enabled = true
+regions = "us-east-1"
+types = "g5.*"
+images = "us-east-1=ami-us-east-1"
+subnets = "us-east-1a=subnet-us-east-1a,us-east-1b=subnet-us-east-1b"
+security_groups = "us-east-1=sg-us-east-1"
+instance_profile = "workers"
+endpoint_url = "{url}"
+"""
+
+AZURE = f"""
+[azure]
+subscription = "{SUBSCRIPTION}"
+resource_group = "{GROUP}"
+subnets = "eastus={SUBNET}"
+image = "{IMAGE}"
+ssh_public_key = "ssh-ed25519 AAAA me"
+types = "Standard_NC*"
+sign_in = "managed"
+endpoint = "{{url}}"
+prices_endpoint = "{{url}}"
+"""
+
+
+@contextmanager
+def ec2_beside(shell, monkeypatch) -> Iterator[Ec2Door]:
+    """An account on a loopback port, with settings that name it and keys that open it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    door = Ec2Door(Account(Dials(startup_s=0.0)), CLOCK)
+    with served(door) as url:
+        shell.script("orchestrator.toml", AWS.format(url=url))
+        yield door
+
+
+@pytest.fixture
+def ec2(shell, monkeypatch) -> Iterator[Ec2Door]:
+    monkeypatch.setattr(init_check, "CHECKS", ())
+    with ec2_beside(shell, monkeypatch) as door:
+        yield door
+
+
+@pytest.fixture
+def arm(shell, monkeypatch) -> Iterator[ArmDoor]:
+    """A subscription on a loopback port; the manager's machine has an identity that may do all."""
+    door = ArmDoor(CLOCK)
+    door.speaker = MANAGER
+    monkeypatch.setattr(init_check, "CHECKS", ())
+    with listening(door) as url:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", url)
+        shell.script("orchestrator.toml", AZURE.format(url=url))
+        yield door
+
+
+def test_check_looks_at_a_whole_subscription(shell, arm):
+    """Through the machine's own identity, and without buying anything."""
+    before = set(arm.vms)
+    answer = shell("check")
+    assert answer.code == 0, answer.out
+    assert "azure eastus security group" in answer.out
+    assert set(arm.vms) == before
+    arm.restrict(x for x in needed() if not x.endswith("virtualMachines/delete"))
+    answer = shell("check", "--json")
+    (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]
+    assert wrong["found"] == "missing on the group: Microsoft.Compute/virtualMachines/delete"
+    assert answer.code == 1
+
+
+def test_check_looks_at_a_whole_account(shell, ec2):
+    """Every line is good, so the next command is named, and nothing was bought."""
+    answer = shell("check")
+    assert answer.code == 0, answer.out
+    assert "Next: orchestrator up" in answer.out
+    assert "aws us-east-1 S3 endpoint" in answer.out
+    assert not ec2.account.instances
+
+
+def test_check_says_in_one_line_what_is_wrong(shell, ec2):
+    """What was found, why it matters, and what to do; the exit code says that it is not good."""
+    ec2.account.endpoints.clear()
+    answer = shell("check")
+    (line,) = [line for line in answer.out.splitlines() if line.startswith("FAIL")]
+    assert "aws us-east-1 S3 endpoint" in line
+    assert answer.code == 1
+    (wrong,) = [one for one in shell("check", "--json").json["checks"] if not one["ok"]]
+    assert "$3.78" in wrong["found"]
+    assert "add a gateway endpoint" in wrong["remedy"]
+
+
+def test_a_head_that_machines_cannot_reach_is_named():
+    """A cloud that is called elsewhere has its machines elsewhere; one on this machine has them here."""
+    away = clouds.head(Config(), ["azure"])
+    assert not away.ok
+    assert "127.0.40.1 is reached by this machine only" in away.found
+    assert "ray.head_address" in away.remedy
+    assert clouds.head(Config(ray=Ray(head_address="10.60.0.5")), ["azure"]).ok
+    here = Config(azure=Azure(endpoint="http://127.0.0.1:9"))
+    assert clouds.head(here, ["azure"]).ok

@@ -1,0 +1,153 @@
+"""`tools gc` on real clouds: one list, asked about once, and nothing foreign in it."""
+
+import asyncio
+import os
+import pty
+import subprocess
+import time
+
+import pytest
+from cloudfake.arm import MANAGER
+from conftest import PROGRAM
+from test_check_clouds import arm, ec2, ec2_beside
+
+from cloud.clock import VirtualClock
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
+from orchestrator.cli.clouds import provider
+from orchestrator.cli.tools.gc import claimed_tokens
+from orchestrator.config import load
+
+assert ec2, arm  # fixtures
+GPU = Pool(cloud="aws", region="us-east-1", zone="us-east-1a", type="g5.xlarge")
+T4 = Pool(cloud="azure", region="eastus", zone="eastus-1", type="Standard_NC4as_T4_v3")
+OURS = "default"
+
+
+def bought(shell, token: str, pool: Pool, deployment: str = OURS) -> str:
+    """A machine that nobody's journal knows."""
+    config = load(shell.folder / "orchestrator.toml", os.environ)
+
+    async def buy() -> str:
+        cloud = provider(config, pool.cloud)
+        request = LaunchRequest(
+            token=token, pool=pool, market="spot", bid_usd_per_h=None,
+            tags={DEPLOYMENT_TAG: deployment},
+        )  # fmt: skip
+        try:
+            return (await cloud.launch(request))[0].id
+        finally:
+            await cloud.close()
+
+    return asyncio.run(buy())
+
+
+@pytest.fixture
+def held(shell, ec2) -> dict[str, str]:
+    """An hour ago: a machine of ours, what outlived one, one of another deployment, one by hand."""
+    ec2.clock = VirtualClock(time.time() - 3600)
+    ids = {"ours": bought(shell, "t-1", GPU), "gone": bought(shell, "t-2", GPU)}
+    ids["theirs"] = bought(shell, "t-3", GPU, "theirs")
+    account = ec2.account
+    by_hand = bought(shell, "t-4", GPU)
+    account.instances[by_hand].token = "by-hand"  # copied from one of ours
+    gone = account.instances[ids["gone"]]
+    ids["disk"] = next(iter(gone.volumes.values()))
+    account.volumes[ids["disk"]].goes_along = False
+    account.end(gone, ec2.clock.now_s(), "Client.UserInitiatedShutdown", "user")
+    ec2.clock.advance_to(time.time() - 1800)
+    return ids
+
+
+def listed(answer) -> set[tuple[str, str]]:
+    return {(one["kind"], one["id"]) for one in answer.json["leftovers"] if one["kind"] != "link"}
+
+
+def test_what_is_listed_is_what_is_ended(shell, ec2, held):
+    """With --yes exactly the dry run's list goes; other deployments and copies by hand stay."""
+    wanted = {("machine", held["ours"]), ("disk", held["disk"])}
+    assert listed(shell("tools", "gc", "--all", "--dry-run", "--json")) == wanted
+    assert ec2.account.instances[held["ours"]].state != "shutting-down"
+    assert listed(shell("tools", "gc", "--all", "--yes", "--json")) == wanted
+    assert ec2.account.instances[held["ours"]].done
+    assert ec2.account.volumes[held["disk"]].gone
+    assert not ec2.account.instances[held["theirs"]].done
+    assert listed(shell("tools", "gc", "--all", "--dry-run", "--json")) == set()
+    assert not ec2.account.books.touched(OURS)
+
+
+def test_without_a_manager_nothing_is_ended_and_what_is_held_is_said(shell, ec2, held):
+    """The manager that owns it may run elsewhere, or come back."""
+    answer = shell("tools", "gc", "--yes")
+    assert answer.code == 0
+    assert "2 things with our tag on real clouds, and no manager runs here" in answer.out
+    assert not ec2.account.instances[held["ours"]].done
+
+
+def test_without_a_yes_a_program_ends_nothing(shell, ec2, held):
+    """There is nobody to ask."""
+    answer = shell("tools", "gc", "--all")
+    assert (answer.code, "--yes" in answer.line) == (2, True)
+    assert not ec2.account.instances[held["ours"]].done
+
+
+@pytest.mark.parametrize("said", ["n", "y"])
+def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
+    """Whoever says no ends nothing."""
+    leader, terminal = pty.openpty()
+    program = subprocess.Popen(
+        [PROGRAM, "tools", "gc", "--all"], cwd=shell.folder, stdin=terminal, stdout=terminal,
+        stderr=terminal, close_fds=True,
+    )  # fmt: skip
+    os.close(terminal)
+    shown = b""
+    while b"End 2 things on real clouds?" not in shown:
+        shown += os.read(leader, 4096)
+    assert held["disk"].encode()[:8] in shown
+    os.write(leader, said.encode() + b"\n")
+    assert program.wait(60) == (0 if said == "y" else 1)
+    os.close(leader)
+    assert ec2.account.instances[held["ours"]].done == (said == "y")
+
+
+def test_a_region_that_does_not_answer_is_said_and_fails(shell, ec2, held):
+    """Silence is not "nothing is left": the exit code says so."""
+    ec2.silent.add("us-east-1")
+    answer = shell("tools", "gc", "--all", "--dry-run")
+    assert answer.code == 1
+    assert "aws/us-east-1: AWS, us-east-1, describe_instances" in answer.out
+    assert "what is there is not known" in answer.out
+    assert "nothing is left over" not in answer.out
+
+
+def test_disks_and_interfaces_of_azure_are_listed_and_deleted(shell, arm):
+    """A failed creation left them; a machine of another deployment stays."""
+    arm.clock = VirtualClock(time.time() - 3600)
+    arm._tokens.clear()
+    assert arm.speaker == MANAGER
+    arm.dials = type(arm.dials)(failed=1.0, stranded=1.0, delete_s=(1, 1))
+    bought(shell, "t-1", T4)
+    arm.clock.advance_to(time.time() - 1800)
+    kinds = {kind for kind, _ in listed(shell("tools", "gc", "--all", "--dry-run", "--json"))}
+    assert kinds == {"machine"}
+    shell("tools", "gc", "--all", "--yes")
+    arm.clock.advance_to(time.time() - 900)
+    kinds = {kind for kind, _ in listed(shell("tools", "gc", "--all", "--yes", "--json"))}
+    assert kinds == {"disk", "nic"}
+    assert not arm.books.alive(OURS)
+    assert not arm.books.touched(OURS)
+
+
+@pytest.mark.processes
+def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
+    """A machine with the token of a lease stays; one whose token nobody knows is listed."""
+    own_house.script("wait.py", "x = 'wait'\n")
+    assert own_house("submit", "wait.py").code == 0
+    url = own_house.client().house().redis_url
+    until(lambda: own_house("status", "--json").json["machines"])
+    claimed = min(asyncio.run(claimed_tokens(url)))
+    with ec2_beside(own_house, monkeypatch) as door:
+        door.clock = VirtualClock(time.time() - 3600)
+        ours, strange = bought(own_house, claimed, GPU), bought(own_house, "t-1", GPU)
+        assert listed(own_house("tools", "gc", "--dry-run", "--json")) == {("machine", strange)}
+        assert listed(own_house("tools", "gc", "--yes", "--json")) == {("machine", strange)}
+        assert not door.account.instances[ours].done
