@@ -349,8 +349,8 @@ def _of_zones(choice: Choice, units: Units) -> str:
         zones = len({int(units.zone[i]) for i in taken})
         paid = _price(choice.best.traffic_usd_per_work)
         return f"{zones} zones, though their traffic costs {paid}"
-    if choice.apart_usd_per_work > 0:
-        return f"in one zone, because traffic between zones would cost {_price(choice.apart_usd_per_work)}"
+    if choice.apart_usd_per_work > 0 and choice.best.taken > 0:
+        return f"in one zone, as traffic between several would cost {_price(choice.apart_usd_per_work)}"
     return ""
 
 

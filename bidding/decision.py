@@ -117,7 +117,7 @@ class Choice(NamedTuple):
     """The rows that are held next, once per machine, and the footprint that they lead to.
 
     `unfinished`: a part is exchanged now and the rest waits. `apart_usd_per_work` is what the
-    footprint that looks at no zone would pay for traffic; zero where there is no home to keep to.
+    whole walk that looks at no zone would pay for traffic; zero where there is no home to keep to.
     """
 
     rows: Ints
@@ -320,7 +320,9 @@ def chosen(
         better = cheaper if alike else its > mine
         if other.usd_per_work <= most and (best.usd_per_work > most or better):
             best, steps, rates = other, walks.spread, spread_per_h
-    apart = best.traffic_usd_per_work if len(walks.homes) > 0 else 0.0
+    apart = 0.0
+    if len(walks.homes) > 0:
+        apart = traffic_of(walks.units, walks.steps, bounds, pools)
     home, best = _home(walks, homes_per_h, best, bounds, pools)
     if home >= 0:
         n = walks.lengths[home]

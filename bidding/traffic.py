@@ -69,7 +69,7 @@ def usd_per_work(spread: Spread, exchange: Exchange) -> float:
     for z in range(len(spread.zone)):
         here = spread.zone[z]
         near = spread.region[spread.region_of[z]]
-        if here == 0 or here == total:
+        if here in (0, total):
             continue
         p, q = spread.zone_usd_per_gb[z], spread.region_usd_per_gb[z]
         pairs += here * (p * (near - here) + q * (total - near))

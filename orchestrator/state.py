@@ -44,7 +44,7 @@ Alarm = Literal[
 
 # The version of the stored format; it goes up with every change after which older states cannot be
 # read.
-STATE_VERSION = 3
+STATE_VERSION = 4
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
 
@@ -95,6 +95,8 @@ class Account(msgspec.Struct, kw_only=True):
     intended_usd_per_h: float = 0.0  # of launches whose machine is not known yet
     manager_usd: float = 0.0
     manager_usd_per_h: float = 0.0
+    traffic_usd: float = 0.0  # between zones: what its steps have cost, and are about to
+    traffic_usd_per_h: float = 0.0
     leases: int = 0
 
 
@@ -324,6 +326,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     profile: Profile | None = None
     # The network as it was measured, before any scaling.
     told: Network | None = None
+    # What a step sends between zones costs: in the newest layout, in the last one that committed a
+    # step, and of all steps so far.
+    step_usd: float = 0.0
+    worked_step_usd: float = 0.0
+    sent_usd: float = 0.0
     # The plan of the newest layout, with its predicted times, and why it was chosen.
     plan: LayoutPlan | None = None
     chosen: str = ""

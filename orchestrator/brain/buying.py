@@ -237,12 +237,14 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     )
     coming = any(_able(state, job, e) < len(e.workers) or not e.workers for e in staying)
     left = able + sum(_able(state, job, e) for e in going if e.state == "working")
+    idle = [e for e in staying if not any(w in job.layouts.serving for w in e.workers.values())]
     for lease in going:
         slots = _able(state, job, lease)
         if lease.state != "working" or left - slots < situation.slots_least(job):
             continue
-        if coming and spare < slots:
-            continue  # who replaces it cannot work yet
+        apart = idle and all(leases.usd_per_gb(state, e.pool, lease.pool) > 0 for e in idle)
+        if coming and (spare < slots or apart):
+            continue  # who replaces it cannot work yet, or not together with those that stay
         move_lease(lease, "leaving", state.now_s, lease.released)
         changed = True
         left, spare = left - slots, spare - slots

@@ -9,7 +9,17 @@ from hashlib import blake2b
 
 from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
-from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Market, Place, Pool, Refusal, Scope
+from cloud.model import (
+    DEPLOYMENT_TAG,
+    EndedBy,
+    LaunchRequest,
+    Market,
+    Place,
+    Pool,
+    Refusal,
+    Scope,
+    Traits,
+)
 from orchestrator.actions import AnyAction, Launch, Terminate
 from orchestrator.brain import ledger, staffing
 from orchestrator.state import (
@@ -45,10 +55,27 @@ def cost_now_usd_per_h(state: State, pool: Pool, market: Market) -> float:
     return spot
 
 
-def home_of(state: State, job: Job) -> str | None:
-    """The region that holds the job's state: where most of its machines work."""
+def traits_of(state: State, place: Place) -> Traits:
+    """What is true of a cloud; by the settings alone while it has not said so itself."""
+    known = state.places.get(place.key)
+    if known is None or known.traits is None:
+        return Traits(billing=state.settings.billing)
+    return known.traits
+
+
+def usd_per_gb(state: State, sender: Pool, receiver: Pool) -> float:
+    """What a gigabyte costs that a machine sends to another one."""
+    if (sender.place, sender.zone) == (receiver.place, receiver.zone):
+        return 0.0
+    traits = traits_of(state, sender.place)
+    near = sender.place == receiver.place
+    return traits.zone_usd_per_gb if near else traits.region_usd_per_gb
+
+
+def home_of(state: State, job: Job) -> Place | None:
+    """The place that holds the job's state: where most of its machines work."""
     regions = Counter(
-        lease.pool.region
+        lease.pool.place
         for token in job.leases
         if (lease := state.leases[token]).state in ("working", "noticed", "leaving")
     )
@@ -60,11 +87,12 @@ def free_to_bring(state: State, job: Job, pool: Pool) -> bool:
     return egress_usd(state, job, pool, home_of(state, job)) == 0
 
 
-def egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
-    """What bringing the job's state to a machine there costs."""
-    if home is None or pool.region == home:
+def egress_usd(state: State, job: Job, pool: Pool, home: Place | None) -> float:
+    """What bringing the job's state to a machine there costs, by the settings or its cloud."""
+    if home is None or pool.place == home:
         return 0.0
-    return state.settings.egress_usd_per_gb * job.layouts.state_bytes / 1e9
+    gb = job.layouts.state_bytes / 1e9
+    return (state.settings.egress_usd_per_gb or traits_of(state, home).region_usd_per_gb) * gb
 
 
 # --- buying --------------------------------------------------------------------------------------------
