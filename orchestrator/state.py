@@ -217,11 +217,15 @@ class PoolState(msgspec.Struct, kw_only=True):
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row."""
+    """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row.
+
+    With `room`, so many machines may be asked for meanwhile: only more were refused.
+    """
 
     until_s: float
     because: str
     strikes: int = 0
+    room: int = 0
 
 
 class PlaceState(msgspec.Struct, kw_only=True):
@@ -483,6 +487,18 @@ def move_lease(lease: Lease, to: LeaseState, at_s: float, because: str) -> None:
     lease.state = to
     lease.history.append(Moved(at_s, to, because))
     del lease.history[:-HISTORY_MAX]
+
+
+def keys_of(request: LaunchRequest) -> tuple[str, ...]:
+    """Return the names of the leases of a launch: its token, or a name for each of its machines."""
+    if request.count == 1:
+        return (request.token,)
+    return tuple(f"{request.token}/{index}" for index in range(request.count))
+
+
+def claimed(state: State, token: str, index: int) -> Lease | None:
+    """Return the lease that claims this machine of a launch."""
+    return state.leases.get(token) or state.leases.get(f"{token}/{index}")
 
 
 def leases_of(state: State, job: Job) -> list[Lease]:

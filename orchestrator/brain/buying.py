@@ -175,13 +175,14 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     bought = 0
     worth, home = _worth(job, purchase), leases.home_of(state, job)
     for part in purchase.acquire:
-        ceiling = situation.ceiling_of(state, part)
         egress_usd = leases.egress_usd(state, job, part.pool, home)
-        for _ in range(min(part.count, room - bought)):
-            if not ledger.affordable(state, job, ceiling, egress_usd):
+        wanted = min(part.count, room - bought)
+        while wanted > 0:
+            asked = replace(part, count=wanted)
+            count = leases.intend(state, out, job, asked, worth, egress_usd)
+            if count == 0:
                 break
-            leases.intend(state, out, job, part, worth, egress_usd)
-            bought += 1
+            wanted, bought = wanted - count, bought + count
     if not _holds_out(state, out, job, purchase):
         ends = (
             "the job ends before its layout may change; "

@@ -127,6 +127,26 @@ def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: flo
     return pays(purses(state, job), needed)
 
 
+def payable(
+    state: State, job: Job, usd_per_h: tuple[float, float], egress_usd: float, most: int
+) -> int:
+    """Return how many machines with this ceiling and price can be reserved for at once, of `most`.
+
+    Each that is asked for makes the next one dearer, as it costs from its start, unseen.
+    """
+    ceiling, price = usd_per_h
+    settings = state.settings
+    one_usd = needed_usd(settings, ceiling) + egress_usd
+    reserved_usd = reserve_usd(settings, ceiling) + egress_usd
+    unseen_usd = (price + settings.disk_usd_per_h) * _unseen_s(settings) / HOUR_S
+    found = purses(state, job)
+    count = 0
+    while count < most and pays(found, one_usd):
+        found = [(left - reserved_usd, others + unseen_usd) for left, others in found]
+        count += 1
+    return count
+
+
 def pays(purses: Sequence[tuple[float, float]], needed_usd: float) -> bool:
     return all(needed_usd + others <= left for left, others in purses)
 

@@ -132,6 +132,8 @@ def offers(state: State, job: Job) -> list[Offer]:
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
             room = _room_left(state, known, market) if price is not None else 0
+            bounds = [n for n in (room, leases.askable(state, known, market)) if n is not None]
+            room = min(bounds, default=None)
             if price is None or room == 0:
                 continue
             block = leases.block_of(state, known, market)
@@ -141,7 +143,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     type=known.kind,
                     market=market,
                     price_usd_per_h=price,
-                    blocked=block is not None,
+                    blocked=block is not None and not block.room,
                     blocked_because="" if block is None else block.because,
                     machines_max=room,
                     hazard_per_h=hazard_per_h,
