@@ -32,8 +32,10 @@ from bidding.decision import (
     FITS,
     LOST_MAX,
     RENEW_H,
+    Choice,
     Machines,
     Need,
+    Walks,
     chosen,
     planned,
     price_of_work,
@@ -53,6 +55,7 @@ from bidding.model import (
     Throughput,
 )
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, all_gone
+from bidding.traffic import Exchange
 from cloud.model import Market
 
 # What is left must pay a footprint this long; what ending it takes, the ledger reserves apart.
@@ -114,8 +117,9 @@ def decide(
         why = _refused(scene, walks.refusal, bounds, walks.units, offers)
     choice = chosen(
         walks, _rates(rows, walks.steps, throughput), _rates(rows, walks.spread, throughput),
-        bounds, len(rows),
+        _home_rates(rows, walks, throughput), bounds, len(rows),
     )  # fmt: skip
+    why = "; ".join(filter(None, (why, _of_zones(choice, known.units))))
     if choice.unfinished:
         why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
     taken = [_Taken(rows[i], bids[known.choice[i]]) for i in choice.rows]
@@ -217,6 +221,7 @@ def _columns(
     """
     pools: dict[object, int] = {}
     regions: dict[object, int] = {}
+    zones: dict[object, int] = {}
     rules = {key: rule_of(*key) for key in {(r.billing, r.pool.cloud, r.market) for r in rows}}
     codes = {key: code_of(rule) for key, rule in rules.items()}
     keys = [(r.billing, r.pool.cloud, r.market) for r in rows]
@@ -253,6 +258,9 @@ def _columns(
         machines=ints(_count(o, scene.limits) if o else 1 for o in offers),
         pool=ints(pools.setdefault((r.pool, r.market), len(pools)) for r in rows),
         region=ints(regions.setdefault((r.pool.cloud, r.pool.region), len(regions)) for r in rows),
+        zone=ints(zones.setdefault(_zone(r), len(zones)) for r in rows),
+        zone_usd_per_gb=floats(r.zone_usd_per_gb for r in rows),
+        region_usd_per_gb=floats(r.region_usd_per_gb for r in rows),
         held=flags(leases),
         starts=flags(h and h.doing == "starts" for h in leases),
         fixed=flags(h and h.reliable for h in leases),
@@ -261,6 +269,10 @@ def _columns(
         first=ints(first),
         hazard_per_h=floats(hazards),
     ), bids
+
+
+def _zone(what: Offer | HeldMachine) -> tuple[str, str, str]:
+    return what.pool.cloud, what.pool.region, what.pool.zone
 
 
 def _choices(what: Offer | HeldMachine) -> Iterator[tuple[float | None, float]]:
@@ -297,6 +309,9 @@ def _bounds(machines: Machines, units: Units, demand: Demand, limits: Limits) ->
         bound_usd_per_h=float(units.usd_per_h[fixed].sum()),
         bound_expected_usd_per_h=demand.manager_usd_per_h
         + float(units.expected_usd_per_h[fixed].sum()),
+        exchange=Exchange(
+            float(demand.exchange_gb_per_work), demand.depth, float(demand.boundary_gb_per_work)
+        ),
     )
 
 
@@ -308,6 +323,35 @@ def _rates(rows: Sequence[Offer | HeldMachine], steps: Ints, throughput: Through
         counts[rows[i].type.name] += 1
         rates[j] = throughput.work_per_s(counts) * HOUR_S
     return rates
+
+
+def _home_rates(
+    rows: Sequence[Offer | HeldMachine], walks: Walks, throughput: Throughput
+) -> Floats:
+    """The same for the walk of each zone; footprints of the same types are asked about once."""
+    told: dict[frozenset[tuple[str, int]], float] = {}
+    rates = np.zeros(walks.homes.shape)
+    for k, length in enumerate(walks.lengths.tolist()):
+        counts: Counter[str] = Counter()
+        for j, i in enumerate(walks.homes[k, :length].tolist()):
+            counts[rows[i].type.name] += 1
+            key = frozenset(counts.items())
+            if key not in told:
+                told[key] = throughput.work_per_s(counts) * HOUR_S
+            rates[k, j] = told[key]
+    return rates
+
+
+def _of_zones(choice: Choice, units: Units) -> str:
+    """What traffic between zones has to do with it; empty where it costs nothing."""
+    taken = choice.steps[: choice.best.taken]
+    if choice.best.traffic_usd_per_work > 0:
+        zones = len({int(units.zone[i]) for i in taken})
+        paid = _price(choice.best.traffic_usd_per_work)
+        return f"{zones} zones, though their traffic costs {paid}"
+    if choice.apart_usd_per_work > 0 and choice.best.taken > 0:
+        return f"in one zone, as traffic between several would cost {_price(choice.apart_usd_per_work)}"
+    return ""
 
 
 def _refused(

@@ -9,6 +9,7 @@ import numpy as np
 
 from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.markets.billing import HOUR_S, BillingRule
+from bidding.traffic import NO_EXCHANGE, Exchange, Spread, nowhere, place, usd_per_work
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
@@ -38,6 +39,9 @@ class Units(NamedTuple):
     held: Flags
     pinned: Flags  # its time is paid: giving it back now saves nothing
     upfront_usd: Floats  # owed at once per machine when bought
+    zone: Ints
+    zone_usd_per_gb: Floats  # of what it sends to another zone of its region
+    region_usd_per_gb: Floats
 
 
 class Bounds(NamedTuple):
@@ -54,6 +58,7 @@ class Bounds(NamedTuple):
     recovery_all_h: float  # where no machine is left that holds the state
     bound_usd_per_h: float  # price of what stays whatever it costs
     bound_expected_usd_per_h: float
+    exchange: Exchange = NO_EXCHANGE
 
 
 class Losses(NamedTuple):
@@ -65,12 +70,20 @@ class Losses(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The first `taken` machines of the walk, with E; and the runner-up."""
+    """The first `taken` machines of the walk, with E; and the runner-up.
+
+    Its cost per hour includes traffic; `kept_usd_per_h` is how much dearer than others its leases
+    may be before they are exchanged.
+    """
 
     taken: int
     usd_per_work: float
     other_taken: int
     other_usd_per_work: float
+    work_per_h: float
+    usd_per_h: float
+    kept_usd_per_h: float
+    traffic_usd_per_work: float
 
 
 def code_of(rule: BillingRule) -> int:
@@ -195,9 +208,14 @@ def walk(units: Units, order: Ints, bounds: Bounds, pools: int, slots_per_pool: 
 def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools: int) -> Best:
     """The prefix with the lowest E = C / W, grown while the next machine's own work stays cheap.
 
-    `rates` is the throughput per hour after each machine. W loses what evictions cost all; see `stalled`."""
+    `rates` is the throughput per hour after each machine. W loses what evictions cost all; see `stalled`.
+    C includes what the work sends between zones, and so does the limit per hour.
+    """
     n = len(steps)
     costs, works = np.zeros(n), np.zeros(n)
+    kept, traffic = np.zeros(n), np.zeros(n)
+    spread = nowhere(pools)
+    usd_per_h, kept_usd = bounds.bound_usd_per_h, 0.0
     cost = bounds.bound_expected_usd_per_h
     power = useful = 0.0
     slots = 0
@@ -212,7 +230,76 @@ def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools:
         runs = max(0.0, 1.0 - stalled(losses, bounds))
         costs[j] = cost
         works[j] = rates[j] * useful / power * runs if slots >= bounds.slots_min else 0.0
-    return _grown(costs, works, bounds)
+        usd_per_h += units.usd_per_h[i]
+        kept_usd += units.margin[i] * abs(units.expected_usd_per_h[i])
+        kept[j] = kept_usd
+        put(units, i, spread)
+        traffic[j] = usd_per_work(spread, bounds.exchange)
+        if traffic[j] > 0.0:
+            costs[j] += traffic[j] * works[j]
+            if usd_per_h + traffic[j] * rates[j] > bounds.usd_per_h_max:
+                works[j] = 0.0
+    best = _grown(costs, works, bounds)
+    k = best.taken - 1
+    if k < 0:
+        return best
+    return Best(
+        best.taken, best.usd_per_work, best.other_taken, best.other_usd_per_work, works[k],
+        costs[k], kept[k], traffic[k],
+    )  # fmt: skip
+
+
+@compiled
+def put(units: Units, i: int, spread: Spread) -> None:
+    """Add one machine of a row to the spread of a footprint."""
+    place(
+        spread, units.slots[i], (units.zone[i], units.region[i]),
+        (units.zone_usd_per_gb[i], units.region_usd_per_gb[i]),
+    )  # fmt: skip
+
+
+@compiled
+def traffic_of(units: Units, rows: Ints, bounds: Bounds, pools: int) -> float:
+    """Return what a footprint pays for traffic per work."""
+    spread = nowhere(pools)
+    for i in rows:
+        put(units, i, spread)
+    return usd_per_work(spread, bounds.exchange)
+
+
+@compiled
+def homes_of(units: Units, order: Ints, bounds: Bounds) -> Ints:
+    """Return the zones that a footprint may keep to; none where traffic between zones is free."""
+    found = np.empty(len(order), np.int64)
+    n, dear = 0, False
+    for i in order:
+        if units.share[i] > 0:
+            dear = dear or units.zone_usd_per_gb[i] > 0.0 or units.region_usd_per_gb[i] > 0.0
+            known = False
+            for k in range(n):
+                known = known or found[k] == units.zone[i]
+            if not known:
+                found[n] = units.zone[i]
+                n += 1
+    return found[:n] if dear and n > 1 and bounds.exchange.gb_per_work > 0.0 else found[:0]
+
+
+@compiled
+def home_order(units: Units, order: Ints, zone: int) -> Ints:
+    """Return the order in which the machines of a zone come first, then those of its region."""
+    region = -1
+    for i in order:
+        if units.zone[i] == zone:
+            region = units.region[i]
+    found = np.empty(len(order), np.int64)
+    n = 0
+    for away in range(3):
+        for i in order:
+            apart = 0 if units.zone[i] == zone else 1 if units.region[i] == region else 2
+            if apart == away:
+                found[n] = i
+                n += 1
+    return found
 
 
 @compiled
@@ -262,7 +349,7 @@ def _grown(costs: Floats, works: Floats, bounds: Bounds) -> Best:
         if e[j] < np.inf and (lowest < 0 or e[j] < e[lowest]):
             lowest = j
     if lowest < 0:
-        return Best(0, np.inf, 0, np.inf)
+        return Best(0, np.inf, 0, np.inf, 0.0, 0.0, 0.0, 0.0)
     best = lowest
     allowed = (1.0 + bounds.haste) * abs(e[lowest])
     for j in range(lowest + 1, len(e)):
@@ -276,7 +363,8 @@ def _grown(costs: Floats, works: Floats, bounds: Bounds) -> Best:
     for j in range(len(e)):
         if j != best and e[j] < np.inf and (other < 0 or e[j] < e[other]):
             other = j
-    return Best(best + 1, e[best], other + 1, e[other] if other >= 0 else np.inf)
+    runner_up = e[other] if other >= 0 else np.inf
+    return Best(best + 1, e[best], other + 1, runner_up, 0.0, 0.0, 0.0, 0.0)
 
 
 @compiled
@@ -294,7 +382,7 @@ def in_parts(units: Units, order: Ints, chosen: Ints, bounds: Bounds) -> Ints:
     taken = np.zeros(len(units.slots), dtype=np.int64)
     for i in chosen:
         taken[i] += 1
-    new, leaving, part, held_usd, new_usd = _exchanged(units, taken, bounds)
+    new, leaving, part, held_usd, new_usd = exchanged(units, taken, bounds)
     shrink, growth = max(0, leaving - new), max(0, new - leaving)
     allowed = max(0, part - shrink)
     most_usd = bounds.usd_per_h_max * (1.0 + ROUNDING)
@@ -333,7 +421,7 @@ def differ(parts: Ints, chosen: Ints) -> bool:
 
 
 @compiled
-def _exchanged(units: Units, taken: Ints, bounds: Bounds) -> tuple[int, int, int, float, float]:
+def exchanged(units: Units, taken: Ints, bounds: Bounds) -> tuple[int, int, int, float, float]:
     """Slots that come, slots that go, how many at once; and the price per hour of what is held, and of what comes."""
     total, new, leaving, largest = 0, 0, 0, 0
     held_usd, new_usd = bounds.bound_usd_per_h, 0.0

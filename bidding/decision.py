@@ -23,12 +23,16 @@ from bidding.core import (
     Units,
     best_prefix,
     differ,
+    exchanged,
+    home_order,
+    homes_of,
     horizon,
     in_parts,
     margin_of,
     order_of,
     outlook,
     stalls_of,
+    traffic_of,
     walk,
 )
 from bidding.deadline import IDLE, ON_DEMAND
@@ -62,6 +66,9 @@ class Machines(NamedTuple):
     machines: Ints
     pool: Ints
     region: Ints
+    zone: Ints
+    zone_usd_per_gb: Floats  # of traffic to another zone of the region
+    region_usd_per_gb: Floats
     held: Flags
     starts: Flags  # held, and has not worked yet
     fixed: Flags  # held, and stays whatever it costs
@@ -93,7 +100,8 @@ class Walks(NamedTuple):
     """Machines one by one, cheapest work first; each prefix is a footprint.
 
     `spread` is the walk with at most half of the slots in any pool. It has no steps where it cannot
-    pay, or where it is the same walk.
+    pay, or where it is the same walk. Where traffic between zones costs, there is a walk for each
+    zone, which takes the machines of that zone first: `homes[k, :lengths[k]]`.
     """
 
     refusal: int
@@ -101,12 +109,15 @@ class Walks(NamedTuple):
     order: Ints
     steps: Ints
     spread: Ints
+    homes: Ints
+    lengths: Ints
 
 
 class Choice(NamedTuple):
     """The rows that are held next, once per machine, and the footprint that they lead to.
 
-    `unfinished`: a part is exchanged now and the rest waits.
+    `unfinished`: a part is exchanged now and the rest waits. `apart_usd_per_work` is what the
+    whole walk that looks at no zone would pay for traffic; zero where there is no home to keep to.
     """
 
     rows: Ints
@@ -114,6 +125,7 @@ class Choice(NamedTuple):
     rates_per_h: Floats
     best: Best
     unfinished: bool
+    apart_usd_per_work: float
 
 
 @compiled
@@ -131,7 +143,8 @@ def weighed(machines: Machines, need: Need) -> Weighed:
     units = Units(
         machines.price_usd_per_h + machines.disk_usd_per_h, np.zeros(n), np.zeros(n), np.zeros(n),
         machines.slots, machines.speed, machines.machines.copy(), machines.pool, machines.region,
-        np.zeros(n), machines.held.copy(), np.zeros(n, np.bool_), np.zeros(n),
+        np.zeros(n), machines.held.copy(), np.zeros(n, np.bool_), np.zeros(n), machines.zone,
+        machines.zone_usd_per_gb, machines.region_usd_per_gb,
     )  # fmt: skip
     choice = np.zeros(n, np.int64)
     sunk = _sunk_margin(machines)
@@ -229,7 +242,15 @@ def planned(
         spread = walk(units, order, bounds, pools, (bounds.slots_max + 1) // 2)
         if not differ(spread, steps):
             spread = steps[:0]
-    return Walks(refusal, units, order, steps, spread)
+    zones = homes_of(units, order, bounds)
+    homes = np.zeros((len(zones), bounds.slots_max), np.int64)
+    lengths = np.zeros(len(zones), np.int64)
+    for k in range(len(zones)):
+        home = home_order(units, order, zones[k])
+        near = walk(units, home, bounds, pools, bounds.slots_max)
+        lengths[k] = len(near)
+        homes[k, : len(near)] = near
+    return Walks(refusal, units, order, steps, spread, homes, lengths)
 
 
 @compiled
@@ -252,7 +273,8 @@ def _candidates(machines: Machines, all_: Units, bounds: Bounds, mode: int, tigh
     return Units(
         all_.usd_per_h, all_.expected_usd_per_h, np.where(fine, all_.share, 0.0), all_.hazard_per_h,
         all_.slots, all_.speed, np.where(fine, all_.machines, 0), all_.pool, all_.region,
-        all_.margin, all_.held & fine, all_.pinned & fine, all_.upfront_usd,
+        all_.margin, all_.held & fine, all_.pinned & fine, all_.upfront_usd, all_.zone,
+        all_.zone_usd_per_gb, all_.region_usd_per_gb,
     )  # fmt: skip
 
 
@@ -277,9 +299,10 @@ def _refusal(machines: Machines, all_: Units, units: Units, order: Ints, bounds:
 
 @compiled
 def chosen(
-    walks: Walks, rates_per_h: Floats, spread_per_h: Floats, bounds: Bounds, pools: int
-) -> Choice:
-    """The best footprint of either walk, and what of it is held next.
+    walks: Walks, rates_per_h: Floats, spread_per_h: Floats, homes_per_h: Floats, bounds: Bounds,
+    pools: int,
+) -> Choice:  # fmt: skip
+    """The best footprint of any walk, and what of it is held next.
 
     Work is worth up to `haste` more than the cheapest, between the walks as within one; otherwise
     the smaller footprint would win by a hair. Refunds can make the cheapest price negative.
@@ -289,9 +312,7 @@ def chosen(
     if len(walks.spread) > 0:
         other = best_prefix(walks.units, walks.spread, spread_per_h, bounds, pools)
         lowest = min(best.usd_per_work, other.usd_per_work)
-        most = lowest
-        if 0 < abs(lowest) < np.inf:
-            most += bounds.haste * abs(lowest)
+        most = _worth_at_most(lowest, bounds)
         mine = rates[best.taken - 1] if best.taken > 0 else 0.0
         its = spread_per_h[other.taken - 1] if other.taken > 0 else 0.0
         alike = abs(its - mine) <= ROUNDING * mine
@@ -299,6 +320,78 @@ def chosen(
         better = cheaper if alike else its > mine
         if other.usd_per_work <= most and (best.usd_per_work > most or better):
             best, steps, rates = other, walks.spread, spread_per_h
+    apart = 0.0
+    if len(walks.homes) > 0:
+        apart = traffic_of(walks.units, walks.steps, bounds, pools)
+    home, best = _home(walks, homes_per_h, best, bounds, pools)
+    if home >= 0:
+        n = walks.lengths[home]
+        steps, rates = walks.homes[home, :n].copy(), homes_per_h[home, :n].copy()
     target = steps[: best.taken]
     rows = in_parts(walks.units, walks.order, target, bounds)
-    return Choice(rows, steps, rates, best, differ(rows, target))
+    if len(walks.homes) > 0 and _splits(walks.units, rows, target, bounds, pools):
+        rows = target
+    return Choice(rows, steps, rates, best, differ(rows, target), apart)
+
+
+@compiled
+def _worth_at_most(lowest: float, bounds: Bounds) -> float:
+    """The most that work may cost, if the cheapest costs so much."""
+    most = lowest
+    if 0 < abs(lowest) < np.inf:
+        most += bounds.haste * abs(lowest)
+    return most
+
+
+@compiled
+def _home(
+    walks: Walks, homes_per_h: Floats, best: Best, bounds: Bounds, pools: int
+) -> tuple[int, Best]:
+    """The zone whose walk leads to the best footprint of all, or -1, and that footprint.
+
+    The best has the most left of what its work is worth at most. What is held counts as a little
+    cheaper than it is, as in `order_of`, so that nothing moves to another zone for nothing.
+    """
+    lowest = best.usd_per_work
+    for k in range(len(walks.homes)):
+        n = walks.lengths[k]
+        other = best_prefix(
+            walks.units, walks.homes[k, :n].copy(), homes_per_h[k, :n].copy(), bounds, pools
+        )
+        lowest = min(lowest, other.usd_per_work)
+    most, home = _worth_at_most(lowest, bounds), -1
+    for k in range(len(walks.homes)):
+        n = walks.lengths[k]
+        other = best_prefix(
+            walks.units, walks.homes[k, :n].copy(), homes_per_h[k, :n].copy(), bounds, pools
+        )
+        if other.taken > 0 and (best.taken == 0 or _leaves_more(other, best, most)):
+            home, best = k, other
+    return home, best
+
+
+@compiled
+def _leaves_more(one: Best, other: Best, most: float) -> bool:
+    """Whether `one` leaves more of what its work is worth; at any price, whether it does more."""
+    more = one.work_per_h - other.work_per_h
+    alike = abs(more) <= ROUNDING * other.work_per_h
+    dearer = one.usd_per_h - one.kept_usd_per_h - (other.usd_per_h - other.kept_usd_per_h)
+    slack = ROUNDING * abs(other.usd_per_h)
+    if alike or most == np.inf:
+        return dearer < -slack if alike else more > 0
+    return dearer < more * abs(most) - slack
+
+
+@compiled
+def _splits(units: Units, rows: Ints, target: Ints, bounds: Bounds, pools: int) -> bool:
+    """Whether a part of the exchange would cost traffic that the whole does not.
+
+    Then all of it is bought at once, if the price per hour of both together is allowed.
+    """
+    if traffic_of(units, rows, bounds, pools) <= traffic_of(units, target, bounds, pools):
+        return False
+    taken = np.zeros(len(units.slots), dtype=np.int64)
+    for i in target:
+        taken[i] += 1
+    _, _, _, held_usd, new_usd = exchanged(units, taken, bounds)
+    return bool(held_usd + new_usd <= bounds.usd_per_h_max)

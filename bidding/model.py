@@ -46,7 +46,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     `None` means the usual one of the cloud. `losses_seen` says whether the hazard rests on machines
     that the pool took, or only on assumptions. `egress_usd` is the cost per machine of bringing the
     job's data and state there; `disk_usd_per_h` is the cost of its disks, which no rule refunds.
-    `machines_max` is the number that quota or capacity leave.
+    `machines_max` is the number that quota or capacity leave. `zone_usd_per_gb` is what a byte costs
+    that its machines send to another zone, `region_usd_per_gb` to another region.
     """
 
     pool: Pool
@@ -63,6 +64,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     egress_usd: float = 0.0
     disk_usd_per_h: float = 0.0
     machines_max: int | None = None
+    zone_usd_per_gb: float = 0.0
+    region_usd_per_gb: float = 0.0
 
 
 class HeldMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +88,8 @@ class HeldMachine(msgspec.Struct, frozen=True, kw_only=True):
     losses_seen: bool = True
     billing: str | None = None
     disk_usd_per_h: float = 0.0
+    zone_usd_per_gb: float = 0.0
+    region_usd_per_gb: float = 0.0
 
 
 class Throughput(Protocol):
@@ -132,7 +137,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     `recovery_s` covers the steps that an eviction would really lose, `recovery_all_s` those that
     are lost when no machine is left. `climate` describes how spot capacity as a whole comes and
     goes, for deadlines; without it, it is derived from the offers. `manager_usd_per_h` is paid as
-    long as the job lasts, even if it holds no machine.
+    long as the job lasts, even if it holds no machine. `exchange_gb_per_work` is what machines send
+    each other per work, were none near another, and `boundary_gb_per_work` what passes between two
+    stages of a chain of `depth` workers: see `bidding.traffic`.
     """
 
     work_left: float | None
@@ -142,13 +149,19 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     recovery_all_s: float | None = None
     manager_usd_per_h: float = 0.0
     climate: Climate | None = None
+    exchange_gb_per_work: float = 0.0
+    boundary_gb_per_work: float = 0.0
+    depth: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("start_s", "morph_s", "recovery_s", "manager_usd_per_h"):
+        amounts = ("start_s", "morph_s", "recovery_s", "manager_usd_per_h")
+        for name in (*amounts, "exchange_gb_per_work", "boundary_gb_per_work"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConstraintError(f"{name}={getattr(self, name)} must be 0 or more, and finite")
         if self.work_left is not None and math.isnan(self.work_left):
             raise ConstraintError("work_left is not a number: give one, or None if it is not known")
+        if self.depth < 1:
+            raise ConstraintError(f"depth={self.depth} must be 1 or more: a chain has a worker")
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,9 +37,16 @@ class CloudError(Exception):
 class Refused(CloudError):  # noqa: N818 - it names what happened
     """Nothing was started; the refusal says what else is not worth a call for now."""
 
-    def __init__(self, scope: Scope, code: str, said: str, retry_s: float | None = None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        code: str,
+        said: str,
+        retry_s: float | None = None,
+        room: int | None = None,
+    ) -> None:
         super().__init__(said)
-        self._refusal = Refusal(scope=scope, code=code, said=said, retry_s=retry_s)
+        self._refusal = Refusal(scope=scope, code=code, said=said, retry_s=retry_s, room=room)
 
     @property
     def code(self) -> str:

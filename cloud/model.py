@@ -8,9 +8,10 @@ machine will be taken away.
 
 import re
 from hashlib import blake2b
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from cloud.ranges import (
     Amount,
@@ -171,7 +172,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
 
     `billing` names a rule of `bidding.markets.billing`. It counts from the launch, or from when the
     machine runs if a pending one is free. The prices per GB are what a byte costs in total that is
-    sent from one zone, or one region, to another.
+    sent from one zone, or one region, to another. One call starts up to `launch_max` equal
+    machines, all of them or none.
     """
 
     billing: Name
@@ -179,6 +181,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     bids: Bids = "none"
     zone_usd_per_gb: Usd = 0.0
     region_usd_per_gb: Usd = 0.0
+    launch_max: Annotated[int, Meta(ge=1, le=COUNT_MAX)] = 1
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,13 +238,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     place     everything in the region
     cloud     every region of the cloud
 
-    `code` is the cloud's own word. `retry_s` is how long it holds, if the cloud says so.
+    `code` is the cloud's own word. `retry_s` is how long it holds, and `room` how many machines could
+    be had instead, if the cloud says so.
     """
 
     scope: Scope
     code: Name
     said: Text
     retry_s: Amount | None = None
+    room: Count | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

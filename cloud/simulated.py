@@ -380,7 +380,11 @@ class SimulatedCloud:
         if bid is not None and bid < price:
             said = f"{request.pool.key} is at {price} USD/h, the bid is {bid}"
             raise Refused("pool", "PriceAboveBid", said)
-        if len(state.spot) + request.count > state.room or self.market.refuses(request.token, at_s):
+        room = max(0, state.room - len(state.spot))
+        if 0 < room < request.count:
+            said = f"{request.pool.key} has {room} of {request.count} machines"
+            raise Refused("pool", "NoCapacity", said, room=room)
+        if room < request.count or self.market.refuses(request.token, at_s):
             raise Refused("pool", "NoCapacity", f"{request.pool.key} has no machine to give now")
 
     def _new_machine(self, request: LaunchRequest, index: int, at_s: float) -> Machine:

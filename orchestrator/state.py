@@ -44,7 +44,7 @@ Alarm = Literal[
 
 # The version of the stored format; it goes up with every change after which older states cannot be
 # read.
-STATE_VERSION = 3
+STATE_VERSION = 4
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
 
@@ -95,6 +95,8 @@ class Account(msgspec.Struct, kw_only=True):
     intended_usd_per_h: float = 0.0  # of launches whose machine is not known yet
     manager_usd: float = 0.0
     manager_usd_per_h: float = 0.0
+    traffic_usd: float = 0.0  # between zones: what its steps have cost, and are about to
+    traffic_usd_per_h: float = 0.0
     leases: int = 0
 
 
@@ -222,11 +224,15 @@ class PoolState(msgspec.Struct, kw_only=True):
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row."""
+    """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row.
+
+    With `room`, so many machines may be asked for meanwhile: only more were refused.
+    """
 
     until_s: float
     because: str
     strikes: int = 0
+    room: int = 0
 
 
 class PlaceState(msgspec.Struct, kw_only=True):
@@ -331,6 +337,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     profile: Profile | None = None
     # The network as it was measured, before any scaling.
     told: Network | None = None
+    # What a step sends between zones costs: in the newest layout, in the last one that committed a
+    # step, and of all steps so far.
+    step_usd: float = 0.0
+    worked_step_usd: float = 0.0
+    sent_usd: float = 0.0
     # The plan of the newest layout, with its predicted times, and why it was chosen.
     plan: LayoutPlan | None = None
     chosen: str = ""
@@ -483,6 +494,18 @@ def move_lease(lease: Lease, to: LeaseState, at_s: float, because: str) -> None:
     lease.state = to
     lease.history.append(Moved(at_s, to, because))
     del lease.history[:-HISTORY_MAX]
+
+
+def keys_of(request: LaunchRequest) -> tuple[str, ...]:
+    """Return the names of the leases of a launch: its token, or a name for each of its machines."""
+    if request.count == 1:
+        return (request.token,)
+    return tuple(f"{request.token}/{index}" for index in range(request.count))
+
+
+def claimed(state: State, token: str, index: int) -> Lease | None:
+    """Return the lease that claims this machine of a launch."""
+    return state.leases.get(token) or state.leases.get(f"{token}/{index}")
 
 
 def leases_of(state: State, job: Job) -> list[Lease]:

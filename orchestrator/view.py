@@ -70,6 +70,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     now_usd_per_h: float
     on_demand_usd: float
     saved_usd: float
+    traffic_usd: float = 0.0  # part of what was spent: between zones, by its layouts
     submitted_at_s: float
     ended_at_s: float | None
     eta_s: float | None
@@ -99,6 +100,7 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_usd: float
     saved_usd: float
     manager_usd: float
+    traffic_usd: float = 0.0  # part of what was spent: between zones, by the layouts of jobs
     machines: int  # how many are held now
 
 

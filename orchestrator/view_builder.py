@@ -81,6 +81,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         now_usd_per_h=account.usd_per_h,
         on_demand_usd=on_demand,
         saved_usd=on_demand - spent,
+        traffic_usd=ledger.traffic_usd(account, at_s),
         submitted_at_s=job.submitted_at_s,
         ended_at_s=job.ended_at_s,
         took_s=(job.ended_at_s or at_s) - job.submitted_at_s - job.lain_s,
@@ -157,5 +158,6 @@ def cost_view(state: State, at_s: float) -> CostView:
         on_demand_usd=on_demand,
         saved_usd=on_demand - (spent - manager),
         manager_usd=manager,
+        traffic_usd=ledger.traffic_usd(account, at_s),
         machines=_held(state, state.leases),
     )

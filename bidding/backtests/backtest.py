@@ -20,6 +20,7 @@ from bidding.backtests.engine import (
     granted,
     no_leases,
     owed_when_given_back,
+    traffic_usd_per_work,
     work_rate,
 )
 from bidding.backtests.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
@@ -60,6 +61,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     scaling: float = 1.0
     haste: float = 0.5
     patience: float = 6.0  # given up after this many times its hours
+    exchange_gb_per_work: float = 0.0  # per slot-hour at speed one: see `bidding.traffic`
+    zone_usd_per_gb: float = 0.0
+    region_usd_per_gb: float = 0.0
 
     def __post_init__(self) -> None:
         fine = 0 < self.hours < math.inf and 1 <= self.slots <= SLOTS_MAX
@@ -145,6 +149,8 @@ def run_one(
         share = 1.0 if done < left else left / done
         hours = world.tick_h * share
         cost += charge(world, leases, t, share) + job.manager_usd_per_h * hours
+        if job.exchange_gb_per_work > 0.0:
+            cost += traffic_usd_per_work(world, job, leases) * done * share
         left -= done * share
         spot_h, reliable_h = spot_h + spot * hours, reliable_h + reliable * hours
         lost_h += (spot + reliable - rate * useful) * hours
@@ -222,13 +228,15 @@ def _run_all(
     return np.array(runs, dtype=np.float64).reshape(-1, len(COLUMNS)).T.copy()
 
 
-def world_of(market: Market) -> BacktestWorld:
+def world_of(market: Market, work: Work = Work()) -> BacktestWorld:  # noqa: B008 - a value
     """Return the market plus an on-demand pool of the type whose work is cheapest on demand."""
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     best = int(np.argmin(per_work))
     ticks = market.ticks
     places = [(p.cloud, p.region) for p in [*market.pools, market.pools[best]]]
     regions = {place: i for i, place in enumerate(dict.fromkeys(places))}
+    within = [(p.cloud, p.region, p.zone) for p in [*market.pools, market.pools[best]]]
+    zones = {zone: i for i, zone in enumerate(dict.fromkeys(within))}
     reliable = np.full((1, ticks), market.on_demand_usd_per_h[best])
     has = market.capacity > 0
     changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
@@ -249,6 +257,9 @@ def world_of(market: Market) -> BacktestWorld:
         tick_h=market.tick_s / HOUR_S,
         rule=code_of(market.rule),
         bids=market.rule.bid == "required",
+        zone=np.array([zones[zone] for zone in within], np.int64),
+        zone_usd_per_gb=work.zone_usd_per_gb,
+        region_usd_per_gb=work.region_usd_per_gb,
     )
 
 
@@ -265,6 +276,7 @@ def job_of(work: Work) -> BacktestJob:
         morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
         recovery_all_h=(work.recovery_all_s or work.recovery_s) / HOUR_S,
         manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, begin_tick=0, finish_tick=0,
+        exchange_gb_per_work=work.exchange_gb_per_work,
     )  # fmt: skip
 
 
@@ -294,7 +306,7 @@ def run(
     Bounds take longer than runs, so `bounded` names the strategies that need one; the others get
     none.
     """
-    world, job = world_of(market), job_of(work)
+    world, job = world_of(market, work), job_of(work)
     ticks = int(work.patience * work.hours * HOUR_S / market.tick_s)
     results = []
     for strategy in strategies:
@@ -342,7 +354,7 @@ def trace(market: Market, work: Work, strategy: Strategy, start: int) -> Floats:
     rows = np.full((ticks, HELD + len(market.pools) + 1), np.nan)
     plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
     leases = no_leases(len(market.pools) + 1)
-    run_one(world_of(market), job_of(work), plan, leases, (start, start + ticks), rows)
+    run_one(world_of(market, work), job_of(work), plan, leases, (start, start + ticks), rows)
     return np.asarray(rows[~np.isnan(rows[:, DOLLARS])], dtype=np.float64)
 
 
@@ -400,7 +412,7 @@ def run_with_deadline(
             f"the deadline of {deadline_h} h is before the {work.hours} h that the work takes on demand: "
             "give more time or less work"
         )
-    world = world_of(market)
+    world = world_of(market, work)
     ticks = int(deadline_h * HOUR_S / market.tick_s)
     job = job_of(work)
     bound, plain = (

@@ -23,6 +23,7 @@ from bidding.compiled import Floats, Ints, compiled
 from bidding.core import BY_SECOND, HOURLY, Bounds
 from bidding.deadline import IDLE, ON_DEMAND, SPOT, guarded
 from bidding.decision import ANY_MODE, LOST_MAX, Machines, Need, chosen, planned, weighed
+from bidding.traffic import Exchange
 
 ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS, SPOT_FIRST, UNIFORM = range(8)
 NOTHING = -1
@@ -277,7 +278,7 @@ def decided(
     haste = plan.haste if mode == ANY_MODE else np.inf
     bounds = Bounds(
         1, job.slots, np.inf, np.inf, 0.0, work_left, haste, job.recovery_h, job.recovery_all_h,
-        job.manager_usd_per_h, job.manager_usd_per_h,
+        job.manager_usd_per_h, job.manager_usd_per_h, Exchange(job.exchange_gb_per_work, 1, 0.0),
     )  # fmt: skip
     need = Need(
         job.start_h, job.morph_h, job.recovery_h, needed_h(world, job, machines, t, work_left),
@@ -286,7 +287,12 @@ def decided(
     known = weighed(machines, need)
     walks = planned(machines, known, bounds, mode, tight, pools)
     rates = rates_of(machines, walks.steps, job)
-    choice = chosen(walks, rates, rates_of(machines, walks.spread, job), bounds, pools)
+    home_rates = np.zeros(walks.homes.shape)
+    for h in range(len(walks.homes)):
+        n = walks.lengths[h]
+        home_rates[h, :n] = rates_of(machines, walks.homes[h, :n].copy(), job)
+    spread_rates = rates_of(machines, walks.spread, job)
+    choice = chosen(walks, rates, spread_rates, home_rates, bounds, pools)
     orders = keep_all(world, leases)
     orders.keep[:] = 0
     for i in choice.rows:
@@ -359,7 +365,8 @@ def machines_of(
     machines = Machines(
         rule, world.losses_seen[:, t][pool], world.price[:, t][pool], np.zeros(n), np.zeros(n),
         np.where(rule >= HOURLY, 1.0, 0.0), age_h, world.slots[pool], world.speed[pool], count,
-        pool, world.region[pool], is_held, is_held & (age_h < job.start_h - 1e-9),
+        pool, world.region[pool], world.zone[pool], np.full(n, world.zone_usd_per_gb),
+        np.full(n, world.region_usd_per_gb), is_held, is_held & (age_h < job.start_h - 1e-9),
         np.zeros(n, np.bool_), blocked, reliable, first, hazards[: first[n]],
     )  # fmt: skip
     return machines, lease

@@ -14,6 +14,7 @@ import numpy as np
 from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.core import FIRST_HOUR, HOURLY, HOURLY_REFUND
 from bidding.deadline import Book
+from bidding.traffic import Exchange, nowhere, place, usd_per_work
 
 LEASES_MAX = 192
 ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
@@ -38,6 +39,9 @@ class BacktestWorld(NamedTuple):
     tick_h: float
     rule: int
     bids: bool
+    zone: Ints
+    zone_usd_per_gb: float
+    region_usd_per_gb: float
 
 
 class BacktestJob(NamedTuple):
@@ -51,6 +55,7 @@ class BacktestJob(NamedTuple):
     scaling: float  # rate = power ** scaling
     begin_tick: int
     finish_tick: int  # of the deadline; 0 without one
+    exchange_gb_per_work: float
 
 
 class Decision(NamedTuple):
@@ -264,6 +269,19 @@ def charge(world: BacktestWorld, leases: Leases, t: int, share: float) -> float:
         leases.spent_usd[row] += usd
         total += n * usd
     return total
+
+
+@compiled
+def traffic_usd_per_work(world: BacktestWorld, job: BacktestJob, leases: Leases) -> float:
+    """Return what the machines pay for what they send to other zones, per work."""
+    spread = nowhere(world.price.shape[0])
+    for row in range(LEASES_MAX):
+        k = leases.pool[row]
+        place(
+            spread, leases.machines[row] * world.slots[k], (world.zone[k], world.region[k]),
+            (world.zone_usd_per_gb, world.region_usd_per_gb),
+        )  # fmt: skip
+    return usd_per_work(spread, Exchange(job.exchange_gb_per_work, 1, 0.0))
 
 
 @compiled

@@ -16,6 +16,7 @@ from cloud.aws.selling import Shop
 from cloud.aws.settings import AwsSettings
 from cloud.clock import CLOCK, Clock
 from cloud.model import (
+    COUNT_MAX,
     Closed,
     LaunchRequest,
     Listing,
@@ -39,6 +40,7 @@ TRAITS = Traits(
     bids="optional",
     zone_usd_per_gb=0.02,
     region_usd_per_gb=0.02,
+    launch_max=COUNT_MAX,
 )
 PACE = Pace(list_s=4.0, offers_s=300.0, sold_s=86_400.0, grace_s=120.0, boot_s=600.0)
 KINDS: dict[str, NoticeKind] = {

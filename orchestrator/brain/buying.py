@@ -175,13 +175,14 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     bought = 0
     worth, home = _worth(job, purchase), leases.home_of(state, job)
     for part in purchase.acquire:
-        ceiling = situation.ceiling_of(state, part)
         egress_usd = leases.egress_usd(state, job, part.pool, home)
-        for _ in range(min(part.count, room - bought)):
-            if not ledger.affordable(state, job, ceiling, egress_usd):
+        wanted = min(part.count, room - bought)
+        while wanted > 0:
+            asked = replace(part, count=wanted)
+            count = leases.intend(state, out, job, asked, worth, egress_usd)
+            if count == 0:
                 break
-            leases.intend(state, out, job, part, worth, egress_usd)
-            bought += 1
+            wanted, bought = wanted - count, bought + count
     if not _holds_out(state, out, job, purchase):
         ends = (
             "the job ends before its layout may change; "
@@ -237,12 +238,14 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     )
     coming = any(_able(state, job, e) < len(e.workers) or not e.workers for e in staying)
     left = able + sum(_able(state, job, e) for e in going if e.state == "working")
+    idle = [e for e in staying if not any(w in job.layouts.serving for w in e.workers.values())]
     for lease in going:
         slots = _able(state, job, lease)
         if lease.state != "working" or left - slots < situation.slots_least(job):
             continue
-        if coming and spare < slots:
-            continue  # who replaces it cannot work yet
+        apart = idle and all(leases.usd_per_gb(state, e.pool, lease.pool) > 0 for e in idle)
+        if coming and (spare < slots or apart):
+            continue  # who replaces it cannot work yet, or not together with those that stay
         move_lease(lease, "leaving", state.now_s, lease.released)
         changed = True
         left, spare = left - slots, spare - slots

@@ -17,6 +17,8 @@ from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plan_book import Book
 from orchestrator.state import Job, State
 
+UNKNOWN_BYTES = 1e8  # of the gradients of a model that no worker has reported yet
+GRADIENTS_SHARE = 1 / 3  # of a state: an optimizer keeps two numbers beside most parameters
 SCALE_MAX = 5.0  # limits what a single odd step can do to purchases
 
 
@@ -68,6 +70,16 @@ def pace_of(
     """Return the seconds of a microbatch on this type over those on the measured type."""
     measured = types.get(profile.instance_type) if profile is not None else None
     return (1.0 if measured is None else measured.speed) / kind.speed
+
+
+def gradient_bytes(job: Job) -> float:
+    """Return the bytes of all gradients: as measured, else by the size of the state.
+
+    Of a model of which nothing is known, a modest size is assumed: two zones are dear for most.
+    """
+    if job.layouts.profile is not None:
+        return sum(section.parameter_bytes for section in job.layouts.profile.sections)
+    return job.layouts.state_bytes * GRADIENTS_SHARE or UNKNOWN_BYTES
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:

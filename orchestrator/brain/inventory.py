@@ -23,6 +23,7 @@ from orchestrator.state import (
     Lease,
     PlaceState,
     State,
+    claimed,
     consider,
     move_lease,
     newcomer,
@@ -37,7 +38,7 @@ STRANGERS_MAX = 1000
 
 
 def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
-    lease = state.leases.get(event.token)
+    lease = claimed(state, event.token, event.machine.index)
     if lease is None:
         why = f"{event.machine.id} was started for the launch {event.token} that was given up"
         _end_orphan(state, out, event.machine, why)
@@ -46,6 +47,14 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
     elif lease.state == "intended":
         adopt(state, out, lease, event.machine)
         leases.keep_within_hour(state, out)
+
+
+def launched_by(state: State, token: str) -> list[Lease]:
+    """Return the leases of one launch."""
+    first = state.leases.get(token)
+    if first is not None:
+        return [first]
+    return [lease for lease in state.leases.values() if lease.request.token == token]
 
 
 def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
@@ -84,19 +93,20 @@ def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -
 
 
 def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) -> None:
-    lease = state.leases.get(event.token)
-    if lease is None or lease.state != "intended":
+    asked = [lease for lease in launched_by(state, event.token) if lease.state == "intended"]
+    if not asked:
         return
-    why = f"{event.code}: {event.error}"
+    why, lease = f"{event.code}: {event.error}", asked[0]
     if event.refusal is not None:
         leases.refuse(state, out, lease.request, event.refusal, why)
-        leases.drop(state, out, lease, why)
+        for lease in asked:
+            leases.drop(state, out, lease, why)
         return
     place = lease.pool.place
     leases.place_of(state, place).listing_wanted = True
     unsure = f"it is not known whether the last launch succeeded ({why})"
     leases.pause(state, place, state.settings.control_period_s, unsure)
-    note(out, lease.token, f"it is not known whether a machine started ({why}): the list will tell")
+    note(out, event.token, f"it is not known whether a machine started ({why}): the list will tell")
 
 
 def _never_ran(
@@ -211,7 +221,7 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
             continue
         if not machine.gone:
             there[machine.id] = None
-        lease = state.leases.get(machine.token)
+        lease = claimed(state, machine.token, machine.index)
         if lease is not None and lease.machine_id in ("", machine.id):
             _settle_listed(state, out, lease, machine)
         elif machine.state not in ("stopping", "terminated") and not machine.gone:
@@ -233,7 +243,7 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
         if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
             continue
         there[left.ref.id] = None
-        if left.token not in state.leases and state.now_s >= left.created_at_s + patience_s:
+        if not launched_by(state, left.token) and state.now_s >= left.created_at_s + patience_s:
             _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
 
 

@@ -286,6 +286,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
         job.layouts.urgent,
         job.layouts.settle_at_s,
     ) = None, None, {}, False, None
+    ledger.charge_traffic(state, job, 0.0, 0.0)
     admit(state, out)
     for lease in leases_of(state, job):
         _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")
@@ -342,6 +343,8 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
+    steps = max(0, event.step - job.progress.step)
+    ledger.charge_traffic(state, job, steps * job.layouts.worked_step_usd, 0.0)
     job.progress.step, job.progress.loss, job.progress.export_uri = (
         max(job.progress.step, event.step),
         event.loss,

@@ -22,7 +22,15 @@ from agent.messages import (
 )
 from bidding.markets.billing import HOUR_S
 from orchestrator.actions import AnyAction, Regroup, StopWorker
-from orchestrator.brain import forecast, jobs, layout_choice, leases, staffing, stragglers
+from orchestrator.brain import (
+    forecast,
+    jobs,
+    layout_choice,
+    leases,
+    ledger,
+    staffing,
+    stragglers,
+)
 from orchestrator.brain.layout_choice import Choice, Question, Seat
 from orchestrator.formatting import plural
 from orchestrator.planner import transition
@@ -351,6 +359,8 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
         job.layouts.mending = [*job.layouts.mending[1 - RECOVERIES_MAX :], job.layouts.generation]
     job.layouts.current = layout_choice.laid_out(job.layouts.generation, asked, choice)
     job.layouts.plan, job.layouts.chosen, job.layouts.refused = choice.plan, choice.because, ""
+    job.layouts.step_usd = choice.traffic_usd
+    ledger.charge_traffic(state, job, 0.0, _traffic_usd_per_h(job, choice.step_s))
     serving = dict.fromkeys(workers)
     job.layouts.serving = serving if when == "now" else job.layouts.serving | serving
     job.layouts.urgent = False
@@ -359,6 +369,12 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
         job.because = f"layout {job.layouts.current.describe()} begins its first step"
     out.append(Regroup(job=job.id, layout=job.layouts.current, when=when, because=because))
     stragglers.laid_out(state, out, job, choice.left_out)
+
+
+def _traffic_usd_per_h(job: Job, step_s: float | None = None) -> float:
+    """Return what the newest layout is about to send between zones, in dollars per hour."""
+    step_s = step_s or job.progress.step_s
+    return job.layouts.step_usd / step_s * HOUR_S if step_s else 0.0
 
 
 def _keep_the_leaving(state: State, job: Job) -> None:
@@ -395,6 +411,9 @@ def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
         before=job.layouts.current,
         before_plan=job.layouts.plan,
         morph_s=_pause_s(state, job),
+        gradient_bytes=forecast.gradient_bytes(job),
+        slot_step_s=job.progress.slot_step_s,
+        haste=job.spec.haste,
     )
 
 
@@ -450,10 +469,16 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
 
 def _seat(state: State, job: Job, worker: Worker) -> Seat:
     lease = state.leases[worker.token]
+    traits = leases.traits_of(state, lease.pool.place)
+    dear = traits.zone_usd_per_gb > 0 or traits.region_usd_per_gb > 0
     return Seat(
         worker=worker.id,
         machine=lease.machine_id,
         zone=lease.pool.zone,
+        region=lease.pool.place.key,
+        zone_usd_per_gb=traits.zone_usd_per_gb,
+        region_usd_per_gb=traits.region_usd_per_gb,
+        usd_per_h=lease.usd_per_h / lease.type.slots if dear else 0.0,
         slots=lease.type.slots,
         pace=worker.slow * forecast.pace_of(state.types, job.layouts.profile, lease.type),
         eased=worker.eased > 0 and worker.slow > 1,
@@ -523,6 +548,10 @@ def _reckoned_s(job: Job, generation: int) -> float:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """Record that a step was committed under this generation; the first confirms the layout."""
     if step > job.progress.step:
+        first = job.layouts.acknowledged < generation == job.layouts.generation
+        before = step - job.progress.step - first
+        sent_usd = before * job.layouts.worked_step_usd + first * job.layouts.step_usd
+        ledger.charge_traffic(state, job, sent_usd, _traffic_usd_per_h(job))
         job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
         job.progress.at_s = state.now_s
     if (
@@ -532,6 +561,7 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     ):
         return
     job.layouts.acknowledged = generation
+    job.layouts.worked_step_usd = job.layouts.step_usd
     if job.progress.trained_from_s is None:
         job.progress.trained_from_s = state.now_s
     job.layouts.serving = dict.fromkeys(w for w in job.layouts.current.workers if w in job.workers)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -20,6 +21,8 @@ from agent.layout import Layout, Replica
 from agent.messages import UNRECORDED
 from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
+from bidding import traffic
+from bidding.markets.billing import HOUR_S
 from orchestrator.formatting import pause, plural
 from orchestrator.planner import drift, gantt, partition, plan_book, transition, unlike_machines
 from orchestrator.planner.chains import Chain, shared_by_pace
@@ -49,6 +52,10 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     slots: int = 1  # of its machine
     pace: float = 1.0
+    region: str = ""
+    zone_usd_per_gb: float = 0.0  # of what it sends to another zone of the region
+    region_usd_per_gb: float = 0.0
+    usd_per_h: float = 0.0  # of its slot; 0 where traffic costs nothing
     eased: bool = False  # it is slow and its share was cut, so next it may be left out
 
 
@@ -69,6 +76,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     before: Layout | None = None
     before_plan: LayoutPlan | None = None
     morph_s: float = 0.0  # the fixed pause of every change
+    gradient_bytes: float = 0.0
+    slot_step_s: float = 0.0  # what a step takes on one slot; 0 until one was timed
+    haste: float = 0.5
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +91,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     moved_bytes: float
     pause_s: float
+    traffic_usd: float = 0.0  # of what a step sends between zones
 
     @property
     def step_s(self) -> float | None:
@@ -88,7 +99,73 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(asked: Question) -> Choice:
-    """Return the best layout; if there is none, `DoesNotFit` says what is missing."""
+    """Return the best layout; if there is none, `DoesNotFit` says what is missing.
+
+    Where traffic between zones costs, a layout within one zone or region is weighed against that of
+    all seats as the bidder weighs footprints: what its work is worth at most, less what it costs.
+    """
+    homes = _homes(asked)
+    if len(homes) == 1:
+        return _choose(asked)
+    found: list[Choice] = []
+    flaw: MorphError | None = None
+    for seats in homes:
+        try:
+            found.append(_choose(msgspec.structs.replace(asked, seats=seats)))
+        except MorphError as error:
+            flaw = flaw or error
+    if not found:
+        assert flaw is not None
+        raise flaw
+    costs = [_usd_and_rate(asked, choice) for choice in found]
+    most = (1 + asked.haste) * min(usd / rate for usd, rate in costs)
+    left = [most * rate - usd for usd, rate in costs]
+    best = found[left.index(max(left))]
+    if best.traffic_usd > 0:
+        paid = f"its traffic between zones costs ${best.traffic_usd:.4f} a step"
+    elif (apart := max(choice.traffic_usd for choice in found)) > 0:
+        paid = f"in one zone, as traffic to others would cost ${apart:.4f} a step"
+    else:
+        return best
+    return msgspec.structs.replace(best, because=f"{best.because}; {paid}")
+
+
+def _homes(asked: Question) -> list[tuple[Seat, ...]]:
+    """Return all seats, then those of each region and of each zone, where that makes a difference."""
+    seats = asked.seats
+    found = {seats: None}
+    for key in (_region, _zone):
+        names = dict.fromkeys(map(key, seats))
+        dear = any(seat.zone_usd_per_gb or seat.region_usd_per_gb for seat in seats)
+        for name in names if dear and len(names) > 1 else ():
+            some = tuple(seat for seat in seats if key(seat) == name)
+            if len(some) >= max(asked.seats_min, 1):
+                found[some] = None
+    return list(found)
+
+
+def _region(seat: Seat) -> tuple[str, ...]:
+    return (seat.region,)
+
+
+def _zone(seat: Seat) -> tuple[str, ...]:
+    return (seat.region, seat.zone)
+
+
+def _usd_and_rate(asked: Question, choice: Choice) -> tuple[float, float]:
+    """Return the dollars per hour of a choice, traffic included, and its steps per hour."""
+    inside = {worker for replica in choice.replicas for worker in replica.workers}
+    seats = [seat for seat in asked.seats if seat.worker in inside]
+    step_s = choice.step_s
+    if step_s is None:
+        depth = len(choice.replicas[0].workers)
+        step_s = drawn_out(choice.replicas, seats) / depth / asked.microbatches
+        step_s *= asked.slot_step_s or 1.0
+    rate = HOUR_S / step_s
+    return sum(seat.usd_per_h for seat in seats) + choice.traffic_usd * rate, rate
+
+
+def _choose(asked: Question) -> Choice:
     if asked.profile is None:
         chains, shares, plan = *_by_hand(asked), None
     else:
@@ -108,7 +185,53 @@ def choose(asked: Question) -> Choice:
         left_out=tuple(s.worker for s in asked.seats if s.worker not in inside and s.eased),
         moved_bytes=found.moved_bytes,
         pause_s=found.pause_s,
+        traffic_usd=traffic_usd(asked, tuple(replicas), plan),
     )
+
+
+def traffic_usd(asked: Question, replicas: tuple[Replica, ...], plan: LayoutPlan | None) -> float:
+    """Return what a step of a layout sends between zones costs.
+
+    Replicas exchange the gradients of each stage, neighbours in a chain activations and their
+    gradients; who keeps the whole state gets the sums of all stages, from the nearest.
+    """
+    seats = {seat.worker: seat for seat in asked.seats}
+    if len({_zone(seats[w]) for r in replicas for w in r.workers}) == 1:
+        return 0.0
+    zones = {zone: n for n, zone in enumerate(dict.fromkeys(map(_zone, asked.seats)))}
+    regions = {region: n for n, region in enumerate(dict.fromkeys(map(_region, asked.seats)))}
+    depth = len(replicas[0].workers)
+    sums_gb = asked.gradient_bytes / depth / 1e9
+    exchange, total = traffic.Exchange(2 * sums_gb, 1, 0.0), 0.0
+    for stage in range(depth):
+        spread = traffic.nowhere(len(zones))
+        for replica in replicas:
+            seat = seats[replica.workers[stage]]
+            at = zones[_zone(seat)], regions[_region(seat)]
+            traffic.place(spread, 1, at, (seat.zone_usd_per_gb, seat.region_usd_per_gb))
+        total += traffic.usd_per_work(spread, exchange)
+    owned = plan.owned if plan is not None else asked.training_bytes > 0
+    for replica in replicas if depth > 1 else ():
+        chain = [seats[worker] for worker in replica.workers]
+        for stage, (one, other) in enumerate(pairwise(chain)):
+            gb = _activation_gb(asked, plan, stage) * replica.count
+            total += gb * (_usd_per_gb(one, other) + _usd_per_gb(other, one))
+            total += 0.0 if owned else sums_gb * depth * _usd_per_gb(one, other)
+    return total
+
+
+def _activation_gb(asked: Question, plan: LayoutPlan | None, stage: int) -> float:
+    """Return what one microbatch sends from a stage to the next."""
+    if asked.profile is None or plan is None:
+        return 0.0
+    section = asked.profile.sections[plan.firsts[stage + 1] - 1]
+    return section.activation_bytes * asked.profile.microbatch_sizes[0] / 1e9
+
+
+def _usd_per_gb(one: Seat, other: Seat) -> float:
+    if _zone(one) == _zone(other):
+        return 0.0
+    return one.zone_usd_per_gb if one.region == other.region else one.region_usd_per_gb
 
 
 def plan_of(asked: Question, layout: Layout) -> LayoutPlan | None:
@@ -280,7 +403,8 @@ def rehearse() -> None:
         sections=(section, section),
     )
     seats = [Seat(worker=str(n), machine=str(n), zone="", pace=1 + n // 2) for n in range(4)]
-    for some in (seats[:2], seats):
+    dear = Seat(worker="4", machine="4", zone="else", zone_usd_per_gb=0.02, usd_per_h=1.0)
+    for some in (seats[:2], seats, [seats[0], dear]):
         choose(Question(microbatches=4, seats=tuple(some), workers_max=4, profile=profile))
     for schedule in SEARCHED:
         kernel.peaks(schedules.pack(schedule, 2, 2), 2)

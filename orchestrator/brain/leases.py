@@ -9,7 +9,17 @@ from hashlib import blake2b
 
 from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
-from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Market, Place, Pool, Refusal, Scope
+from cloud.model import (
+    DEPLOYMENT_TAG,
+    EndedBy,
+    LaunchRequest,
+    Market,
+    Place,
+    Pool,
+    Refusal,
+    Scope,
+    Traits,
+)
 from orchestrator.actions import AnyAction, Launch, Terminate
 from orchestrator.brain import ledger, staffing
 from orchestrator.state import (
@@ -21,6 +31,7 @@ from orchestrator.state import (
     PoolState,
     State,
     consider,
+    keys_of,
     move_lease,
     next_serial,
     note,
@@ -45,10 +56,27 @@ def cost_now_usd_per_h(state: State, pool: Pool, market: Market) -> float:
     return spot
 
 
-def home_of(state: State, job: Job) -> str | None:
-    """The region that holds the job's state: where most of its machines work."""
+def traits_of(state: State, place: Place) -> Traits:
+    """What is true of a cloud; by the settings alone while it has not said so itself."""
+    known = state.places.get(place.key)
+    if known is None or known.traits is None:
+        return Traits(billing=state.settings.billing)
+    return known.traits
+
+
+def usd_per_gb(state: State, sender: Pool, receiver: Pool) -> float:
+    """What a gigabyte costs that a machine sends to another one."""
+    if (sender.place, sender.zone) == (receiver.place, receiver.zone):
+        return 0.0
+    traits = traits_of(state, sender.place)
+    near = sender.place == receiver.place
+    return traits.zone_usd_per_gb if near else traits.region_usd_per_gb
+
+
+def home_of(state: State, job: Job) -> Place | None:
+    """The place that holds the job's state: where most of its machines work."""
     regions = Counter(
-        lease.pool.region
+        lease.pool.place
         for token in job.leases
         if (lease := state.leases[token]).state in ("working", "noticed", "leaving")
     )
@@ -60,11 +88,12 @@ def free_to_bring(state: State, job: Job, pool: Pool) -> bool:
     return egress_usd(state, job, pool, home_of(state, job)) == 0
 
 
-def egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
-    """What bringing the job's state to a machine there costs."""
-    if home is None or pool.region == home:
+def egress_usd(state: State, job: Job, pool: Pool, home: Place | None) -> float:
+    """What bringing the job's state to a machine there costs, by the settings or its cloud."""
+    if home is None or pool.place == home:
         return 0.0
-    return state.settings.egress_usd_per_gb * job.layouts.state_bytes / 1e9
+    gb = job.layouts.state_bytes / 1e9
+    return (state.settings.egress_usd_per_gb or traits_of(state, home).region_usd_per_gb) * gb
 
 
 # --- buying --------------------------------------------------------------------------------------------
@@ -86,9 +115,18 @@ def new_token(state: State) -> str:
 
 
 def intend(
-    state: State, out: list[AnyAction], job: Job, part: Acquire, because: str, egress_usd: float
-) -> None:
-    """Write down that we want one machine; the call is made once this is in the journal."""
+    state: State,
+    out: list[AnyAction],
+    job: Job,
+    part: Acquire,
+    because: str,
+    egress_usd: float,
+) -> int:
+    """Write down that we want the machines of one call, made once this is in the journal.
+
+    They are as many as one call of the cloud may start, all or none, and as the budgets can pay.
+    Each has a lease from now on. Return how many they are.
+    """
     pool, market = part.pool, part.market
     known, place = state.pools[pool.key], place_of(state, pool.place)
     kind = known.kind
@@ -96,37 +134,46 @@ def intend(
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
-    token = new_token(state)
+    billing = traits_of(state, pool.place).billing
+    ceiling = ledger.ceiling_usd_per_h(
+        kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
+    )
+    most = min(part.count, traits_of(state, pool.place).launch_max)
+    unbid = ledger.ceiling_usd_per_h(kind, market, known.spot_usd_per_h, settings.disk_usd_per_h)
+    count = ledger.payable(state, job, (unbid, price), egress_usd, most)
+    if count == 0:
+        return 0
     request = LaunchRequest(
-        token=token,
+        token=new_token(state),
         pool=pool,
         market=market,
         bid_usd_per_h=bid,
         tags={DEPLOYMENT_TAG: settings.deployment, "job": job.id},
+        count=count,
         recipe=place.recipe,
     )
-    lease = Lease(
-        token=token,
-        request=request,
-        type=kind,
-        job=job.id,
-        state="intended",
-        history=[Moved(state.now_s, "intended", because)],
-        intended_at_s=state.now_s,
-        price_usd_per_h=price,
-        ceiling_usd_per_h=ledger.ceiling_usd_per_h(
-            kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
-        ),
-        why_bought=because,
-        disk_usd_per_h=settings.disk_usd_per_h,
-        egress_usd=egress_usd,
-        billing=billing_at(state, pool.place),
-    )
-    state.leases[token] = lease
-    job.leases[token] = None
-    known.leases[token] = None
-    ledger.open_lease(state, lease, job)
+    for token in keys_of(request):
+        lease = Lease(
+            token=token,
+            request=request,
+            type=kind,
+            job=job.id,
+            state="intended",
+            history=[Moved(state.now_s, "intended", because)],
+            intended_at_s=state.now_s,
+            price_usd_per_h=price,
+            ceiling_usd_per_h=ceiling,
+            why_bought=because,
+            disk_usd_per_h=settings.disk_usd_per_h,
+            egress_usd=egress_usd,
+            billing=billing,
+        )
+        state.leases[token] = lease
+        job.leases[token] = None
+        known.leases[token] = None
+        ledger.open_lease(state, lease, job)
     out.append(Launch(request=request, because=because))
+    return count
 
 
 # --- what is left alone ----------------------------------------------------------------------
@@ -151,11 +198,31 @@ def block_of(state: State, known: PoolState, market: Market) -> Block | None:
         return None
     found = [state.blocks[k] for k in reach_of(known, market).values() if k in state.blocks]
     now_s = state.now_s
-    return max((one for one in found if one.until_s > now_s), key=_until_s, default=None)
+    return max((one for one in found if one.until_s > now_s), key=_hardness, default=None)
 
 
-def _until_s(block: Block) -> float:
-    return block.until_s
+def _hardness(block: Block) -> tuple[bool, float]:
+    return not block.room, block.until_s
+
+
+def askable(state: State, known: PoolState, market: Market) -> int | None:
+    """Return how many machines may be asked for now; None where no refusal bounds them.
+
+    It is the room that a refusal left, and after a refusal of all one machine, until one has joined.
+    Who is asked for one machine a call refuses each by itself, so there is no bound.
+    """
+    if traits_of(state, known.pool.place).launch_max == 1 or not state.blocks:
+        return None
+    key = reach_of(known, market)["pool"]
+    block = block_of(state, known, market) or state.blocks.get(key)
+    if block is None:
+        return None
+    now = block.until_s > state.now_s
+    most = block.room if now else 1
+    if (now and not block.room) or not (now or block.strikes):
+        return None
+    asked = (state.leases[token] for token in known.leases)
+    return max(0, most - sum(e.state == "intended" and e.request.market == market for e in asked))
 
 
 def refuse(
@@ -172,15 +239,33 @@ def refuse(
         return
     key = reach_of(known, request.market)[refusal.scope]
     before = state.blocks.get(key)
-    if before is not None and before.until_s > state.now_s:
+    if before is not None and before.until_s > state.now_s and not before.room:
         return
     strikes = 0 if before is None else before.strikes
+    room = _room_left(request, refusal, strikes)
+    if room:
+        until_s = state.now_s + state.settings.penalty_s
+        state.blocks[key] = Block(until_s=until_s, because=why, strikes=strikes, room=room)
+        note(out, key, f"{room} of {request.count} machines may be had there: {why}")
+        return
     wide = refusal.scope in ("place", "cloud")
     penalty_s = state.settings.penalty_s / (10 if wide else 1)
     for_s = penalty_s * 2 ** min(strikes, PENALTY_DOUBLINGS_MAX)
     for_s = for_s if refusal.retry_s is None else max(0.0, refusal.retry_s)
     state.blocks[key] = Block(until_s=state.now_s + for_s, because=why, strikes=strikes + 1)
     note(out, key, f"left alone for {for_s:.0f} s: {why}")
+
+
+def _room_left(request: LaunchRequest, refusal: Refusal, strikes: int) -> int:
+    """Return how many of several refused machines to ask for at once; 0 for none.
+
+    Where the cloud does not say, half of them; but not again after the last one was refused, too.
+    """
+    if request.count == 1:
+        return 0
+    if refusal.room is not None:
+        return min(refusal.room, request.count - 1)
+    return 0 if strikes or refusal.scope not in ("pool", "family") else request.count // 2
 
 
 def penalise(state: State, out: list[AnyAction], lease: Lease, code: str, why: str) -> None:
@@ -334,12 +419,6 @@ def lease_of(state: State, machine_id: str) -> Lease | None:
 
 def place_of(state: State, place: Place) -> PlaceState:
     return state.places.setdefault(place.key, PlaceState(place=place))
-
-
-def billing_at(state: State, place: Place) -> str:
-    """Return the name of the rule by which a place bills: what its cloud says, else the settings'."""
-    traits = place_of(state, place).traits
-    return state.settings.billing if traits is None else traits.billing
 
 
 def grace_s(state: State, place: Place) -> float:

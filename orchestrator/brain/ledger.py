@@ -5,6 +5,9 @@
     committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while the
                    machine is given back, and the egress of leases that are no machines yet
 
+    usd_per_h includes what the steps of running layouts are about to send between zones; each report
+    of committed steps replaces that by what they sent
+
 A lease costs its machine's price and its disk per hour, and egress once, when it is a machine. Its
 ceiling is the most that it may cost per hour, so the reserve covers the time between the decision
 to give a machine back and its end. Nothing is bought unless spent + committed + its reserve <= cap.
@@ -38,6 +41,7 @@ def settle(account: Account, at_s: float) -> None:
     account.spent_usd += account.usd_per_h * hours
     account.on_demand_usd += account.on_demand_usd_per_h * hours
     account.manager_usd += account.manager_usd_per_h * hours
+    account.traffic_usd += account.traffic_usd_per_h * hours
     account.committed_usd -= account.draining_usd_per_h * hours
     account.at_s = max(account.at_s, at_s)
 
@@ -55,6 +59,11 @@ def on_demand_usd(account: Account, at_s: float) -> float:
 def manager_usd(account: Account, at_s: float) -> float:
     """Return the part of the spent money that the manager's own machine cost."""
     return account.manager_usd + account.manager_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
+
+
+def traffic_usd(account: Account, at_s: float) -> float:
+    """Return the part of the spent money that traffic between zones cost."""
+    return account.traffic_usd + account.traffic_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
 
 
 def committed_usd(account: Account, at_s: float) -> float:
@@ -116,6 +125,26 @@ def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: flo
     """Return whether one more machine can be reserved for, without giving back others at once."""
     needed = needed_usd(state.settings, ceiling_usd_per_h) + egress_usd
     return pays(purses(state, job), needed)
+
+
+def payable(
+    state: State, job: Job, usd_per_h: tuple[float, float], egress_usd: float, most: int
+) -> int:
+    """Return how many machines with this ceiling and price can be reserved for at once, of `most`.
+
+    Each that is asked for makes the next one dearer, as it costs from its start, unseen.
+    """
+    ceiling, price = usd_per_h
+    settings = state.settings
+    one_usd = needed_usd(settings, ceiling) + egress_usd
+    reserved_usd = reserve_usd(settings, ceiling) + egress_usd
+    unseen_usd = (price + settings.disk_usd_per_h) * _unseen_s(settings) / HOUR_S
+    found = purses(state, job)
+    count = 0
+    while count < most and pays(found, one_usd):
+        found = [(left - reserved_usd, others + unseen_usd) for left, others in found]
+        count += 1
+    return count
 
 
 def pays(purses: Sequence[tuple[float, float]], needed_usd: float) -> bool:
@@ -250,8 +279,30 @@ def on_dry_alarm(state: State, token: str) -> None:
         account.committed_usd -= reserved_usd
 
 
+def charge_traffic(state: State, job: Job, usd: float, usd_per_h: float) -> None:
+    """Charge what committed steps sent between zones, and from now on what is expected per hour."""
+    own = job.account
+    if not (usd or usd_per_h or own.traffic_usd_per_h or own.traffic_usd):
+        return
+    job.layouts.sent_usd += usd
+    for account in (state.account, own):
+        settle(account, state.now_s)
+    more_usd, more_usd_per_h = (
+        job.layouts.sent_usd - own.traffic_usd,
+        usd_per_h - own.traffic_usd_per_h,
+    )
+    for account in (state.account, own):
+        account.spent_usd += more_usd
+        account.traffic_usd += more_usd
+        account.usd_per_h += more_usd_per_h
+        account.traffic_usd_per_h += more_usd_per_h
+
+
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
     """Stop charging for a machine that is gone or never was; settle it by its billing rule."""
+    job = state.jobs[lease.job]
+    if job.account.leases == 1:
+        charge_traffic(state, job, 0.0, 0.0)
     if lease.prices:
         runs(state, lease)
         _accrue(state, lease)
@@ -278,7 +329,7 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         if account.leases == 0:  # rounding ends here
             account.committed_usd = account.draining_usd_per_h = 0.0
             account.on_demand_usd_per_h = account.intended_usd_per_h = 0.0
-            account.usd_per_h = account.manager_usd_per_h
+            account.usd_per_h, account.traffic_usd_per_h = account.manager_usd_per_h, 0.0
 
 
 def hand_over(state: State, lease: Lease, to: Job) -> None:

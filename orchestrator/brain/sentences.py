@@ -32,7 +32,8 @@ def sentence(action: AnyAction, at_s: float) -> Sentence | None:
         case Launch():
             request = action.request
             pool, market = request.pool, request.market.replace("_", "-")
-            who, what = request.token, f"buy {pool.type} in {pool.zone} ({market})"
+            many = f"{request.count} x " if request.count > 1 else ""
+            who, what = request.token, f"buy {many}{pool.type} in {pool.zone} ({market})"
         case Terminate():
             who, what = action.machine_id, "give back"
         case OpenJob():

@@ -58,6 +58,7 @@ def situation_of(state: State, job: Job) -> Situation:
     settings, deadline_s = state.settings, job.spec.deadline_s
     start_s = job.market.times.typical_s("start_s", settings.start_s)
     recovery_s = job.market.times.typical_s("recovery_s", settings.recovery_s)
+    exchange_gb, boundary_gb, depth = _sent(job)
     sharers = sum(state.jobs[j].active for j in state.live_jobs)
     demand = Demand(
         work_left=None if steps_left is None or not job.progress.step_s else float(steps_left),
@@ -65,6 +66,9 @@ def situation_of(state: State, job: Job) -> Situation:
         morph_s=job.market.times.typical_s("morph_s", settings.morph_s),
         recovery_s=recovery_s,
         manager_usd_per_h=settings.manager_usd_per_h / max(1, sharers),
+        exchange_gb_per_work=exchange_gb,
+        boundary_gb_per_work=boundary_gb,
+        depth=depth,
     )
     limits = Limits(
         slots_min=slots_least(job),
@@ -84,6 +88,20 @@ def situation_of(state: State, job: Job) -> Situation:
         speed=speed,
         at_s=state.now_s,
     )
+
+
+def _sent(job: Job) -> tuple[float, float, int]:
+    """The gigabytes that a step sends: between replicas, and over each boundary of a chain; the depth.
+
+    While no step was timed, a step counts as a slot-second.
+    """
+    depth = 1 if job.layouts.current is None else job.layouts.current.depth
+    activations = 0.0
+    if job.layouts.profile is not None and depth > 1:
+        profile = job.layouts.profile
+        activations = max(section.activation_bytes for section in profile.sections)
+        activations *= 2 * profile.microbatch_sizes[0] * job.layouts.microbatches
+    return 2 * forecast.gradient_bytes(job) / depth / 1e9, activations / 1e9, depth
 
 
 def slots_least(job: Job) -> int:
@@ -109,10 +127,13 @@ def offers(state: State, job: Job) -> list[Offer]:
             continue
         hazard_per_h = known.record.hazard_per_h(state.now_s)
         return_per_h = known.record.return_per_h(state.now_s)
+        traits = leases.traits_of(state, known.pool.place)
         losses_seen = _losses_seen(state, known)
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
             room = _room_left(state, known, market) if price is not None else 0
+            bounds = [n for n in (room, leases.askable(state, known, market)) if n is not None]
+            room = min(bounds, default=None)
             if price is None or room == 0:
                 continue
             block = leases.block_of(state, known, market)
@@ -122,16 +143,18 @@ def offers(state: State, job: Job) -> list[Offer]:
                     type=known.kind,
                     market=market,
                     price_usd_per_h=price,
-                    blocked=block is not None,
+                    blocked=block is not None and not block.room,
                     blocked_because="" if block is None else block.because,
                     machines_max=room,
                     hazard_per_h=hazard_per_h,
                     bids=_bids(state, known, market),
                     losses_seen=losses_seen,
                     return_per_h=return_per_h,
-                    billing=leases.billing_at(state, known.pool.place),
+                    billing=leases.traits_of(state, known.pool.place).billing,
                     egress_usd=leases.egress_usd(state, job, known.pool, home),
                     disk_usd_per_h=state.settings.disk_usd_per_h,
+                    zone_usd_per_gb=traits.zone_usd_per_gb,
+                    region_usd_per_gb=traits.region_usd_per_gb,
                 )
             )
     purses = ledger.purses(state, job)
@@ -182,7 +205,7 @@ def _room_left(state: State, known: PoolState, market: Market) -> int | None:
 
 
 def rule_at(state: State, place: Place, market: Market) -> BillingRule:
-    return rule_of(leases.billing_at(state, place), place.cloud, market)
+    return rule_of(leases.traits_of(state, place).billing, place.cloud, market)
 
 
 def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
@@ -247,6 +270,8 @@ def holdings(state: State, job: Job) -> list[HeldMachine]:
             losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
             billing=lease.billing,
             disk_usd_per_h=lease.disk_usd_per_h,
+            zone_usd_per_gb=leases.traits_of(state, lease.pool.place).zone_usd_per_gb,
+            region_usd_per_gb=leases.traits_of(state, lease.pool.place).region_usd_per_gb,
         )
         for token in job.leases
         if not (lease := state.leases[token]).released and lease.state != "ending"

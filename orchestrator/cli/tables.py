@@ -166,6 +166,8 @@ def costs(view: View) -> Table:
     made = table("what", "where", "spent$")
     for job in view.jobs:
         made.add_row(f"job {job.id}", job.script, usd(job.spent_usd))
+        if job.traffic_usd:
+            made.add_row("  of that, traffic between zones", "", usd(job.traffic_usd), style="dim")
     for one in view.machines:
         made.add_row(f"machine {one.id}", f"{one.pool} ({one.market})", usd(one.cost_usd))
         for part, part_usd in (("disk", one.disk_usd), ("egress", one.egress_usd)):

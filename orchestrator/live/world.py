@@ -353,7 +353,7 @@ class LiveWorld:
         request = action.request
         try:
             provider = self._providers[request.pool.cloud]
-            machine, *_ = await self._heard(provider, provider.launch(request))
+            machines = await self._heard(provider, provider.launch(request))
         except CloudError as error:
             await self._tell(
                 LaunchFailed(
@@ -365,9 +365,9 @@ class LiveWorld:
                 )
             )
         else:
-            await self._tell(
-                Launched(at_s=self._clock.now_s(), token=request.token, machine=machine)
-            )
+            for machine in machines:
+                at_s = self._clock.now_s()
+                await self._tell(Launched(at_s=at_s, token=request.token, machine=machine))
 
     async def _terminate(self, action: Terminate) -> None:
         """End a machine. After a failed call the brain sees it in the list and asks again."""

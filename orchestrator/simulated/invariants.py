@@ -13,7 +13,7 @@ from orchestrator.brain import ledger
 from orchestrator.events import AnyEvent
 from orchestrator.simulated.scenario import Scenario
 from orchestrator.simulated.world import SimulatedWorld
-from orchestrator.state import Account, Job, Lease, LeaseState, State, leases_of
+from orchestrator.state import Account, Job, Lease, LeaseState, State, keys_of, leases_of
 
 EPSILON_USD = 1e-6
 CALLED_BACK_S_MAX = 180.0
@@ -237,7 +237,7 @@ def _names(action: AnyAction) -> tuple[str, ...]:
         case Note():
             return (action.who,)
         case Launch():
-            return (action.request.token,)
+            return (action.request.token, *keys_of(action.request))
         case Terminate():
             return (action.machine_id,)
         case _:

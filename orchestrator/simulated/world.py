@@ -42,7 +42,7 @@ from orchestrator.simulated.disturbances import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet
 from orchestrator.simulated.scenario import DAY_S, Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline
-from orchestrator.state import State
+from orchestrator.state import State, keys_of
 
 
 class Killed(Exception):  # noqa: N818 - it names what happened
@@ -199,10 +199,11 @@ class SimulatedWorld:
                 raise Unknown("the request was lost")
             if now_s < self.bad_days.dry_until_s:
                 raise Refused("pool", "NoCapacity", f"{request.pool.key}: {DROUGHT}")
-            machine = self.cloud.launch(request, now_s)
-            if machine.id not in self.alive:
-                self.launches += 1
-                self.alive[machine.id] = (machine.token, now_s)
+            machines = self.cloud.launch_all(request, now_s)
+            for machine, key in zip(machines, keys_of(request), strict=True):
+                if machine.id not in self.alive:
+                    self.launches += 1
+                    self.alive[machine.id] = (key, now_s)
             self.await_point("launched")
             if lost:
                 raise Unknown("the answer was lost")
@@ -216,7 +217,8 @@ class SimulatedWorld:
             )
             self._answer(failed)
             return
-        self._answer(Launched(at_s=0.0, token=request.token, machine=machine))
+        for machine in machines:
+            self._answer(Launched(at_s=0.0, token=request.token, machine=machine))
 
     def _terminate(self, ref: Ref) -> None:
         if self.luck.chance(self.luck.faults.unreachable):

@@ -21,6 +21,7 @@ from cloud.model import InstanceType, Pool
 TICK_S, NOW = 300.0, 400
 DELTAS = np.array([0.01, 0.1, 0.4])
 MOODS = 2
+ZONE_USD_PER_GB, REGION_USD_PER_GB = 0.02, 0.05
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -41,6 +42,8 @@ class Moment(msgspec.Struct, frozen=True):
     usd_per_slot_h: tuple[float, ...]
     hazard_per_h: tuple[float, ...]
     region: tuple[int, ...]
+    zone: tuple[int, ...]
+    exchange_gb: float
     away: tuple[bool, ...]
     refused: tuple[bool, ...]
     losses_seen: tuple[bool, ...]
@@ -74,7 +77,8 @@ def moments(draw):
         rule=draw(st.sampled_from([AWS_TODAY.name, AZURE.name, AWS_2016.name])),
         slots=each(sizes, n + 1), speed=each(st.sampled_from([0.15, 1.0, 1.3]), n + 1),
         usd_per_slot_h=(*each(st.floats(0.1, 1.0)), draw(st.sampled_from([0.4, 1.0, 3.0]))),
-        hazard_per_h=each(hazards), region=tuple(sorted(each(st.integers(0, 1)))), away=each(st.booleans()),
+        hazard_per_h=each(hazards), region=tuple(sorted(each(st.integers(0, 1)))), zone=tuple(sorted(each(st.integers(0, 2)))),
+        exchange_gb=draw(st.sampled_from([0.0, 0.0, 0.5, 20.0, 400.0])), away=each(st.booleans()),
         refused=each(st.sampled_from([False, False, True])), losses_seen=each(st.booleans()),
         lost_in_1h=tuple(sorted(each(st.sampled_from([0.0, 0.05, 0.4, 1.0]), len(DELTAS)), reverse=True)),
         rows=tuple(draw(st.lists(rows, max_size=5))), wanted=wanted,
@@ -105,7 +109,8 @@ def as_world(m):
         evicted_in_1h=np.zeros((n, len(DELTAS))),
         evicted_in_mood=np.tile(np.array(m.lost_in_1h), (n, MOODS, 1)),
         mood=np.zeros((n, NOW + 1), np.int64), tick_h=TICK_S / 3600, rule=code_of(rule),
-        bids=rule.bid == "required",
+        bids=rule.bid == "required", zone=np.array([zone_of(m, k) for k in range(n + 1)]),
+        zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
     )  # fmt: skip
 
 
@@ -114,7 +119,7 @@ def as_job(m, finish_tick=0):
         slots=m.wanted, work_h=100.0, start_h=m.start_s / 3600, morph_h=m.morph_s / 3600,
         recovery_h=m.recovery_s / 3600,
         recovery_all_h=(m.recovery_s + m.recovery_all_s) / 3600, manager_usd_per_h=m.manager_usd_per_h, scaling=m.scaling,
-        begin_tick=0, finish_tick=finish_tick,
+        begin_tick=0, finish_tick=finish_tick, exchange_gb_per_work=m.exchange_gb,
     )  # fmt: skip
 
 
@@ -162,7 +167,14 @@ def kind(m, k):
 
 def place(m, k):
     region = m.region[min(k, len(m.region) - 1)]
-    return Pool("aws", f"r{region}", f"zone-{k}", f"kind.{k}")
+    return Pool("aws", f"r{region}", f"zone-{zone_of(m, k)}", f"kind.{k}")
+
+
+def zone_of(m, k):
+    """The number of its zone; that of the pool on demand is the last pool's."""
+    zones = list(dict.fromkeys(zip(m.region, m.zone, strict=True)))
+    k = min(k, len(m.zone) - 1)
+    return zones.index((m.region[k], m.zone[k]))
 
 
 def as_the_manager_sees_it(m, world):
@@ -180,6 +192,7 @@ def as_the_manager_sees_it(m, world):
             price_usd_per_h=float(world.price[k, NOW]), bids=bids, billing=m.rule,
             blocked=not reliable and (m.away[k] or m.refused[k]),
             hazard_per_h=float(world.hazard_per_h[k, NOW]), losses_seen=bool(world.losses_seen[k, NOW]),
+            zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
         ))  # fmt: skip
     for i, row in enumerate(m.rows):
         o = offers[row.pool]
@@ -189,6 +202,7 @@ def as_the_manager_sees_it(m, world):
             bid_usd_per_h=float(bid), started_at_s=(NOW - row.age) * TICK_S, billing=m.rule,
             doing="starts" if row.age * TICK_S < m.start_s else "works", losses_seen=o.losses_seen,
             hazard_per_h=float(hazard_of(world, row.pool, bid, NOW)),
+            zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
         ) for j in range(row.machines)]  # fmt: skip
     return offers, held
 
@@ -204,7 +218,8 @@ def both(m, finish_tick=0, table=NO_BOOK):
         offers, held,
         Demand(work_left=None if m.work_left == np.inf else m.work_left, start_s=m.start_s, morph_s=m.morph_s,
                recovery_s=m.recovery_s, recovery_all_s=m.recovery_s + m.recovery_all_s,
-               manager_usd_per_h=m.manager_usd_per_h),
+               manager_usd_per_h=m.manager_usd_per_h,
+               exchange_gb_per_work=m.exchange_gb),
         Limits(slots_min=1, slots_max=m.wanted, haste=m.haste,
                finish_by_s=finish_tick * TICK_S if finish_tick else None),
         Power(m), NOW * TICK_S,
@@ -214,7 +229,7 @@ def both(m, finish_tick=0, table=NO_BOOK):
     bought = Counter()
     bids = {}
     for a in said.acquire:
-        k = int(a.pool.zone.removeprefix("zone-"))
+        k = int(a.pool.type.removeprefix("kind."))
         bought[k], bids[k] = a.count, a.bid_usd_per_h
     ours_bids = {k: orders.bid[k] if orders.bid[k] < ANY_PRICE else None for k in bids}
     return (
@@ -249,7 +264,7 @@ def test_what_works_is_kept_while_the_cheap_pool_is_away():
     """One machine is held, four are wanted: three are bought, and nobody waits for the cheap pool."""
     m = Moment(
         rule=AZURE.name, slots=(1, 1, 1), speed=(1.0, 1.0, 1.0), usd_per_slot_h=(0.6, 0.2, 3.0),
-        hazard_per_h=(0.1, 0.1), region=(0, 0), away=(False, True), refused=(False, False),
+        hazard_per_h=(0.1, 0.1), region=(0, 0), zone=(0, 1), exchange_gb=0.0, away=(False, True), refused=(False, False),
         losses_seen=(True, True), lost_in_1h=(0.0, 0.0, 0.0), rows=(Row(0, 1, 20, 0),), wanted=4,
         start_s=120.0, morph_s=2.0, recovery_s=5.0, recovery_all_s=0.0, scaling=1.0, haste=0.5, work_left=80.0,
         manager_usd_per_h=0.0,

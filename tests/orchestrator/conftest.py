@@ -20,7 +20,17 @@ from agent.messages import (
 )
 from agent.profile import Link, Network, Profile, Section
 from cloud.errors import CloudError, Refused
-from cloud.model import DEPLOYMENT_TAG, InstanceType, Listing, Machine, Notice, Pool, Quote, Sold
+from cloud.model import (
+    DEPLOYMENT_TAG,
+    InstanceType,
+    Listing,
+    Machine,
+    Notice,
+    Pool,
+    Quote,
+    Sold,
+    Traits,
+)
 from orchestrator.actions import AnyAction, Launch, ListMachines, StartWorker, Terminate
 from orchestrator.brain.decide import decide
 from orchestrator.events import (
@@ -68,6 +78,7 @@ class Hand:
         self.stages = 1  # into which the script can be cut
         self.steps_total = 100
         self.prices = PRICES  # at which it starts
+        self.traits: Traits | None = None  # of the cloud, as it says itself
 
     # --- events -------------------------------------------------------------------------------
 
@@ -79,7 +90,7 @@ class Hand:
     def start(self, epoch: int = 1) -> list[AnyAction]:
         out = self.see(ManagerStarted(at_s=self.at_s, epoch=epoch, settings=self.settings))
         sold = Sold(types=(SMALL, LARGE), pools=POOLS)
-        self.see(CatalogueSeen(at_s=self.at_s, place=PLACE, sold=sold))
+        self.see(CatalogueSeen(at_s=self.at_s, place=PLACE, sold=sold, traits=self.traits))
         self.price(*self.prices)
         return out
 

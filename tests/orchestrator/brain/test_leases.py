@@ -481,6 +481,6 @@ def test_loss_buys_its_replacement_in_the_same_turn(hand: Any) -> None:
 def test_state_of_another_version_is_refused_in_one_line(hand: Any) -> None:
     """What an older one lacks would be read as nothing: steps, failures, layouts."""
     data = encode_state(hand().running(slots_max=1).state)
-    for other in (data.replace(b'{"version":3,', b"{", 1), data.replace(b":3,", b":1,", 1)):
-        with pytest.raises(msgspec.DecodeError, match="not of version 3 of its format"):
+    for other in (data.replace(b'{"version":4,', b"{", 1), data.replace(b":4,", b":1,", 1)):
+        with pytest.raises(msgspec.DecodeError, match="not of version 4 of its format"):
             decode_state(other)

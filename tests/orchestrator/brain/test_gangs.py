@@ -1,0 +1,119 @@
+"""Several machines of one pool in one call: all or none, one lease for each, one token for all."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from cloud.errors import Refused
+from cloud.model import Machine, Traits
+from orchestrator.actions import Launch, Terminate
+from orchestrator.events import Launched
+from orchestrator.world import decode_state, encode_state
+
+GANGS = Traits(billing="local", launch_max=64)
+
+
+def asking(hand: Any, slots: int, **settings: Any) -> tuple[Any, list[Launch]]:
+    """A manager that wants so many slots, and what it asks for in its first turn of buying."""
+    h = hand(on_demand_allowed=False, **settings)
+    h.traits = GANGS
+    h.prices = (0.03, 0.90, 0.04, 0.90)  # small machines are far cheaper
+    h.start()
+    h.submit(slots_max=slots)
+    return h, h.only(h.wait(2.0), Launch)
+
+
+def machines(h: Any, launch: Launch) -> list[Machine]:
+    """What the cloud starts for it."""
+    made = [
+        Machine(
+            id=f"i-{launch.request.token}-{index}", token=launch.request.token, index=index,
+            pool=launch.request.pool, market="spot", state="running", launched_at_s=h.at_s,
+            tags=launch.request.tags,
+        )
+        for index in range(launch.request.count)
+    ]  # fmt: skip
+    h.machines |= {machine.id: machine for machine in made}
+    return made
+
+
+def test_sixty_four_machines_are_one_call_and_sixty_four_leases(hand: Any) -> None:
+    h, out = asking(hand, 64)
+    assert [(x.request.pool.zone, x.request.count) for x in out] == [("east-a", 64)]
+    assert len(h.leases) == 64
+    for machine in machines(h, out[0]):
+        h.see(Launched(at_s=h.at_s, token=machine.token, machine=machine))
+    assert all(lease.machine_id for lease in h.leases)
+    assert len({lease.machine_id for lease in h.leases}) == 64
+    assert not h.only(h.listed(), Terminate)
+    assert encode_state(decode_state(encode_state(h.state))) == encode_state(h.state)
+
+
+@pytest.mark.parametrize("heard", [0, 1, 3])
+def test_a_manager_that_dies_after_the_call_adopts_each_machine_from_the_list(
+    hand: Any, heard: int
+) -> None:
+    """However many answers it heard: none is bought twice, none is ended, none is left without a lease."""
+    h, (launch,) = asking(hand, 4)
+    made = machines(h, launch)
+    for machine in made[:heard]:
+        h.see(Launched(at_s=h.at_s, token=machine.token, machine=machine))
+    h.start(epoch=2)
+    out = h.listed()
+    assert not h.only(out, Terminate)
+    assert {lease.machine_id for lease in h.leases} == {machine.id for machine in made}
+    assert not h.only(h.wait(60.0), Launch)
+
+
+def test_a_gang_that_never_started_is_dropped_as_a_whole_after_the_grace(hand: Any) -> None:
+    h, (launch,) = asking(hand, 4)
+    tokens = set(h.state.leases)
+    h.at_s += h.settings.launch_grace_s + 1.0
+    h.listed()
+    assert not tokens & set(h.state.leases)
+    assert h.state.account.leases == len(h.state.leases)
+    late = machines(h, launch)
+    out = [a for m in late for a in h.see(Launched(at_s=h.at_s, token=m.token, machine=m))]
+    assert {x.machine_id for x in h.only(out, Terminate)} == {machine.id for machine in late}
+
+
+def test_a_refusal_that_says_its_room_is_followed_by_a_gang_of_that_size(hand: Any) -> None:
+    """5 of 8 in the first pool, the rest from the next best, and the first is not asked again."""
+    h, (launch,) = asking(hand, 8)
+    said = Refused("pool", "NoCapacity", "5 of 8", room=5)
+    h.refused(launch, said)
+    assert not h.leases
+    again = h.only(h.wait(4.0), Launch)
+    assert [(x.request.pool.zone, x.request.count) for x in again] == [("east-a", 5), ("east-b", 3)]
+    assert len({x.request.token for x in (launch, *again)}) == 3
+    assert not [x for x in h.only(h.wait(20.0), Launch) if x.request.pool.zone == "east-a"]
+
+
+def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_left_alone(
+    hand: Any,
+) -> None:
+    """8, 4, 2, 1; then none for three minutes, and after that one at a time until one has joined."""
+    h, (launch,) = asking(hand, 8)
+    asked, at_s = [], []
+    queue, end_s = [launch], h.at_s + 1800.0
+    while h.at_s < end_s:
+        for one in queue:
+            if one.request.pool.zone == "east-a" and one.request.pool.type == "small":
+                asked.append(one.request.count)
+                at_s.append(h.at_s)
+            h.refused(one)
+        queue = h.only(h.wait(2.0), Launch)
+    assert asked[:4] == [8, 4, 2, 1]
+    assert set(asked[4:]) == {1}
+    assert all(later - before >= 178.0 for before, later in zip(at_s[3:], at_s[4:], strict=False))
+
+
+def test_a_budget_for_a_part_of_a_gang_buys_that_part(hand: Any) -> None:
+    whole, _ = asking(hand, 8)
+    each_usd = whole.state.account.committed_usd / 8
+    h, out = asking(hand, 8, budget_usd=4.5 * each_usd)
+    (launch,) = out[:1]
+    assert 1 < launch.request.count < 8
+    assert len(h.leases) == launch.request.count
+    assert msgspec.structs.asdict(launch.request)["count"] == len(h.job.leases)

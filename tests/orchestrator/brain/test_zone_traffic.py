@@ -1,0 +1,124 @@
+"""Traffic between zones in the manager: one zone unless a second one pays, and a line of the bill."""
+
+from typing import Any
+
+import pytest
+
+from bidding.markets.billing import HOUR_S
+from cloud.model import Traits
+from orchestrator.actions import Launch
+from orchestrator.brain import leases, ledger
+from orchestrator.brain.layout_choice import Question, Seat, choose
+from orchestrator.view_builder import view_of
+from orchestrator.world import decode_state, encode_state
+
+
+def zones_of(h: Any) -> set[str]:
+    return {lease.pool.zone for lease in h.leases if lease.machine_id}
+
+
+def split(hand: Any, zone_usd_per_gb: float) -> Any:
+    """A job for two slots where each zone sells one small machine and no more."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="local", zone_usd_per_gb=zone_usd_per_gb)
+    h.start()
+    h.submit(slots_max=2)
+    for _ in range(10):
+        for launch in h.only(h.wait(2.0), Launch):
+            pool = launch.request.pool
+            if pool.type == "large" or pool.zone in zones_of(h):
+                h.refused(launch)
+            else:
+                h.joined(h.launched(launch))
+        starts(h)
+        if h.job.layouts.current is not None:
+            h.committed(h.job.progress.step + 1)
+    return h
+
+
+def starts(h: Any) -> None:
+    """Workers that were asked for are ready."""
+    for worker in list(h.state.workers.values()):
+        if not worker.ready:
+            start = next(
+                a for a in h.said if getattr(a, "worker", "") == worker.id and hasattr(a, "slot")
+            )
+            h.ready(start)
+
+
+def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: Any) -> None:
+    """Two slots, 1 MiB of state: two thirds of a MiB of gradients a step at $0.0002 a GB."""
+    h = split(hand, 0.0002)
+    assert zones_of(h) == {"east-a", "east-b"}
+    step_usd = 2 * (1 << 20) / 3 / 1e9 * 0.0002
+    assert h.job.layouts.step_usd == pytest.approx(step_usd)
+    assert "its traffic between zones costs $" in h.job.layouts.chosen
+    alone = h.job.progress.step
+    h.wait(10.0)
+    paid_usd = h.job.layouts.sent_usd
+    h.committed(alone + 50)
+    assert h.job.layouts.sent_usd == pytest.approx(paid_usd + 50 * step_usd)
+    for account in (h.state.account, h.job.account):
+        assert ledger.traffic_usd(account, h.at_s) == pytest.approx(h.job.layouts.sent_usd)
+        assert account.traffic_usd_per_h == pytest.approx(step_usd / 0.5 * HOUR_S)
+    view = view_of(h.state, h.at_s)
+    machines_usd = sum(m.cost_usd for m in view.machines)
+    assert view.jobs[0].traffic_usd == pytest.approx(h.job.layouts.sent_usd)
+    assert view.cost.spent_usd == pytest.approx(machines_usd + view.jobs[0].traffic_usd)
+    assert encode_state(decode_state(encode_state(h.state))) == encode_state(h.state)
+    for lease in h.leases:
+        leases.give_back(h.state, [], lease, "the end of the test")
+    h.listed()
+    h.machines.clear()
+    h.at_s += 60.0
+    h.listed()
+    assert not h.job.leases
+    assert h.job.account.usd_per_h == h.job.account.traffic_usd_per_h == 0.0
+    assert h.job.account.traffic_usd == pytest.approx(h.job.layouts.sent_usd)
+
+
+def test_a_dear_second_zone_is_not_used(hand: Any) -> None:
+    """It trains with one machine while no zone sells two."""
+    h = split(hand, 1e3)
+    assert len(h.job.layouts.current.workers) == 1
+    assert h.job.layouts.step_usd == 0.0
+
+
+def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:
+    h = split(hand, 0.0)
+    assert zones_of(h) == {"east-a", "east-b"}
+    assert h.job.layouts.step_usd == 0.0
+    assert "zone" not in h.job.layouts.chosen
+    assert "zone" not in " ".join(lease.why_bought.partition(": ")[2] for lease in h.leases)
+
+
+def seats(zones: str, usd_per_gb: float = 0.02) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(
+            worker=f"w{n}", machine=f"m{n}", zone=zone, region="r", usd_per_h=0.5,
+            zone_usd_per_gb=usd_per_gb, region_usd_per_gb=usd_per_gb,
+        )
+        for n, zone in enumerate(zones)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("zones", "gradient_bytes", "inside"),
+    [
+        ("aaab", 4e9, "aaa"),  # dear: the one that is apart waits
+        ("aaab", 4e3, "aaab"),  # cheap: all compute
+        ("abbb", 4e9, "bbb"),  # the larger part computes, whoever was first
+        ("aabb", 4e9, "aa"),
+    ],
+)
+def test_a_layout_uses_the_seats_whose_work_pays(
+    zones: str, gradient_bytes: float, inside: str
+) -> None:
+    asked = Question(
+        microbatches=12, seats=seats(zones), workers_max=4, gradient_bytes=gradient_bytes,
+        slot_step_s=4.0,
+    )  # fmt: skip
+    choice = choose(asked)
+    by_name = {seat.worker: seat.zone for seat in asked.seats}
+    assert "".join(by_name[w] for r in choice.replicas for w in r.workers) == inside
+    assert (choice.traffic_usd > 0) == (len(set(inside)) > 1)
