@@ -35,7 +35,7 @@ def by_hand(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     session._world = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     nursery = Nursery(tmp_path_factory.mktemp("disk"))
     yield nursery
