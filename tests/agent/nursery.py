@@ -3,6 +3,7 @@
 python nursery.py < lines of JSON: a `Birth` or a `Play` > lines with the pid of a worker, or the exit status of a script
 """
 
+import gc
 import os
 import runpy
 import signal
@@ -40,6 +41,8 @@ class Play(msgspec.Struct, tag=True):
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     worker_process.warm_up()
+    gc.collect()
+    gc.freeze()  # as the fork server does: what is never collected stays in common
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line, type=Birth | Play)
         if isinstance(asked, Birth):
