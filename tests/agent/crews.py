@@ -468,9 +468,9 @@ class Crew:
     def close(self) -> None:
         self.alive.remove(self)
         self._closed.set()
-        self._thread.join(10)
         self.keeper.close()
         self.nursery.kill_all()
+        self._thread.join(10)
         self.client.close()
 
 
