@@ -101,6 +101,17 @@ class Nursery:
         self.pids: list[int] = []
         self.at_hand.append(self)
 
+    @classmethod
+    @contextlib.contextmanager
+    def shared(cls, disk: Path) -> Iterator["Nursery"]:
+        """The one that is at hand, or a new one."""
+        if cls.at_hand:
+            yield cls.at_hand[-1]
+            return
+        nursery = cls(disk)
+        yield nursery
+        nursery.close()
+
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
         pid = self._ask(Birth(order=order, host=host, faults=faults))
         self.pids.append(pid)
