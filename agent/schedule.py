@@ -4,8 +4,7 @@ The simulator reads them with measured costs and the executor with tensors, so t
 drift apart. A *stage* is a run of consecutive sections of the model; a worker hosts one stage,
 several (interleaved, modulo placement), or shares one with replicas that take microbatches in turn.
 The *program* of a worker is what it computes, in order: packed actions, eight bytes each.
-Communication is not listed, because it follows from the programs by one rule, written down once in
-`unfold`:
+Communication is not listed, because it follows from the programs by one rule:
 
 * an activation goes to the host of the next stage as soon as its forward is done, a gradient to
   the host of the previous stage as soon as its backward (or input-gradient) is done, and neither
@@ -16,7 +15,6 @@ Communication is not listed, because it follows from the programs by one rule, w
 
 import itertools
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
 from functools import lru_cache
 
@@ -26,19 +24,14 @@ from cloud.ranges import Count, Microbatches, Name
 
 
 class Kind(IntEnum):
-    """A kind of action. The first five are computed; the others follow by the rule above."""
+    """A kind of action. The first five are computed; a reduction follows by the rule above."""
 
     FORWARD = 0
     BACKWARD = 1  # input-gradient and weight-gradient in one
     INPUT_GRADIENT = 2
     WEIGHT_GRADIENT = 3
     RECOMPUTE = 4
-    SEND_ACTIVATION = 5
-    SEND_GRADIENT = 6
-    RECEIVE_ACTIVATION = 7
-    RECEIVE_GRADIENT = 8
     REDUCE = 9
-    APPLY = 10
 
 
 COMPUTED = (
@@ -56,7 +49,7 @@ MICROBATCH_MASK, STAGE_MASK = (1 << 32) - 1, (1 << 24) - 1
 class Action(msgspec.Struct, frozen=True):
     """One action of a worker for a stage.
 
-    For a REDUCE or APPLY, `microbatch` is the last one.
+    For a REDUCE, `microbatch` is the last one.
     """
 
     kind: Kind
@@ -173,35 +166,3 @@ def _packed(
         codes=struct.pack(f"<{len(packed)}q", *packed),
         update_every=microbatches,
     )
-
-
-def unfold(schedule: Schedule, worker: int) -> Iterator[Action]:
-    """Yield a worker's program with every send, receive, reduce and apply in its place."""
-    program = schedule.program(worker)
-    closing = _last_backwards(schedule, program)
-    for position, action in enumerate(program):
-        stage, microbatch = action.stage, action.microbatch
-        forward = action.kind == Kind.FORWARD
-        backward = action.kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        if forward and stage > 0 and schedule.host(stage - 1, microbatch) != worker:
-            yield Action(Kind.RECEIVE_ACTIVATION, stage, microbatch)
-        last = stage == schedule.stages - 1
-        if backward and not last and schedule.host(stage + 1, microbatch) != worker:
-            yield Action(Kind.RECEIVE_GRADIENT, stage, microbatch)
-        yield action
-        if forward and not last and schedule.host(stage + 1, microbatch) != worker:
-            yield Action(Kind.SEND_ACTIVATION, stage, microbatch)
-        if backward and stage > 0 and schedule.host(stage - 1, microbatch) != worker:
-            yield Action(Kind.SEND_GRADIENT, stage, microbatch)
-        if position in closing:
-            yield Action(Kind.REDUCE, stage, microbatch)
-            yield Action(Kind.APPLY, stage, microbatch)
-
-
-def _last_backwards(schedule: Schedule, program: tuple[Action, ...]) -> frozenset[int]:
-    """Return where in a program the gradients of a stage are complete for an update."""
-    last: dict[tuple[int, int], int] = {}
-    for position, action in enumerate(program):
-        if action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT):
-            last[action.stage, action.microbatch // schedule.update_every] = position
-    return frozenset(last.values())

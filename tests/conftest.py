@@ -1,6 +1,7 @@
-"""What holds for every run of the tests: nothing is left of it when it ends."""
+"""What holds for every run of the tests: one thread of torch, and nothing is left of it when it ends."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from uuid import uuid4
@@ -10,6 +11,12 @@ from remains import remains
 
 MARK = "SPOT_TEST_RUN"
 END_S_MAX = 20.0
+
+
+def pytest_collection_finish() -> None:
+    """Threads that share an operation wait for one another on a processor, as long as a test takes."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

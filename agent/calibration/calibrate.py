@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from agent.pipeline.stages.cut import build, worth_cutting
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, examine
 from agent.pipeline.tracing.trace import LossOf, attributes_kept, buffers_kept, record
-from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
+from agent.profile import Network, NetworkFrom, Profile, Section
 from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 
@@ -204,22 +203,6 @@ def _work_bytes(sections: Sequence[Section], board: Board, sizes: Sequence[int])
             for section, alone in zip(sections, board.alone(), strict=True)
         ),
     )
-
-
-def cached(path: Path, key: str, measure: Callable[[], Profile]) -> Profile:
-    """Return the profile in this file if it has this key; else measure, and write it whole."""
-    try:
-        found = parse(path.read_text(encoding="utf-8"))
-        if found.key == key:
-            return found
-    except (OSError, ValueError):
-        pass  # missing, old or corrupt; measured again, as for another key
-    found = measure()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(render(found), encoding="utf-8")
-    beside.replace(path)
-    return found
 
 
 def key_of(

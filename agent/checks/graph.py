@@ -32,21 +32,6 @@ def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
                 waiting.append(after)
 
 
-def unregistered(loss: torch.Tensor, known: Container[int]) -> str | None:
-    """Name a parameter that gets a gradient from `loss` and is in no registered module.
-
-    `known` are the registered ones, by identity. The result does not say that it is trained,
-    because a network that only measures the loss has gradients too, if it is not frozen.
-    """
-    for leaf in leaves(loss):
-        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in known:
-            return (
-                f"the loss has a gradient for a parameter of shape {[*leaf.shape]} that is in no registered module: "
-                f"{REGISTER} if it is trained, or call requires_grad_(False) on the module if it is not"
-            )
-    return None
-
-
 class Outside:
     """The tensors outside of all registered modules that losses have gradients for.
 

@@ -142,9 +142,6 @@ class Data:
         """Go through the steps of the epoch that the session is in."""
         return map(self.at, self._owner.steps_of_epoch(len(self)))
 
-    def epoch_of(self, step: int) -> int:
-        return step // len(self)
-
     def at(self, step: int) -> Any:
         """Return the microbatches of a step, counted through all epochs. None is fetched yet.
 

@@ -108,10 +108,6 @@ class Order:
         self._shuffle, self._seed, self._chosen = shuffle, seed, chosen
         self._kept: dict[int, np.ndarray] = {}
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches.steps
-
     def rows(self, epoch: int, place: int) -> list[Rows]:
         """Return the samples of each microbatch of a step."""
         bounds = self.batches.bounds(place)

@@ -1,14 +1,13 @@
 """A keeper with its Redis, workers as real processes, and somebody who plays the manager's part."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ import explain
 import msgspec
 import redis
 from injection import VARIABLE
+from nursery import Birth, Play
 
 from agent import messages
 from agent.keeper.keeper import Keeper, connect
@@ -48,23 +48,12 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
 
 
 def played_alone(
-    script: Path,
-    out: Path,
-    *arguments: str,
-    cwd: Path | None = None,
-    env: Mapping[str, str] = os.environ,
+    script: Path, out: Path, *arguments: str, cwd: Path | None = None
 ) -> tuple[list[str], bytes]:
     """What a script prints and saves alone, without any manager. `out` is the last of its arguments."""
     out.parent.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments, str(out)],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines(), out.read_bytes()
+    printed = Nursery.at_hand[-1].play([str(script), *arguments, str(out)], cwd or Path.cwd())
+    return printed.splitlines(), out.read_bytes()
 
 
 class RedisProcess:
@@ -100,28 +89,54 @@ class RedisProcess:
 
 
 class Nursery:
+    """Forks of one process that has imported everything: workers, and scripts alone. It starts when it is needed."""
+
+    at_hand: ClassVar[list["Nursery"]] = []
+
     def __init__(self, disk: Path, within: Sequence[str] = ()) -> None:
         """`within` is a command that runs it, and so its workers, somewhere else."""
-        self.process = subprocess.Popen(
-            [*within, sys.executable, str(Path(__file__).with_name("nursery.py"))],
-            env={**os.environ, DISK_VARIABLE: str(disk)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._disk, self._within = disk, within
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
         self.pids: list[int] = []
+        self.at_hand.append(self)
+
+    @classmethod
+    @contextlib.contextmanager
+    def shared(cls, disk: Path) -> Iterator["Nursery"]:
+        """The one that is at hand, or a new one."""
+        if cls.at_hand:
+            yield cls.at_hand[-1]
+            return
+        nursery = cls(disk)
+        yield nursery
+        nursery.close()
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
-        birth = {
-            "order": json.loads(msgspec.json.encode(order)),
-            "host": host,
-            "faults": faults,
-        }
-        self.process.stdin.write(json.dumps(birth) + "\n")
-        self.process.stdin.flush()
-        pid = int(self.process.stdout.readline())
+        pid = self._ask(Birth(order=order, host=host, faults=faults))
         self.pids.append(pid)
         return pid
+
+    def play(self, argv: list[str], folder: Path) -> str:
+        """What a script prints that is played alone in this folder."""
+        printed, complained = self._disk / "printed", self._disk / "complained"
+        code = self._ask(Play(argv, str(folder), str(printed), str(complained)))
+        assert code == 0, f"{argv} ended with {code}: {complained.read_text()}"
+        return printed.read_text()
+
+    def _ask(self, what: Birth | Play) -> int:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [*self._within, sys.executable, str(Path(__file__).with_name("nursery.py"))],
+                    env={**os.environ, DISK_VARIABLE: str(self._disk)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            self._process.stdin.write(msgspec.json.encode(what).decode() + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
 
     def kill_all(self) -> None:
         for pid in self.pids:
@@ -131,9 +146,11 @@ class Nursery:
 
     def close(self) -> None:
         self.kill_all()
-        self.process.stdin.close()
-        self.process.wait(60)  # it waits for a core like everybody else
-        self.process.stdout.close()
+        self.at_hand.remove(self)
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait(60)  # it waits for a core like everybody else
+            self._process.stdout.close()
 
 
 class KeeperProcess:
@@ -462,9 +479,9 @@ class Crew:
     def close(self) -> None:
         self.alive.remove(self)
         self._closed.set()
-        self._thread.join(10)
         self.keeper.close()
         self.nursery.kill_all()
+        self._thread.join(10)
         self.client.close()
 
 

@@ -15,7 +15,7 @@ from orchestrator.planner.simulation import schedules
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("deep_toy.py")
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,7 @@ def begin(
     return crew.begin(count, TOY.read_text(), str(STEPS), str(crew.folder / "out.pt"), **options)
 
 
-@pytest.mark.parametrize("owned", [False, True])
-@pytest.mark.parametrize(("count", "depth"), [(2, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize(("count", "depth", "owned"), [(2, 2, True), (4, 2, False), (3, 3, True)])
 def test_a_deep_layout_is_one_process(
     crew: Crew, alone: tuple[list[str], bytes], count: int, depth: int, owned: bool
 ) -> None:
@@ -48,20 +47,13 @@ def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes], owned:
     """1 x 4, 2 x 2, 4 x 1, 1 x 4 again, at boundaries and in the middle of steps."""
     begin(crew, 4, 1, owned=owned)
     for number, depth in enumerate((2, 4, 1, 2, 3, 4, 2, 1), start=1):
-        crew.reach(4 * number)
+        crew.reach(2 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
     ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize(
-    ("name", "recompute"),
-    [
-        ("varuna", True),
-        ("zero-bubble", False),
-        ("eager", False),
-        ("interleaved", False),
-        ("modulo", False),
-    ],
+    ("name", "recompute"), [("varuna", True), ("zero-bubble", False), ("interleaved", False)]
 )
 def test_the_manager_says_what_is_played(
     crew: Crew, alone: tuple[list[str], bytes], name: str, recompute: bool
@@ -77,8 +69,7 @@ def test_the_manager_says_what_is_played(
     ends_alike(crew, alone, STEPS)
 
 
-@pytest.mark.parametrize("owned", [False, True])
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize(("place", "owned"), [(0, False), (1, True), (2, True), (3, False)])
 def test_the_owner_of_a_stage_is_killed(
     crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
 ) -> None:
@@ -128,13 +119,10 @@ def test_the_only_owners_of_layers_are_lost_behind_the_last_step(
     ends_alike(crew, alone, STEPS)
 
 
-@pytest.mark.parametrize("owned", [False, True])
-def test_the_owner_of_a_stage_is_stopped(
-    crew: Crew, alone: tuple[list[str], bytes], owned: bool
-) -> None:
+def test_the_owner_of_a_stage_is_stopped(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """A stage that falls silent holds up its chain until it is declared lost; a layer that only it had comes from
     the keeper's backup and the sums since."""
-    _, second, *_ = begin(crew, 4, 4, owned=owned)
+    _, second, *_ = begin(crew, 4, 4, owned=True)
     crew.reach(9)
     crew.kill(second, how=signal.SIGSTOP)
     until("the silence", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
@@ -167,7 +155,7 @@ def test_what_is_in_no_state_is_no_layer(crew: Crew, tmp_path: Path) -> None:
     crew.depth, crew.owned = 4, True
     crew.begin(4, script, str(STEPS), str(crew.folder / "out.pt"))
     for number, depth in enumerate((2, 3, 4, 2), start=1):
-        crew.reach(5 * number)
+        crew.reach(4 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
     ends_alike(crew, alone, STEPS)
 
@@ -190,11 +178,10 @@ def test_a_connection_breaks_under_a_step(crew: Crew, alone: tuple[list[str], by
     assert crew.of(WorkerLost)
 
 
-@pytest.mark.parametrize("owned", [False, True])
-def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes], owned: bool) -> None:
+def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """Newcomers load the backup, apply the logged sums again as one, and go on as a chain."""
-    workers = begin(crew, 4, 2, backup_every_steps=10, owned=owned)
-    crew.reach(17)
+    workers = begin(crew, 4, 2, backup_every_steps=6, owned=True)
+    crew.reach(11)
     crew.kill(*workers)
     crew.settle = 3
     crew.depth = 3
@@ -202,7 +189,7 @@ def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes], owne
     ends_alike(crew, alone, STEPS)
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", [2, 3, 5, 8])
 def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
     """Kills, stops, joins, leaves and other depths, drawn from a seed, at any moment of a step."""
     dice = random.Random(seed)

@@ -30,7 +30,7 @@ from agent.messages import (
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("toy.py")
-STEPS = 60
+STEPS = 36
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
     return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS), "0")
 
 
-def begin(crew: Crew, count: int, pause_s: float = 0.004, **options: object) -> list[str]:
+def begin(crew: Crew, count: int, pause_s: float = 0.002, **options: object) -> list[str]:
     arguments = (str(STEPS), str(pause_s), str(crew.folder / "out.pt"))
     return crew.begin(count, TOY.read_text(), *arguments, **options)
 
@@ -75,7 +75,7 @@ def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> N
 def test_all_are_killed_again_and_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """Killed while they replay, too, and before the first backup could grow old."""
     workers = begin(crew, 2, backup_every_steps=7)
-    for step in (1, 9, 10, 23, 40):
+    for step in (1, 9, 10, 17, 26):
         crew.reach(step)
         crew.kill(*workers)
         workers = crew.start(2)
@@ -125,7 +125,7 @@ def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], by
     hold = crew.folder / "out.pt.hold"
     hold.write_text("4")
     workers = begin(crew, 2)
-    while (step := int(hold.read_text())) < 50:
+    while (step := int(hold.read_text())) < 28:
         crew.reach(step)
         (newcomer,) = crew.start(1)
         crew.let_in(hold, newcomer)
@@ -138,7 +138,7 @@ def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], by
     assert crew.of(WorkerLost) == []
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
     """Kills, stops, joins, leaves and exchanges, drawn from a seed, at any moment.
 
@@ -189,7 +189,7 @@ def exchange(crew: Crew, dice: random.Random, workers: list[str]) -> list[str]:
 def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
     """The workers hold the state; a new keeper at the same address carries on with them."""
     begin(mortal, 3)
-    for step in (5, 20, 33):
+    for step in (5, 13, 22):
         mortal.reach(step)
         mortal.keeper.kill()
         mortal.keeper.start()
@@ -270,7 +270,7 @@ def test_redis_is_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """Commits wait for Redis; when it is back, every acknowledged one is there. However long that takes: the worker whose
     word is waited with is not silent, though nobody listens to it meanwhile."""
     begin(crew, 2)
-    for step, away_s in ((6, 0.0), (25, 2 * SILENT_S)):
+    for step, away_s in ((6, 0.0), (16, 2 * SILENT_S)):
         crew.reach(step)
         crew.redis.kill()
         back_s = time.monotonic() + away_s

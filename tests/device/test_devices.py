@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Accelerator
-from crews import Crew, ends_alike, played_alone, until
+from crews import Crew, ends_alike, until
 
 from agent.messages import JobCompleted, WorkerFailed, WorkerReady
 
@@ -31,7 +31,10 @@ def alone(
     folder = tmp_path_factory.mktemp("alone")
 
     def played(kind: str) -> Alone:
-        return played_alone(TOY, folder / "out.pt", kind, str(STEPS), env=accelerator.env)
+        out = folder / "out.pt"
+        command = [sys.executable, str(TOY), kind, str(STEPS), str(out)]
+        printed = subprocess.check_output(command, env=accelerator.env, text=True)
+        return printed.splitlines(), out.read_bytes()
 
     return {kind: played(kind) for kind in ("plain", "scaled", "unbuilt")}
 

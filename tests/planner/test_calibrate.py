@@ -98,25 +98,6 @@ def test_the_heavy_layer_is_seen():
     assert heaviest.stash_bytes > 0
 
 
-def test_a_profile_is_kept_for_its_key(tmp_path):
-    """Measured once; a torn file or another key is measured again."""
-    torch.manual_seed(0)
-    made = calibrate.calibrate(Stack(), loss_of, batches(), settings(), clock=counting())
-    path, asked = tmp_path / "profiles" / "stack.json", []
-
-    def measure():
-        asked.append(1)
-        return made
-
-    for _ in range(2):
-        assert calibrate.cached(path, made.key, measure) == made
-    assert len(asked) == 1
-    path.write_text(path.read_text()[:100])
-    calibrate.cached(path, made.key, measure)
-    calibrate.cached(path, "other", measure)
-    assert len(asked) == 3
-
-
 def test_the_key_knows_code_shapes_and_machine():
     """Another width, another batch or another type of instance is another profile."""
     torch.manual_seed(0)

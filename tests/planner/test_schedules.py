@@ -9,7 +9,7 @@ import pytest
 from blocks import in_flight, simulate, uniform
 
 from agent.layout import Layout, Replica
-from agent.schedule import Kind, unfold
+from agent.schedule import Kind
 from orchestrator.planner.errors import ScheduleError
 from orchestrator.planner.simulation import schedules, simulator
 
@@ -135,28 +135,6 @@ def test_recompute_is_said_of_as_many_stages_as_there_are():
     """Or of none of them."""
     with pytest.raises(ScheduleError, match="of 2 stages, and there are 4"):
         schedules.make("1f1b", 4, 6, recompute=(True, False))
-
-
-@pytest.mark.parametrize("name", schedules.STEADY)
-def test_unfolding_pairs_sends_with_receives(name):
-    """Whatever is sent by one worker is received by exactly one other, and each stage reduces once."""
-    schedule = schedules.make(name, 4, 8, recompute=(True,) * 4)
-    sent, received, reduced = [], [], []
-    for worker in range(4):
-        for action in unfold(schedule, worker):
-            if action.kind == Kind.SEND_ACTIVATION:
-                sent.append(("up", action.stage + 1, action.microbatch))
-            elif action.kind == Kind.SEND_GRADIENT:
-                sent.append(("down", action.stage - 1, action.microbatch))
-            elif action.kind == Kind.RECEIVE_ACTIVATION:
-                received.append(("up", action.stage, action.microbatch))
-            elif action.kind == Kind.RECEIVE_GRADIENT:
-                received.append(("down", action.stage, action.microbatch))
-            elif action.kind == Kind.REDUCE:
-                reduced.append(action.stage)
-    assert sorted(sent) == sorted(received)
-    assert len(sent) == len(set(sent))
-    assert sorted(reduced) == list(range(schedule.stages))
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,14 @@ from kinds import Player  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def player() -> Iterator[Player]:
-    player = Player()
-    yield player
-    player.close()
-
-
-@pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path_factory.mktemp("disk"))
-    yield nursery
-    nursery.close()
+    with Nursery.shared(tmp_path_factory.mktemp("disk")) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def player(nursery: Nursery) -> Player:
+    return Player(nursery)
 
 
 @pytest.fixture

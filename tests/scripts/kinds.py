@@ -1,14 +1,12 @@
 """The scripts of this folder: what is known of each kind, and how one is played alone."""
 
 import difflib
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from crews import Nursery
 
 HERE = Path(__file__).parent
 CHANGED_MAX = 8
@@ -84,29 +82,15 @@ def changed(kind: str) -> list[str]:
 
 
 class Player:
-    """A process that plays scripts alone."""
+    """Plays scripts alone."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "player.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
 
-    def play(self, source: str, folder: Path, *argv: str) -> dict[str, Any]:
+    def play(self, source: str, folder: Path) -> dict[str, Any]:
         """What a script of this text has in the end."""
         folder.mkdir(parents=True)
         script, out = folder / "script.py", folder / "out.pt"
         script.write_text(source)
-        order = {"script": str(script), "argv": argv, "folder": str(folder), "out": str(out)}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        assert code == 0, (folder / "log").read_text()
+        self._nursery.play([str(HERE / "player.py"), str(script), str(out)], folder)
         return torch.load(out, weights_only=False)
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()

@@ -1,17 +1,12 @@
-"""Plays scripts alone, each in a process of its own that has torch imported already.
+"""Plays a script alone, and keeps what it has trained.
 
-python player.py < lines of JSON: {"script", "argv", "folder", "out"} > lines with the exit status
+python player.py SCRIPT OUT
 
-What the script has trained is left in OUT: the parameters in the order of its optimizers, and, with a session, all
-that is registered.
+Left in OUT are the parameters in the order of its optimizers, and, with a session, all that is registered.
 """
 
-import json
-import os
 import runpy
 import sys
-import traceback
-from pathlib import Path
 
 import torch
 
@@ -31,7 +26,8 @@ def registered() -> dict[str, object]:
     return {**modules, "state": dict(session.state)}
 
 
-def play(script: str, argv: list[str], folder: str, out: str) -> None:
+def main() -> None:
+    torch.set_num_threads(1)
     optimizers: list[torch.optim.Optimizer] = []
     add_param_group = torch.optim.Optimizer.add_param_group
 
@@ -41,36 +37,11 @@ def play(script: str, argv: list[str], folder: str, out: str) -> None:
         add_param_group(self, group)
 
     torch.optim.Optimizer.add_param_group = noted
-    os.chdir(folder)
-    sys.argv = [script, *argv]
+    _, script, out = sys.argv
+    sys.argv = [script]
     runpy.run_path(script, run_name="__main__")
     trained = [p.detach() for each in optimizers for g in each.param_groups for p in g["params"]]
     torch.save({"trained": trained, "registered": registered()}, out)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            order, code = json.loads(line), 1
-            with Path(order["folder"], "log").open("w") as log:
-                os.dup2(log.fileno(), 1)
-                os.dup2(log.fileno(), 2)
-                try:
-                    play(**order)
-                    code = 0
-                except SystemExit as ended:
-                    code = int(ended.code or 0)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

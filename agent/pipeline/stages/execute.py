@@ -1,7 +1,7 @@
 """The schedule, interpreted with tensors: one worker's part of one step.
 
 The program says which action comes next; what is sent and received follows from it by the rule of
-`agent.schedule.unfold`. A worker whose next input is late may take a later action whose input is
+`agent.schedule`. A worker whose next input is late may take a later action whose input is
 there (Varuna's opportunistic deviation), by the rules that the simulator plays:
 
 * it looks at most `reach` actions ahead;

@@ -110,7 +110,6 @@ def test_data_is_gone_through_in_the_epoch_of_the_session():
     steps = list(data)
     assert [each.step for each in steps] == [6, 7, 8]
     assert len(data) == 3
-    assert [data.epoch_of(step) for step in (5, 6, 8, 9)] == [1, 2, 2, 3]
 
 
 def test_microbatch_that_phases_share_is_kept_for_the_step():

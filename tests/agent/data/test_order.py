@@ -24,7 +24,7 @@ def test_order_of_an_epoch_has_every_sample_once(size, shuffle: bool, epoch: int
         assert samples < batch_size or (not drop_last and batch_size + rest < 2 * microbatches)
         return
     order = Order(batches, shuffle=shuffle, seed=seed)
-    steps = [order.rows(epoch, place) for place in range(order.steps_per_epoch)]
+    steps = [order.rows(epoch, place) for place in range(batches.steps)]
     seen = sorted(row for step in steps for rows in step for row in rows)
     whole, rest = divmod(samples, batch_size)
     assert len(steps) == (whole if drop_last else whole + (rest > 0))
