@@ -68,6 +68,7 @@ class Peer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.serial = 0  # of the one who dials
+        self.narrow = True  # only the first flow was opened
         self.flows: list[Flow] = []
         self.queue: deque[Piece] = deque()
 
@@ -92,6 +93,7 @@ class Tcp:
         self._lock = threading.RLock()  # of all below
         self._peers: dict[str, Peer] = {}
         self._wanted: dict[str, int] = {}  # peers that are to be met, by the serial of that wish
+        self._addresses = dict[str, str]()
         self._serials = count(1)
         self._oldest = dict[str, int]()  # the meeting with a peer that is not over yet
         self._closed = threading.Event()
@@ -115,13 +117,17 @@ class Tcp:
         return self.address.encode()
 
     def meet(self, peer: str, offered: bytes) -> None:
-        """Of two workers, the one with the smaller name dials."""
+        """Open the first flow; of two workers, the one with the smaller name does it.
+
+        It opens the others with the first block that has something for them.
+        """
         with self._lock:
             if self._closed.is_set() or peer in self._wanted:
                 return
             self._wanted[peer] = serial = next(self._serials)
-            if peer > self._worker:
-                _start(f"meet-{peer}", self._dial, peer, offered.decode(), serial)
+            self._addresses[peer] = offered.decode()
+        if peer > self._worker:
+            _start(f"meet-{peer}", self._meet, peer, serial)
 
     def welcome(self, connection: Connection, hello: AnyMessage) -> None:
         """Receive on a flow that a peer has opened."""
@@ -130,28 +136,36 @@ class Tcp:
         else:
             connection.close()
 
-    def _dial(self, peer: str, address: str, serial: int) -> None:
-        until_s, attempt, opened = time.monotonic() + DIAL_S, 0, 0
-        while opened < self._flows and time.monotonic() < until_s:
-            attempt += 1
-            if self._closed.is_set() or self._wanted.get(peer) != serial:
-                return
-            try:
-                hello = FlowHello(worker=self._worker, serial=serial, flow=opened)
-                connection = dial(address, self._secret, hello, to=peer)
-            except Refused:
-                break
-            except WireError:
-                self._closed.wait(min(DIAL_WAIT_S * attempt, 1.0))
-                continue
-            opened += 1
-            _start(f"flow-{peer}", self._receive, peer, connection, serial)
-        if opened < self._flows:
+    def _meet(self, peer: str, serial: int) -> None:
+        if not self._dial(peer, serial, 0):
             with self._lock:
                 report = self._wanted.get(peer) == serial and not self._closed.is_set()
             if report:
                 self.forget(peer)
                 self._broken(peer)
+
+    def _open_others(self, peer: str, serial: int) -> None:
+        for flow in range(1, self._flows):
+            if not self._dial(peer, serial, flow):
+                return  # there is at least one
+
+    def _dial(self, peer: str, serial: int, flow: int) -> bool:
+        until_s, attempt = time.monotonic() + DIAL_S, 0
+        while time.monotonic() < until_s:
+            attempt += 1
+            if self._closed.is_set() or self._wanted.get(peer) != serial:
+                return False
+            try:
+                hello = FlowHello(worker=self._worker, serial=serial, flow=flow)
+                connection = dial(self._addresses[peer], self._secret, hello, to=peer)
+            except Refused:
+                return False
+            except WireError:
+                self._closed.wait(min(DIAL_WAIT_S * attempt, 1.0))
+                continue
+            _start(f"flow-{peer}", self._receive, peer, connection, serial)
+            return True
+        return False
 
     def _join(self, name: str, connection: Connection, serial: int) -> tuple[Peer, Flow] | None:
         """Add a connection to the flows of its peer, if it is of the newest meeting."""
@@ -190,6 +204,10 @@ class Tcp:
             known = self._peer(peer)
             known.queue.extend((block, *chunk) for chunk in chunks)
             flows = list(known.flows)
+            widens = len(chunks) > 1 and known.narrow and peer > self._worker and flows
+            known.narrow &= not widens
+        if widens:
+            _start(f"meet-{peer}", self._open_others, peer, known.serial)
         for flow in flows:
             if known.queue:
                 self._pump(known, flow)
