@@ -558,6 +558,29 @@ class Part(Message, frozen=True, kw_only=True):
     extra: bytes = b""
 
 
+class FlowHello(Message, frozen=True, kw_only=True):
+    """A worker opens one of the flows of blocks to a peer.
+
+    `serial` grows with each of its meetings; the flows of one meeting have the same.
+    """
+
+    worker: Name
+    serial: Count
+    flow: Count
+
+
+class Chunk(Message, frozen=True, kw_only=True):
+    """A piece of a block of `size` bytes, from `offset` on; `extra` is said once for the block."""
+
+    generation: Generation
+    step: Count
+    kind: Name
+    block: Count
+    offset: Count
+    size: Count
+    extra: bytes = b""
+
+
 AnyMessage = (
     Challenge
     | Proof
@@ -606,4 +629,6 @@ AnyMessage = (
     | Over
     | PeerHello
     | Part
+    | FlowHello
+    | Chunk
 )

@@ -27,6 +27,7 @@ from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered, Share
 from agent.tensors import shards
 from agent.tensors.absent import watch
+from agent.tensors.partial_sum import Partial
 from agent.tensors.staging import here
 from agent.tensors.sums import Sum, Summed, SumSpace
 from agent.tensors.unchanged import Still
@@ -98,6 +99,7 @@ class Replica:
         self.still = Still(self.models)
         self.scaler = scaler_of(self.objects.values())
         self.notes: Notes | None = None  # of the step in flight, if its timeline was asked for
+        self.partial: Partial | None = None  # of the step, once it is known how it is added up
         self.sums_held = 1
         self.fetch: Callable[[], None] = lambda: None
         self.reserve: Callable[[], None] = lambda: None

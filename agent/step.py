@@ -128,6 +128,7 @@ class Step:
         self._partial: Partial = partial_of(
             replica.space, microbatches, deterministic=replica.deterministic
         )
+        replica.partial = self._partial
         replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
         self.evidence = Evidence(replica)
         self.kept_versions: list[int] = []

@@ -47,6 +47,8 @@ class Mesh:
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._asked = changed, broken, asked
         self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
+        # Takes over who comes for a purpose other than ours.
+        self.others: Callable[[Connection, AnyMessage], None] = lambda caller, _: caller.close()
         self._connections: dict[str, Connection] = {}
         self._serials, self._newest = count(1), dict[str, int]()  # of dials: ours, and each peer's
         self._dialing: set[str] = set()
@@ -118,7 +120,7 @@ class Mesh:
         if isinstance(hello, PeerHello):
             self._receive(hello.worker, connection, hello.serial)
         else:
-            connection.close()
+            self.others(connection, hello)
 
     def _dial(self, peer: str, address: str) -> None:
         until_s, attempt = time.monotonic() + DIAL_S, 0

@@ -99,6 +99,35 @@ class Connection:
                 self.close()
                 raise WireError(f"sending {type(message).__name__} failed: {error}") from error
 
+    def frame(self, message: Message, payload: list[memoryview]) -> list[memoryview]:
+        """Return the next frame in pieces, for `send_some`; until it is sent, send no other."""
+        meta = encode(message)
+        pieces = [memoryview(self._outgoing.head(meta, payload) + meta), *payload]
+        self._outgoing.next_frame()
+        if faults.trap is not None:
+            try:
+                faults.trap.spring(message, self._sock, pieces)
+            except OSError as error:
+                self.close()
+                raise WireError(f"sending {type(message).__name__} failed: {error}") from error
+        return pieces
+
+    def send_some(self, pieces: list[memoryview]) -> bool:
+        """Send what there is room for, and take it from `pieces`. Return whether nothing is left."""
+        try:
+            while pieces:
+                sent = self._sock.sendmsg(pieces[:PIECES_PER_SEND], (), socket.MSG_DONTWAIT)
+                _strike(pieces, sent)
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError) as error:
+            self.close()
+            raise WireError(f"sending failed: {error}") from error
+        return True
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def send_now(self, message: Message) -> bool:
         """Send a message if there is room for it, without waiting. Return whether it was sent."""
         meta = encode(message)
@@ -239,6 +268,17 @@ def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
             start += 1
         if sent:
             pieces[start] = pieces[start][sent:]
+
+
+def _strike(pieces: list[memoryview], sent: int) -> None:
+    """Take the first so many bytes away."""
+    whole = 0
+    while whole < len(pieces) and sent >= pieces[whole].nbytes:
+        sent -= pieces[whole].nbytes
+        whole += 1
+    del pieces[:whole]
+    if sent:
+        pieces[0] = pieces[0][sent:]
 
 
 def _left(until_s: float) -> float:

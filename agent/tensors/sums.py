@@ -20,6 +20,7 @@ used has no gradient, which is not the same as a gradient of zero.
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ from agent.tensors.metrics import WIDTH, Names, Numbers, alike, decoded, encoded
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
+FOLD_BYTES = 1 << 19
+Plan: TypeAlias = "torch.Tensor | tuple[Plan, Plan]"  # of an addition
 NOTHING = False  # it can be added to numbers of any type, flags too, without changing the type
 
 
@@ -360,16 +363,20 @@ class SumSpace:
         left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
         left.names = alike((left.names, right.names))
 
-    def add_slices(self, a: torch.Tensor, b: torch.Tensor, start: int) -> torch.Tensor:
-        """Return a + b, both being the bytes of a sum from `start` on."""
-        out = torch.empty_like(a)
+    def fold(self, plan: Plan, into: torch.Tensor, start: int) -> None:
+        """Add up as planned. All are the bytes of a sum from `start` on, and `into` is none of them.
+
+        Each number goes through the whole plan while it is in the cache.
+        """
+        piece = FOLD_BYTES if isinstance(plan, tuple) and _is_nested(plan) else into.numel()
         for group_start, group_end, dtype in self.groups:
-            low, high = max(group_start - start, 0), min(group_end - start, a.numel())
-            if low < high:
-                torch.add(
-                    a[low:high].view(dtype), b[low:high].view(dtype), out=out[low:high].view(dtype)
-                )
-        return out
+            low, high = max(group_start - start, 0), min(group_end - start, into.numel())
+            for at in range(low, high, piece):
+                end = min(at + piece, high)
+                target = into[at:end].view(dtype)
+                found = _added(plan, at, end, target)
+                if found is not target:
+                    target.copy_(found)
 
     def finite(self, total: Sum) -> bool:
         """Return whether the loss and all gradients are finite; a metric may be anything."""
@@ -414,6 +421,23 @@ class SumSpace:
         self._there = self._there or Sum(self, self.device)
         self._there.flat.copy_(total.flat)
         return self._there.views
+
+
+def paired(left: Plan, right: Plan) -> Plan:
+    return left, right
+
+
+def _is_nested(plan: tuple[Plan, Plan]) -> bool:
+    return any(isinstance(half, tuple) for half in plan)
+
+
+def _added(plan: Plan, low: int, high: int, out: torch.Tensor) -> torch.Tensor:
+    """Return what a part of the plan adds up to: in `out`, or where it lies if it is one sum."""
+    if isinstance(plan, torch.Tensor):
+        return plan[low:high].view(out.dtype)
+    left = _added(plan[0], low, high, out)
+    right = _added(plan[1], low, high, torch.empty_like(out) if left is out else out)
+    return torch.add(left, right, out=out)
 
 
 def is_summed(buffer: torch.Tensor) -> bool:

@@ -29,7 +29,6 @@ from agent.replica import Replica
 from agent.tensors.device import settle
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
-from agent.worker.all_reduce import all_reduce
 from agent.worker.participant import Participant
 from agent.worker.state.handover import Having, having
 from agent.worker.state.prefault import warm
@@ -238,6 +237,8 @@ class Group(Participant):
         self._noting.begin()
         self._began_s, self._computed = time.monotonic(), 0
         self.link.step, mine = self.replica.version, self.layout.replica_of(self.me)
+        if not self.deep and self.replica.partial is not None:
+            self._exchanging.open(self.replica.version, self.replica.partial)
         return mine.first, mine.count
 
     @unaided
@@ -327,7 +328,9 @@ class Group(Participant):
             settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
-            all_reduce(self, step, partial, total, lambda mine: self._preparing.slice(step, mine))
+            self._exchanging.run(
+                step, partial, total, lambda spans: self._preparing.slices(step, total, spans)
+            )
         self._noting.tell(step)
 
     @unaided

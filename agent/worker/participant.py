@@ -6,7 +6,7 @@ where it may.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -41,7 +41,9 @@ from agent.protocol import (
 from agent.replica import Replica
 from agent.store.layers import Collected
 from agent.tensors.device import CPU
+from agent.transport.tcp import Tcp
 from agent.worker.comparison import Comparison
+from agent.worker.exchange import Exchanging
 from agent.worker.peers import PeerWorker
 from agent.worker.promise import Preparing
 from agent.worker.proof.reproduction import Proving
@@ -75,6 +77,9 @@ class Participant(PeerWorker):
         self._mesh = Mesh(
             self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
         )
+        self._flows = Tcp(self.me, order.secret, self._changed, self._flow_broke)
+        self._flows.address, self._mesh.others = self._mesh.address, self._flows.welcome
+        self._exchanging = Exchanging(self, self._flows)
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
@@ -122,6 +127,7 @@ class Participant(PeerWorker):
         self.output.close()
         self.link.close()
         self._mesh.close()
+        self._flows.close()
 
     # --- layouts ----------------------------------------------------------------------------------
 
@@ -165,6 +171,7 @@ class Participant(PeerWorker):
         order, replica = self.order, self.replica
         assert order is not None
         self._mesh.enter(order.layout.generation)
+        self._flows.enter(order.layout.generation)
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
         # If holders have layers already, this worker gets layers from them instead of making them.
@@ -234,7 +241,7 @@ class Participant(PeerWorker):
                     self._welcome = (message, bytes(payload))
                 case Peers():
                     self._survey.addresses = dict(message.addresses)
-                    self._mesh.want(message.addresses)
+                    self._want(message.addresses)
                 case Enter():
                     self._hear(message)
                 case Commit():
@@ -285,8 +292,10 @@ class Participant(PeerWorker):
         self.order = order
         let_in = self.me in order.layout.workers and self.me not in order.unproven
         self._proven |= order.proven and let_in
-        self._mesh.forget(before - set(order.addresses))
-        self._mesh.want(order.addresses)
+        for peer in before - set(order.addresses):
+            self._mesh.forget([peer])
+            self._flows.forget(peer)
+        self._want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None
         self._preparing.wanted = order.sums
         # At most lower it: a worker that slept while others did a step hears that version, and its
@@ -294,11 +303,27 @@ class Participant(PeerWorker):
         self._committed = min(self._committed, order.version)
         self._redo.clear()
 
+    def _want(self, addresses: Mapping[str, str]) -> None:
+        """Connect to these peers ahead of need."""
+        self._mesh.want(addresses)
+        for peer, address in addresses.items():
+            if peer != self.me:
+                self._flows.meet(peer, address.encode())
+
+    def _flow_broke(self, peer: str) -> None:
+        """Break with a peer altogether, because one of the flows of blocks has broken."""
+        connection = self._mesh.connection(peer)
+        if connection is None:
+            self._peer_broke(peer)
+        else:
+            self._mesh.drop(peer, connection)
+
     def _peer_broke(self, peer: str) -> None:
         """Report a broken connection to a worker, or a holder, of the newest known layout.
 
         A connection that breaks before that layout is entered will be missing in it.
         """
+        self._flows.forget(peer)
         order = self.order
         if order is not None and peer in (*order.layout.workers, *order.holders):
             complaint = PeerBroken(generation=order.layout.generation, peer=peer)

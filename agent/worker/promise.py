@@ -28,8 +28,15 @@ class Preparing:
     def slice(self, step: int, total: Sum) -> None:
         """Send an equal part of the sum, in a layout where every worker has the whole sum."""
         workers = self._crew.layout.workers
-        start, end = cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))
-        self.send(step, [(start, [total.memory(start, end)])])
+        self.slices(
+            step,
+            total,
+            [cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))],
+        )
+
+    def slices(self, step: int, total: Sum, spans: list[tuple[int, int]]) -> None:
+        """Send what lies between these bytes of the sum."""
+        self.send(step, [(start, [total.memory(start, end)]) for start, end in spans])
 
     def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
         """Send slices of the sum, each as an offset and the bytes there, if they are wanted."""

@@ -14,10 +14,11 @@ from agent.errors import CannotRecord
 from agent.faults import passing
 from agent.pipeline.stages.channel import Channel, Parcel
 from agent.pipeline.stages.stage import Stage
+from agent.tensors.device import CPU
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
 from agent.tensors.shards import cut
-from agent.tensors.sums import Sum, SumSpace, union
+from agent.tensors.sums import Plan, Sum, SumSpace, paired, union
 
 
 class ReduceShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +107,7 @@ class StageSums:
         self, channel: Channel, mark: str, mine: list[Sum], span: tuple[int, int]
     ) -> torch.Tensor:
         """Return the sum of all replicas' nodes in this worker's slice."""
-        parts: dict[Hashable, torch.Tensor] = {}
+        parts: dict[Hashable, Plan] = {}
         for share in self._shares:
             pieces: Sequence[torch.Tensor | None] = [node.flat[slice(*span)] for node in mine]
             if share.peer != self._me:
@@ -115,7 +116,9 @@ class StageSums:
             for key, piece in zip(keys, pieces, strict=True):
                 assert piece is not None
                 parts[key] = piece
-        return self._partial.fold(parts, lambda a, b: self.space.add_slices(a, b, span[0]))
+        own = torch.empty(span[1] - span[0], dtype=torch.uint8, device=CPU)
+        self.space.fold(self._partial.fold(parts, paired), own, span[0])
+        return own
 
     def install(self, total: Sum) -> None:
         self.space.install(total, self._microbatches)

@@ -9,7 +9,7 @@ from agent.layout import data_parallel
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.running_sum import Running
-from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.sums import Plan, Sum, SumSpace, paired
 from agent.tensors.tree import Canonical
 
 
@@ -83,7 +83,7 @@ def _losses(numbers: list[int]) -> list[float]:
 @settings(max_examples=40, deadline=None)
 def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
     """However the microbatches are shared out, also with workers that have none, it is the sum but for rounding."""
-    parts: dict[int, torch.Tensor] = {}
+    parts: dict[int, Plan] = {}
     for replica in data_parallel(0, total, tuple(f"w{n}" for n in range(workers))).replicas:
         model = _Model()
         space = SumSpace({"model": model})
@@ -93,9 +93,8 @@ def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
             _compute(model, sums, number, lends=True)
         found = [node.flat for node in sums.nodes(replica.first, replica.count)]
         parts |= dict(zip(sums.keys(replica.first, replica.count), found, strict=True))
-    flat = sums.fold(parts, lambda a, b: space.add_slices(a, b, 0))
     whole = Sum(space)
-    whole.flat.copy_(flat)
+    space.fold(sums.fold(parts, paired), whole.flat, 0)
     plain = _plain([*range(total)])
     for view, param in zip(whole.views, plain.parameters(), strict=False):
         wanted = torch.zeros_like(param) if param.grad is None else param.grad

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.layout import data_parallel
 from agent.tensors.metrics import Numbers
-from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.sums import Sum, SumSpace, paired
 from agent.tensors.tree import Canonical, Tree
 
 
@@ -47,9 +47,7 @@ def _sum_of(space: SumSpace, partials: list[tuple[Canonical, int, int]], total: 
         nodes = Tree(total).nodes_of(first, count)
         parts |= dict(zip(nodes, (s.flat for s in partial.nodes(first, count)), strict=True))
     whole = Sum(space)
-    whole.flat.copy_(
-        Tree(total).fold(Tree(total).root, parts, lambda a, b: space.add_slices(a, b, 0))
-    )
+    space.fold(Tree(total).fold(Tree(total).root, parts, paired), whole.flat, 0)
     return whole
 
 

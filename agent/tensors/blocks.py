@@ -1,0 +1,41 @@
+"""The blocks in which a sum is exchanged: rounds, and in each round one block for each owner.
+
+    top of the sum | round 0: owner 0, owner 1, ... | round 1: ... | ... | bottom
+
+The rounds begin at the end of the sum, since a backward has the last gradients first. So all owners
+work from the first round on, and what is in memory at a time is bounded by blocks, however large
+the sum is.
+"""
+
+from typing import NamedTuple
+
+from agent.tensors.shards import cut
+
+BLOCK_BYTES = 32 << 20
+RING_BYTES = 256 << 20  # for what comes from all peers of a worker
+WINDOW = 4  # rounds that a worker may be ahead of the owner of a block
+ALIGN_BYTES = 64
+
+
+class Blocks(NamedTuple):
+    total_bytes: int
+    owners: int
+    rounds: int
+
+    def span(self, turn: int, owner: int) -> tuple[int, int]:
+        """Return where the block of an owner begins and ends, in the round of this number."""
+        low, high = cut(self.total_bytes, self.rounds, self.rounds - 1 - turn)
+        start, end = cut(high - low, self.owners, owner)
+        return low + start, low + end
+
+
+def blocks_of(
+    total_bytes: int, owners: int, sums: int, *, block_bytes: int = BLOCK_BYTES
+) -> Blocks:
+    """Return blocks of at most so many bytes, and so small that the ring holds them.
+
+    `sums` is how many sums of each block its owner receives, all peers together.
+    """
+    most = min(block_bytes, RING_BYTES // (WINDOW * max(sums, 1)))
+    most = max(most // ALIGN_BYTES * ALIGN_BYTES - ALIGN_BYTES, ALIGN_BYTES)
+    return Blocks(total_bytes, owners, max(1, -(-total_bytes // (owners * most))))

@@ -1,0 +1,416 @@
+"""Blocks over several TCP flows to each peer: the transport that works everywhere.
+
+One flow is often held to a part of a link (5 of 25 Gbit/s on EC2). So a block is cut into chunks,
+and each flow takes the next chunk when it has room: a slow flow takes fewer of them. Every chunk is
+a frame with tags of its own (`agent.net.frames`), so nothing is taken in that its sender has not
+made. If one flow breaks, its peer counts as broken.
+
+Sending never waits. Whoever pushes hands the system as much as there is room for, and one thread
+sends the rest. So a small block leaves without a change of threads. Each flow has a thread that
+receives; it reads no further while the block that comes is not expected yet, which holds the
+sender back.
+"""
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from agent.errors import Refused, WireError
+from agent.net.front import BACKLOG, Front
+from agent.net.handshake import Door
+from agent.net.wire import Connection, dial
+from agent.protocol import AnyMessage, Chunk, FlowHello
+from agent.transport.landings import Berth, Landings
+from agent.transport.transport import (
+    BEGUN,
+    CHUNK_BYTES,
+    GONE,
+    Broken,
+    Outgoing,
+    Slot,
+    Ticket,
+    chunks_of,
+)
+
+log = logging.getLogger(__name__)
+
+FLOWS = 4
+DIAL_S = 8.0  # the time in which a dialled peer must answer
+DIAL_WAIT_S = 0.05
+DRAIN_S = 0.25  # in which a peer that goes on sends the rest of a chunk that is not wanted any more
+LOOK_S = 1.0
+CHUNKS_PER_TURN = 4  # on one flow, before others have their turn
+
+
+Piece = tuple[Outgoing, Chunk, list[memoryview]]
+
+
+class Flow:
+    """One connection; `sending` guards what is being sent on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.sending = threading.Lock()
+        self.rest: list[memoryview] = []  # of a frame that is sent in part
+        self.block: Outgoing | None = None  # that this frame is of
+        self.over = False
+
+
+class Peer:
+    """One meeting with a peer: its flows, and the chunks that none of them has taken yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.serial = 0  # of the one who dials
+        self.narrow = True  # only the first flow was opened
+        self.flows: list[Flow] = []
+        self.queue: deque[Piece] = deque()
+
+
+class Tcp:
+    """`changed` is notified of every ticket; `broken` hears of each peer that is lost."""
+
+    def __init__(
+        self,
+        worker: str,
+        secret: str,
+        changed: threading.Condition,
+        broken: Broken,
+        *,
+        host: str = "",
+        flows: int = FLOWS,
+    ) -> None:
+        """Listen at `host`; without one, set `address` to where a listener calls `welcome`."""
+        self._worker, self._secret = worker, secret
+        self._changed, self._broken, self._flows = changed, broken, flows
+        self._landings = Landings(self._notify)
+        self._lock = threading.RLock()  # of all below
+        self._peers: dict[str, Peer] = {}
+        self._wanted: dict[str, int] = {}  # peers that are to be met, by the serial of that wish
+        self._addresses = dict[str, str]()
+        self._serials = count(1)
+        self._oldest = dict[str, int]()  # the meeting with a peer that is not over yet
+        self._closed = threading.Event()
+        self._generation = -1
+        self._front: Front | None = None
+        self.address = ""
+        if host:
+            listener = socket.create_server((host, 0), backlog=BACKLOG)
+            self.address = f"{host}:{listener.getsockname()[1]}"
+            self._front = Front(listener, Door(worker, lambda _: secret), self.welcome)
+        # Flows that wait for room, by the number of their file; our thread begins with the first.
+        self._poll, self._awaited, self._sends = (
+            select.epoll(),
+            dict[int, tuple[Peer, Flow]](),
+            False,
+        )
+
+    # --- meeting ----------------------------------------------------------------------------------
+
+    def offer(self) -> bytes:
+        return self.address.encode()
+
+    def meet(self, peer: str, offered: bytes) -> None:
+        """Open the first flow; of two workers, the one with the smaller name does it.
+
+        It opens the others with the first block that has something for them.
+        """
+        with self._lock:
+            if self._closed.is_set() or peer in self._wanted:
+                return
+            self._wanted[peer] = serial = next(self._serials)
+            self._addresses[peer] = offered.decode()
+        if peer > self._worker:
+            _start(f"meet-{peer}", self._meet, peer, serial)
+
+    def welcome(self, connection: Connection, hello: AnyMessage) -> None:
+        """Receive on a flow that a peer has opened."""
+        if isinstance(hello, FlowHello):
+            self._receive(hello.worker, connection, hello.serial)
+        else:
+            connection.close()
+
+    def _meet(self, peer: str, serial: int) -> None:
+        if not self._dial(peer, serial, 0):
+            with self._lock:
+                report = self._wanted.get(peer) == serial and not self._closed.is_set()
+            if report:
+                self.forget(peer)
+                self._broken(peer)
+
+    def _open_others(self, peer: str, serial: int) -> None:
+        for flow in range(1, self._flows):
+            if not self._dial(peer, serial, flow):
+                return  # there is at least one
+
+    def _dial(self, peer: str, serial: int, flow: int) -> bool:
+        until_s, attempt = time.monotonic() + DIAL_S, 0
+        while time.monotonic() < until_s:
+            attempt += 1
+            if self._closed.is_set() or self._wanted.get(peer) != serial:
+                return False
+            try:
+                hello = FlowHello(worker=self._worker, serial=serial, flow=flow)
+                connection = dial(self._addresses[peer], self._secret, hello, to=peer)
+            except Refused:
+                return False
+            except WireError:
+                self._closed.wait(min(DIAL_WAIT_S * attempt, 1.0))
+                continue
+            _start(f"flow-{peer}", self._receive, peer, connection, serial)
+            return True
+        return False
+
+    def _join(self, name: str, connection: Connection, serial: int) -> tuple[Peer, Flow] | None:
+        """Add a connection to the flows of its peer, if it is of the newest meeting."""
+        with self._lock:
+            given_up = name > self._worker and self._wanted.get(name) != serial
+            if self._closed.is_set() or given_up or serial < self._oldest.get(name, 0):
+                return None
+            self._oldest[name] = serial
+            known, wanted = self._peer(name), self._wanted.get(name)
+        if known.serial not in (0, serial):
+            self._end(name, f"{name} has connected anew, and what was under way is lost")
+        with self._lock:
+            if wanted is not None:
+                self._wanted.setdefault(name, wanted)
+            peer, flow = self._peer(name), Flow(connection)
+            peer.serial = serial
+            peer.flows.append(flow)
+        connection.probe()
+        self._pump(peer, flow)
+        return peer, flow
+
+    def _peer(self, name: str) -> Peer:
+        return self._peers.setdefault(name, Peer(name))
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def push(
+        self, peer: str, slot: Slot, pieces: Sequence[memoryview], extra: bytes = b""
+    ) -> Ticket:
+        chunks = chunks_of(slot, pieces, extra)
+        block = Outgoing(slot, len(chunks))
+        with self._lock:
+            if slot.generation < self._generation or self._closed.is_set():
+                block.ticket.fail(BEGUN.format(self._generation))
+                return block.ticket
+            known = self._peer(peer)
+            known.queue.extend((block, *chunk) for chunk in chunks)
+            flows = list(known.flows)
+            widens = len(chunks) > 1 and known.narrow and peer > self._worker and flows
+            known.narrow &= not widens
+        if widens:
+            _start(f"meet-{peer}", self._open_others, peer, known.serial)
+        for flow in flows:
+            if known.queue:
+                self._pump(known, flow)
+        return block.ticket
+
+    def _pump(self, peer: Peer, flow: Flow) -> None:
+        """Send what there is room for, within bounds; our thread sends the rest."""
+        while flow.sending.acquire(blocking=False):  # else who sends on it sees what is queued
+            try:
+                again, done = self._send_some(peer, flow)
+            finally:
+                flow.sending.release()
+            if done:
+                self._notify()
+            if again:
+                self._await_room(flow, peer)
+                return
+            if flow.over or not peer.queue:
+                return
+
+    def _send_some(self, peer: Peer, flow: Flow) -> tuple[bool, bool]:
+        """Return whether there is more to send, and whether a block was completed."""
+        done = False
+        try:
+            for _ in range(CHUNKS_PER_TURN):
+                if flow.over or not (flow.rest or self._next(peer, flow)):
+                    return False, done
+                if not flow.connection.send_some(flow.rest):
+                    return True, done
+                done |= self._sent(flow)
+        except WireError:
+            flow.over = True  # the thread that receives sees it as well
+            flow.connection.close()
+            return False, done
+        return True, done
+
+    def _next(self, peer: Peer, flow: Flow) -> bool:
+        with self._lock:
+            if not peer.queue:
+                return False
+            flow.block, chunk, pieces = peer.queue.popleft()
+        flow.rest = flow.connection.frame(chunk, pieces)
+        return True
+
+    def _sent(self, flow: Flow) -> bool:
+        block, flow.block = flow.block, None
+        if block is None:
+            return False
+        with self._lock:
+            return block.sent()
+
+    def _await_room(self, flow: Flow, peer: Peer) -> None:
+        once = select.EPOLLOUT | select.EPOLLONESHOT
+        with self._lock, contextlib.suppress(OSError, ValueError):  # closed, as its receiver sees
+            number = flow.connection.fileno()
+            known = self._awaited.get(number)
+            self._awaited[number] = peer, flow
+            if known is not None and known[1] is flow:
+                self._poll.modify(number, once)
+            else:
+                self._poll.register(number, once)
+            if not self._sends:
+                self._sends = True
+                _start("flows-send", self._send)
+
+    def _send(self) -> None:
+        while not self._closed.is_set():
+            for number, _ in self._poll.poll(LOOK_S):
+                found = self._awaited.get(number)
+                if found is not None:
+                    self._pump(*found)
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def land(self, peer: str, slot: Slot, into: memoryview) -> Ticket:
+        return self._landings.expect(peer, slot, into.cast("B"))
+
+    def _receive(self, name: str, connection: Connection, serial: int) -> None:
+        """Receive everything that comes on a flow, until it ends."""
+        joined = self._join(name, connection, serial)
+        if joined is None:
+            connection.close()
+            return
+        peer, flow = joined
+        berths: list[Berth] = []  # of the chunk that comes now, if it is wanted
+        unwanted = bytearray()
+
+        def place(message: AnyMessage, size: int) -> memoryview:
+            if not isinstance(message, Chunk):
+                raise WireError(f"{name} sent {type(message).__name__}")
+            slot = Slot(message.generation, message.step, message.kind, message.block)
+            berth = self._landings.wait(name, slot, lambda: flow.over)
+            if berth is not None:
+                berths.append(berth)
+                return berth.span(message.offset, size, message.size)
+            if len(unwanted) < size:
+                unwanted.extend(bytes(size - len(unwanted)))
+            return memoryview(unwanted)[:size]
+
+        try:
+            while True:
+                message, payload = connection.receive(place, payload_bytes_max=CHUNK_BYTES)
+                if not payload:
+                    place(message, 0)
+                if berths:
+                    assert isinstance(message, Chunk)
+                    self._landings.take(berths.pop(), payload.nbytes, message.extra)
+        except WireError:
+            pass  # the usual end
+        finally:
+            flow.over = True
+            for berth in berths:
+                self._landings.leave(berth)
+            connection.close()
+            self._lose(peer)
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def enter(self, generation: int) -> None:
+        with self._lock:
+            self._generation = max(self._generation, generation)
+            peers = list(self._peers.values())
+        dropped = self._landings.enter(generation)
+        for peer in peers:
+            self._clear(peer, BEGUN.format(generation))
+        self._notify()
+        if self._landings.unused(dropped, DRAIN_S):
+            return
+        for peer in peers:
+            if any(berth.users and berth.key[0] == peer.name for berth in dropped):
+                log.warning("%s has stopped in the middle of a block", peer.name)
+                self._lose(peer)
+        self._landings.unused(dropped)
+
+    def _clear(self, peer: Peer, why: str) -> None:
+        """Drop what is queued of older generations; a frame that has begun is sent from a copy."""
+        with self._lock:
+            queued = list(peer.queue)
+            peer.queue.clear()
+            peer.queue.extend(each for each in queued if not self._is_old(each[0]))
+            flows = list(peer.flows)
+        for block, *_ in queued:
+            if self._is_old(block):
+                block.ticket.fail(why)
+        for flow in flows:
+            with flow.sending:
+                if flow.block is not None and self._is_old(flow.block):
+                    flow.block.ticket.fail(why)
+                    flow.rest = [memoryview(bytes(piece)) for piece in flow.rest]
+            self._pump(peer, flow)
+
+    def _is_old(self, block: Outgoing) -> bool:
+        return block.slot.generation < self._generation
+
+    def forget(self, peer: str) -> None:
+        self._end(peer, GONE.format(peer))
+
+    def _lose(self, peer: Peer) -> None:
+        """End a meeting whose connections have broken, and report it if it is wanted still."""
+        with self._lock:
+            if self._closed.is_set() or self._peers.get(peer.name) is not peer:
+                return
+            report = peer.name in self._wanted
+        self._end(peer.name, GONE.format(peer.name))
+        if report:
+            self._broken(peer.name)
+
+    def _end(self, name: str, why: str) -> None:
+        with self._lock:
+            self._wanted.pop(name, None)
+            peer = self._peers.pop(name, None) or Peer(name)
+            if peer.serial:
+                self._oldest[name] = peer.serial + 1
+            queued = list(peer.queue)
+            peer.queue.clear()
+            for flow in peer.flows:
+                flow.over = True
+                self._awaited.pop(flow.connection.fileno(), None)
+                flow.connection.close()
+        dropped = self._landings.forget(name, why)
+        for block, *_ in queued:
+            block.ticket.fail(why)
+        for flow in peer.flows:
+            with flow.sending:
+                flow.rest = []
+                if flow.block is not None:
+                    flow.block.ticket.fail(why)
+        self._landings.unused(dropped)
+        self._notify()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            peers = list(self._peers)
+        if self._front is not None:
+            self._front.close()
+        for peer in peers:
+            self._end(peer, GONE.format(peer))
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _start(name: str, run: Callable[..., None], *given: object) -> None:
+    threading.Thread(target=run, args=given, name=name, daemon=True).start()

@@ -1,0 +1,197 @@
+"""However a sum is cut into blocks, and whoever owns them, it has the bits of one process."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.layout import Layout, Replica, data_parallel
+from agent.tensors.blocks import WINDOW
+from agent.tensors.metrics import Numbers
+from agent.tensors.partial_sum import Partial, partial_of
+from agent.tensors.sums import Sum, SumSpace
+from agent.transport.virtual import Fabric, Virtual
+from agent.worker.exchange import Exchange
+
+
+def space_of() -> SumSpace:
+    """Numbers of several types, one parameter that no microbatch uses, and gaps in between."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.BatchNorm1d(41))
+    model.append(torch.nn.Linear(41, 3).to(torch.bfloat16))
+    model.append(torch.nn.Linear(5, 5))
+    return SumSpace({"model": model})
+
+
+class Member(NamedTuple):
+    name: str
+    transport: Virtual
+    partial: Partial
+    total: Sum
+
+
+def compute(partial: Partial, first: int, count: int) -> None:
+    space = partial.space
+    for microbatch in partial.missing(first, count):
+        for index, param in enumerate(space.params.values()):
+            generator = torch.Generator().manual_seed(1000 * microbatch + index)
+            if index < 7:
+                param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+                param.grad[torch.rand(param.shape, generator=generator) < 0.1] = -0.0
+        named = Numbers(names=("accuracy",), values=(microbatch / 3, microbatch / 7))
+        partial.add(microbatch, named, first, count)
+
+
+def alone(space: SumSpace, total: int, deterministic: bool) -> Sum:
+    partial = partial_of(space, total, deterministic=deterministic)
+    compute(partial, 0, total)
+    (whole,) = partial.nodes(0, total)
+    return whole
+
+
+def crew(space: SumSpace, layout: Layout, fabric: Fabric, deterministic: bool) -> list[Member]:
+    members = []
+    for worker in layout.workers:
+        partial = partial_of(space, layout.microbatches, deterministic=deterministic)
+        members.append(Member(worker, Virtual(fabric, worker, lambda _: None), partial, Sum(space)))
+    for one in members:
+        for other in members:
+            if one is not other:
+                one.transport.meet(other.name, other.transport.offer())
+    return members
+
+
+def shares(layout: Layout, name: str) -> tuple[int, int]:
+    own = layout.replica_of(name)
+    return own.first, own.count
+
+
+def exchanged(
+    members: list[Member],
+    layout: Layout,
+    fabric: Fabric,
+    step: int,
+    block_bytes: int,
+    events_max: int = 1 << 60,
+) -> dict[str, Exchange]:
+    """Play all workers until all have the sum, or so many things have happened."""
+    running = {}
+    for member in members:
+        one = Exchange(
+            member.transport, layout, member.name, member.partial, block_bytes=block_bytes
+        )
+        one.open(step)
+        running[member.name] = one
+    for member in members:
+        compute(member.partial, *shares(layout, member.name))
+        running[member.name].begin(member.partial.nodes(*shares(layout, member.name)), member.total)
+    for _ in range(events_max):
+        while ready := [one for one in running.values() if not one.done and one.ready()]:
+            for one in ready:
+                one.advance()
+        if all(one.done for one in running.values()):
+            break
+        assert fabric.go_on(), "it hangs"
+    else:
+        return running
+    for one in running.values():
+        one.end()
+    return running
+
+
+def check(members: list[Member], wanted: Sum, layout: Layout, exact: bool) -> None:
+    first = members[0].total
+    for member in members:
+        assert member.total.marks == first.marks == wanted.marks
+        for start, end, _ in wanted.space.groups:
+            got = bytes(member.total.memory(start, end))
+            assert got == bytes(first.memory(start, end))
+            assert not exact or got == bytes(wanted.memory(start, end))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, generation: int = 0) -> Layout:
+    """Shares of any size, also none."""
+    total = draw(st.integers(1, 12))
+    cuts = sorted(draw(st.lists(st.integers(0, total), max_size=4)))
+    replicas, first = list[Replica](), 0
+    for number, cut in enumerate([*cuts, total]):
+        replicas.append(Replica(workers=(f"w{number}",), first=first, count=cut - first))
+        first = cut
+    return Layout(generation=generation, microbatches=total, replicas=tuple(replicas))
+
+
+@given(layouts(), st.sampled_from([128, 512, 4096, 1 << 25]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_any_blocks_and_any_layout_give_the_same_bits(
+    layout: Layout, block_bytes: int, deterministic: bool
+) -> None:
+    space, fabric = space_of(), Fabric(chunk_bytes=1000)
+    members = crew(space, layout, fabric, deterministic)
+    for step in range(2):
+        for member in members:
+            member.partial.clear()
+        found = exchanged(members, layout, fabric, step, block_bytes)
+        check(members, alone(space, layout.microbatches, deterministic), layout, deterministic)
+    spans = sorted(span for each in found.values() for span in each.spans)
+    ends = [0, *(end for start, end in spans if start < end)]
+    starts = [*(start for start, end in spans if start < end), space.total_bytes]
+    assert ends == starts  # the keeper gets the whole sum
+
+
+@given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 12), st.integers(0, 4000))
+@settings(max_examples=40, deadline=None)
+def test_a_layout_that_ends_in_the_middle_leaves_nothing_behind(
+    before: int, after: int, total: int, events: int
+) -> None:
+    """The step goes on in another layout with what is computed; late blocks of the old one spoil nothing."""
+    names = tuple(f"w{number}" for number in range(5))
+    space, fabric = space_of(), Fabric(chunk_bytes=1000)
+    old, new = (data_parallel(g, total, names[:n]) for g, n in ((0, before), (1, after)))
+    longest = max(old.workers, new.workers, key=len)
+    everybody = data_parallel(9, total, longest)
+    members = crew(space, everybody, fabric, True)
+    exchanged([m for m in members if m.name in old.workers], old, fabric, 0, 512, events)
+    remaining = [member for member in members if member.name in new.workers]
+    for member in remaining:
+        member.transport.enter(1)
+    exchanged(remaining, new, fabric, 0, 512)
+    check(remaining, alone(space, total, True), new, True)
+
+
+def test_what_is_in_memory_is_bounded_by_blocks() -> None:
+    """A sum of many blocks is exchanged in the room of a few for each peer."""
+    space, fabric = space_of(), Fabric()
+    layout = data_parallel(0, 4, ("a", "b", "c", "d"))
+    members = crew(space, layout, fabric, True)
+    found = exchanged(members, layout, fabric, 0, 128)
+    for each in found.values():
+        held = sum(ring.numel() for rings in each._rings.values() for ring in rings)
+        assert held <= WINDOW * 3 * 128 < space.total_bytes / 4
+
+
+@pytest.mark.parametrize("flows", [1, 8])
+def test_flows_of_a_fifth_of_the_link_fill_it(flows: int) -> None:
+    """Two workers with eight flows see the link, where one flow sees a fifth of it."""
+    link = 3e9
+    fabric = Fabric(link, link / 5, latency_s=5e-5, chunk_bytes=1 << 16)
+    space = SumSpace({"model": torch.nn.Linear(2048, 2048, bias=False)})
+    layout = data_parallel(0, 2, ("a", "b"))
+    members = []
+    for worker in layout.workers:
+        partial = partial_of(space, 2, deterministic=True)
+        one = Virtual(fabric, worker, lambda _: None, flows=flows)
+        members.append(Member(worker, one, partial, Sum(space)))
+    members[0].transport.meet("b", b"b")
+    members[1].transport.meet("a", b"a")
+    while fabric.go_on():
+        pass
+    begun_s = fabric.now_s
+    exchanged(members, layout, fabric, 0, 1 << 19)
+    speed = space.total_bytes / (fabric.now_s - begun_s)
+    if flows == 8:
+        assert speed >= 0.85 * link
+    else:
+        assert speed <= 0.2 * link
