@@ -567,8 +567,7 @@ class Controller:
         machines: dict[str, list[str]] = {}
         for name in sorted(names, key=lambda name: self.nodes[name].order):
             machines.setdefault(self.nodes[name].machine, []).append(name)
-        kinds = {machine: self.nodes[those[0]].domain for machine, those in machines.items()}
-        order = groups.mixed(kinds, self.version if not self._groups else 0)
+        order = groups.mixed(self._kinds(machines))
         helpers = groups.ring([machines[machine] for machine in order], self.plan.help_size)
         wanted: dict[str, list[int]] = {}
         for block, owner in self.blocks.items():
@@ -581,6 +580,18 @@ class Controller:
                 (name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers
             ]
         return out
+
+    def _kinds(self, machines: dict[str, list[str]]) -> dict[str, str]:
+        """Return what makes machines alike: what takes them away, and much or little work."""
+        bounds, loads = self.plan.work.bounds, dict.fromkeys(machines, 0)
+        for block, owner in self.blocks.items():
+            if owner in self.nodes and self.nodes[owner].machine in loads:
+                loads[self.nodes[owner].machine] += bounds[block + 1] - bounds[block]
+        usual = sum(loads.values()) / max(1, len(loads))
+        return {
+            machine: f"{self.nodes[those[0]].domain} {loads[machine] > usual}"
+            for machine, those in machines.items()
+        }
 
     def _settle_leavers(self) -> Out:
         out: Out = []

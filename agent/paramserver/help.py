@@ -85,27 +85,31 @@ class Helpee:
         self.pieces: dict[int, Piece] = {}
         self._serial = 0
         self.usual_s = 0.0  # own time for a clock, smoothed
-        self.given = 0  # grains
+        self.total_given = 0  # grains
 
     def learn(self, own_s: float) -> None:
         before = self.usual_s or own_s
         self.usual_s = before + SMOOTHING * (own_s - before)
 
-    def difference(self, message: Progress, tail: Tail, now_s: float) -> float:
+    def difference(self, message: Progress, tail: Tail, now_s: float, usual_s: float) -> float:
         """Return how many clocks this worker is behind a reporter (algorithm 1)."""
         done = message.clock + message.share - (tail.clock + tail.share)
-        return done + (now_s - message.time_s) / self.usual_s if self.usual_s else done
+        return done + (now_s - message.time_s) / usual_s if usual_s else done
 
-    def heard(self, helper: str, message: Progress, tail: Tail | None, now_s: float) -> Out:
-        if tail is None or helper not in self.helpers or not self.usual_s:
+    def heard(
+        self, helper: str, message: Progress, tail: Tail | None, now_s: float, first_s: float
+    ) -> Out:
+        """Answer a report; `first_s` is what a clock seems to take, before one is done."""
+        if tail is None or helper not in self.helpers:
             return []
-        if self.difference(message, tail, now_s) <= self._settings.trigger:
+        usual_s = self.usual_s or first_s
+        if self.difference(message, tail, now_s, usual_s) <= self._settings.trigger:
             return []
         return self._give(helper, tail, self._settings.first, now_s)
 
     def begun(self, message: Begun, tail: Tail | None, now_s: float) -> Out:
         piece = self.pieces.get(message.piece)
-        if piece is None:
+        if piece is None or piece.refused:
             return []
         piece.begun = True
         if tail is None or piece.cancelled:
@@ -119,7 +123,7 @@ class Helpee:
         spans = tail.cut(size)
         self._serial += 1
         self.pieces[self._serial] = Piece(self._serial, helper, spans)
-        self.given += sum(span.last - span.first for span in spans)
+        self.total_given += sum(span.last - span.first for span in spans)
         order = DoThis(piece=self._serial, clock=tail.clock, spans=spans, time_s=now_s)
         return [(helper, order)]
 
@@ -134,10 +138,9 @@ class Helpee:
 
     def acknowledged(self, message: CancelAck) -> None:
         piece = self.pieces.get(message.piece)
-        if piece is not None and message.begun:
-            piece.begun = True
-        elif piece is not None:
-            piece.refused = True
+        if piece is None or piece.refused:
+            return
+        piece.begun, piece.refused = message.begun, not message.begun
 
     def completed(self, message: Completed) -> None:
         piece = self.pieces.get(message.piece)
@@ -174,7 +177,7 @@ class Helper:
         self._refused: set[tuple[str, int]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._reported = 0
-        self.reports = 0
+        self.total_reports = 0
 
     def report(self, tail: Tail, now_s: float) -> Out:
         """Return the reports that are due."""
@@ -182,7 +185,7 @@ class Helper:
         marks = self._settings.checkpoints if self._settings.size else ()
         while self._reported < len(marks) and tail.share >= marks[self._reported] - 1e-9:
             self._reported += 1
-            self.reports += len(self.helpees)
+            self.total_reports += len(self.helpees)
             message = Progress(clock=tail.clock, share=tail.share, time_s=now_s)
             out += [(helpee, message) for helpee in self.helpees]
         return out

@@ -65,10 +65,11 @@ class Partition:
     def _is_due(self, message: Close | PushUp) -> bool:
         if isinstance(message, Close):
             return message.clock == self.closed + 1
-        return self.pushed < message.clock <= self.closed
+        # A push may be ordered again, because a replica or its answer was lost.
+        return max(self.pushed, self.committed + 1) <= message.clock <= self.closed
 
     def _is_open(self, message: Close | PushUp) -> bool:
-        return message.clock > (self.closed if isinstance(message, Close) else self.pushed)
+        return message.clock > self.closed
 
     def _close(self, message: Close) -> Out:
         return self.refresh(self.close(message))
@@ -300,6 +301,7 @@ class Server:
             return []
         if message.mirror:
             sections, at = part.at_commit(), part.committed
+            part.pushed = at  # the new replica has nothing of later clocks
             contents = Contents(at, at, sections, True, [], [], {}, at, [])
             return [(message.to, Copy(partition=number, contents=contents, mirror=True))]
         del self.parts[number]

@@ -198,8 +198,10 @@ class Worker:
             case Staged():
                 return self._staged(message)
             case Progress():
-                tail = self.turn.tail if self.turn else None
-                return self.helpee.heard(sender, message, tail, now_s)
+                turn = self.turn
+                first_s = turn.own_s * turn.tail.total / turn.grains if turn and turn.grains else 0.0
+                tail = turn.tail if turn else None
+                return self.helpee.heard(sender, message, tail, now_s, first_s)
             case DoThis():
                 self.helper.asked(sender, message, self.clock, self.held)
             case Begun():

@@ -139,7 +139,7 @@ class Virtual:
 
     def kill(self, names: Iterable[str]) -> None:
         """End nodes without a warning; the controller notices it a little later."""
-        gone = [name for name in names if name in self.hosts]
+        gone = sorted({name for name in names if name in self.hosts})
         for name in gone:
             self.hosts.pop(name).token += 1
         self.at(self.now_s + self.detect_s, lambda: self._notice(gone))
