@@ -81,7 +81,8 @@ class Ledger:
         spans: dict[int, list[Done]] = {}
         for done in message.done:
             spans.setdefault(done.span.block, []).append(done)
-        if all(self.next[block] > message.clock for block in spans):
+        entered = self._done.setdefault(message.clock, {})
+        if all(self.next[block] > message.clock or block in entered for block in spans):
             return ""  # it is said for the second time
         for block, dones in spans.items():
             at = 0
@@ -89,11 +90,12 @@ class Ledger:
                 if one.span.first != at:
                     break
                 at = one.span.last
-            if at != self._work.grains or self.next[block] != message.clock:
-                return f"clock {message.clock} of block {block} is not whole: {dones}"
-        for block, dones in spans.items():
-            self._done.setdefault(message.clock, {})[block] = dones
-            self.next[block] += 1
+            if at != self._work.grains or block in entered or self.next[block] > message.clock:
+                return f"clock {message.clock} of block {block} is not done once: {dones}"
+        entered.update(spans)
+        for block in spans:
+            while block in self._done.get(self.next[block], ()):
+                self.next[block] += 1
         before = self._measured.get(message.clock, 0.0)
         self._measured[message.clock] = before + message.measured
         return ""
@@ -283,10 +285,19 @@ class Controller:
         if self.moves.get(number) == sender:
             del self.moves[number]
             self.owners[number] = sender
-            return self._route()
-        if self.owners[number] == sender:
+            return self._route() + self._mirror(number)
+        if self.owners[number] == sender and number in self.awaited:
             self.awaited.discard(number)
+            return self._mirror(number) + self._push()
         return self._push()
+
+    def _mirror(self, number: int) -> Out:
+        """Have a replica made, if one is lacking and the partition is in its place."""
+        ready = number in self.mirroring and number not in self.awaited | set(self.moves)
+        if not ready or self.owners[number] not in self.nodes:
+            return []
+        order = Move(partition=number, to=self.replicas[number], mirror=True)
+        return [(self.owners[number], order)]
 
     def _route(self) -> Out:
         self.version += 1
@@ -328,9 +339,7 @@ class Controller:
         elif orphans:
             out += self._route()
         for at in sorted(self.mirroring):
-            if self.owners[at] in self.nodes and at not in self.awaited:
-                order = Move(partition=at, to=self.replicas[at], mirror=True)
-                out.append((self.owners[at], order))
+            out += self._mirror(at)
         return self._marked(out + self._settle(now_s))
 
     def _missing(self, gone: set[str]) -> set[int]:
@@ -422,6 +431,7 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
+        out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {
                 block: self.ledger.next[block] for block, own in self.blocks.items() if own == name
@@ -429,7 +439,7 @@ class Controller:
             out.append((name, Grant(clocks=mine)))
             leave = sorted(block for block in mine if block in self.releasing)
             out.append((name, Release(blocks=leave)))
-        return self._marked(out + self._to_all(Report()))
+        return self._marked(out)
 
     # Who is to be where.
 
@@ -514,7 +524,7 @@ class Controller:
         self.mirroring |= set(changed)
         out = self._route()
         for at in changed:
-            out.append((self.owners[at], Move(partition=at, to=homes[at], mirror=True)))
+            out += self._mirror(at)
         return out
 
     def _settle_blocks(self) -> Out:

@@ -225,7 +225,7 @@ class Worker:
             case Roll():
                 return self._roll(message)
             case Route() if message.version > self._version:
-                self.route, self._version = message.owners, message.version
+                return self._follow(message)
             case Grant():
                 return self._grant(message)
             case Release():
@@ -247,6 +247,20 @@ class Worker:
                 return again + [(CONTROLLER, said) for said in self._said]
         return []
 
+    def _follow(self, message: Route) -> Out:
+        """Say again to new owners what the former ones may not have passed on."""
+        moved = {at for at, owner in enumerate(message.owners) if owner != self.route[at]}
+        self.route, self._version = message.owners, message.version
+        out: Out = []
+        for batch in self._batches.values():
+            stages = self._stages(batch)
+            out += [(self.route[at], stages[at]) for at in sorted(moved & batch.waiting)]
+        for at in sorted(moved):
+            lacking = self.cache.lacks(at)
+            if lacking or self.cache.ages[at] == NOTHING:
+                out.append((self.route[at], Subscribe(partition=at, keys=lacking)))
+        return out
+
     def _load(self, blocks: list[int]) -> Out:
         for block in blocks:
             if block not in self.held:
@@ -267,8 +281,10 @@ class Worker:
         new = {
             block: clock
             for block, clock in message.clocks.items()
-            if block not in self.own and clock >= self._let_go.pop(block, clock)
+            if block not in self.own and clock >= self._let_go.get(block, clock)
         }
+        for block in new:
+            self._let_go.pop(block, None)
         self.own.update(new)
         return self._subscribe(list(new))
 
@@ -527,8 +543,8 @@ class Worker:
         self._batches[batch.name] = batch
         return batch
 
-    def _send(self, batch: Batch) -> Out:
-        """Stage a batch at the partitions that it touches."""
+    def _stages(self, batch: Batch) -> dict[int, Stage]:
+        """Return what a batch has for each partition that it touches."""
         sections: dict[int, list[Section]] = {}
         for name, changes in sorted(batch.changes.items()):
             keys, values = changes.all()
@@ -536,13 +552,15 @@ class Worker:
             for partition in np.unique(homes).tolist():
                 here = homes == partition
                 sections.setdefault(partition, []).append(Section(name, keys[here], values[here]))
-        batch.waiting = set(sections)
-        out: Out = []
-        for partition, those in sections.items():
-            stage = Stage(
-                partition=partition, batch=batch.name, clock=batch.clock, sections=those
-            )
-            out.append((self.route[partition], stage))
+        return {
+            at: Stage(partition=at, batch=batch.name, clock=batch.clock, sections=those)
+            for at, those in sections.items()
+        }
+
+    def _send(self, batch: Batch) -> Out:
+        stages = self._stages(batch)
+        batch.waiting = set(stages)
+        out: Out = [(self.route[partition], stage) for partition, stage in stages.items()]
         return out if out else self._landed(batch)
 
     def _staged(self, message: Staged) -> Out:
@@ -557,6 +575,8 @@ class Worker:
         self._said += [said for _, said in batch.then if isinstance(said, Finished)]
         out = batch.then
         leaving = self._leaving & batch.release
+        for other in self._batches.values():
+            leaving -= other.release
         if self.turn is not None:
             leaving -= set(self.turn.blocks)
         if leaving:

@@ -143,6 +143,7 @@ class Virtual:
         for name in gone:
             self.hosts.pop(name).token += 1
         self.at(self.now_s + self.detect_s, lambda: self._notice(gone))
+        self.at(self.now_s + 1.0, lambda: self._notice(gone))  # if it had just begun to join
 
     def _notice(self, gone: list[str]) -> None:
         if self.controller is None:
