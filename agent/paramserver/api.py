@@ -1,0 +1,214 @@
+"""What an application is: data in ranges of items, tables, and a function of a range.
+
+The same file runs in one process (`run_alone`) and on any number of machines.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agent.paramserver.tables import (
+    SUM,
+    ApplicationError,
+    Array,
+    Changes,
+    Rows,
+    Table,
+    verify,
+)
+
+GRAINS = 80  # of a worker's share of a clock: pieces of 2.5 % and 5 % are 2 and 4 of them
+
+
+class Stop(NamedTuple):
+    """When a job ends: whichever comes first. `change` is of the measure over `over` clocks."""
+
+    clocks: int = 0
+    seconds: float = 0.0
+    change: float = 0.0
+    over: int = 10
+
+    def reached(self, measures: list[float], elapsed_s: float) -> str:
+        """Return why the job ends after these clocks; empty if it goes on."""
+        if self.clocks and len(measures) >= self.clocks:
+            return f"{self.clocks} clocks are done"
+        if self.seconds and elapsed_s >= self.seconds:
+            return f"{self.seconds:g} s have passed"
+        if self.change and len(measures) > self.over:
+            before, now = measures[-1 - self.over], measures[-1]
+            if abs(now - before) < self.change * abs(before):
+                return f"the measure changed by less than {self.change:.1%} in {self.over} clocks"
+        return ""
+
+
+class Work(NamedTuple):
+    """How the items are cut. A clock is one batch of every block, in grains.
+
+    A grain is the smallest piece that is computed, given away, or lost.
+    """
+
+    bounds: tuple[int, ...]  # block b holds items bounds[b] up to bounds[b + 1]
+    grains: int = GRAINS
+    batches: int = 1  # so many clocks are one pass over the data
+
+    @property
+    def blocks(self) -> int:
+        return len(self.bounds) - 1
+
+    def items(self, block: int, clock: int, first: int, last: int) -> tuple[int, int]:
+        """Return the items of grains `first` up to `last` of a block in a clock."""
+        lo, hi = self.bounds[block], self.bounds[block + 1]
+        cuts, batch = self.batches * self.grains, clock % self.batches * self.grains
+        size = hi - lo
+        return lo + size * (batch + first) // cuts, lo + size * (batch + last) // cuts
+
+
+def even(items: int, blocks: int, grains: int = GRAINS, batches: int = 1) -> Work:
+    """Cut the items into blocks of equal size, within one."""
+    return Work(tuple(items * block // blocks for block in range(blocks + 1)), grains, batches)
+
+
+class Params:
+    """What one call of `process_range` sees. Its changes count only if the call returns."""
+
+    def __init__(
+        self, tables: dict[str, Table], read: Callable[[Table, Array], Array], clock: int
+    ) -> None:
+        self._tables, self._read, self.clock = tables, read, clock
+        self.changes: dict[str, Changes] = {}
+        self.measured = 0.0
+
+    def read(self, table: str, keys: Any) -> Array:
+        """Return the values of these keys, one row each."""
+        declared, wanted = self._table(table), np.asarray(keys, np.int64)
+        rows = self._read(declared, wanted)
+        if declared.reads_own and table in self.changes:
+            rows = self.changes[table].over(wanted, rows)
+        return rows[:, : declared.width]
+
+    def update(self, table: str, keys: Any, change: Any) -> None:
+        """Add changes; a table with a rule takes gradients."""
+        declared, wanted = self._table(table), np.asarray(keys, np.int64)
+        held = self.changes.setdefault(table, Changes(declared))
+        held.add(wanted, declared.change(wanted, change))
+
+    def measure(self, value: float) -> None:
+        """Add to the objective of this clock, which is summed over all items."""
+        self.measured += value
+
+    def _table(self, name: str) -> Table:
+        try:
+            return self._tables[name]
+        except KeyError:
+            known = ", ".join(self._tables)
+            raise ApplicationError(f"there is no table {name!r}; there are: {known}") from None
+
+
+class Application:
+    """The base of applications. `process_range` or `process_item` is to be overridden."""
+
+    tables: tuple[Table, ...] = ()
+    stop = Stop(clocks=10)
+    items = 0
+    grainwise = True  # a call for each grain; else for as many as lie together
+
+    def load(self, lo: int, hi: int) -> None:
+        """Load these items from storage, because they may be processed here from now on."""
+
+    def process_range(self, lo: int, hi: int, params: Params) -> None:
+        for item in range(lo, hi):
+            self.process_item(item, params)
+
+    def process_item(self, item: int, params: Params) -> None:
+        raise ApplicationError(f"{type(self).__name__} has neither process_range nor process_item")
+
+
+def checked(application: Application) -> dict[str, Table]:
+    """Return the tables by name, after whatever can be found wrong before a start is looked for."""
+    for table in application.tables:
+        verify(table)
+        if table.exact and (table.aggregate is not SUM or not table.dtype.startswith("float")):
+            raise ApplicationError(f"table {table.name!r} is exact, which needs float sums")
+    tables = {table.name: table for table in application.tables}
+    if len(tables) != len(application.tables) or not tables:
+        raise ApplicationError("tables need names that differ, and there must be at least one")
+    if application.items < 1:
+        raise ApplicationError("the application has no items")
+    return tables
+
+
+def process(application: Application, lo: int, hi: int, params: Params) -> None:
+    """Process a range; an error names the range and the kind of error."""
+    try:
+        application.process_range(lo, hi, params)
+    except (Missing, ApplicationError):
+        raise
+    except Exception as error:
+        what = f"{type(application).__name__}.process_range({lo}, {hi}) raised"
+        raise ApplicationError(f"{what} {type(error).__name__}: {error}") from error
+
+
+class Missing(Exception):  # noqa: N818 - it says what is so
+    """A row that was read is not here yet: the range is processed again when it is."""
+
+    def __init__(self, table: Table, keys: Array) -> None:
+        super().__init__(table.name)
+        self.table, self.keys = table, keys
+
+
+class Alone(NamedTuple):
+    """What a run in one process ends with."""
+
+    rows: dict[str, Rows]
+    measures: list[float]
+    why: str
+
+    def value(self, table: str) -> Array:
+        held = self.rows[table]
+        return held.get(held.keys())[:, : held.table.width]
+
+
+def run_alone(application: Application, work: Work | None = None) -> Alone:
+    """Run an application in this process: one worker that waits for nobody."""
+    tables = checked(application)
+    work = work or even(application.items, 1)
+    application.load(0, application.items)
+    rows = {name: Rows(table) for name, table in tables.items()}
+    measures: list[float] = []
+    while not (why := application.stop.reached(measures, 0.0)):
+        clock = len(measures)
+        sums = {name: Changes(table) for name, table in tables.items()}
+
+        def read(table: Table, keys: Array, sums: dict[str, Changes] = sums) -> Array:
+            found = rows[table.name].get(keys)
+            return sums[table.name].over(keys, found) if table.reads_own else found
+
+        measures.append(0.0)
+        for block in range(work.blocks):
+            step = 1 if application.grainwise else work.grains
+            for grain in range(0, work.grains, step):
+                params = Params(tables, read, clock)
+                lo, hi = work.items(block, clock, grain, grain + step)
+                process(application, lo, hi, params)
+                measures[-1] += params.measured
+                for name, changes in params.changes.items():
+                    sums[name].merge(changes)
+        for name, changes in sums.items():
+            keys, change = changes.all()
+            rows[name].put(keys, tables[name].changed(rows[name].get(keys), change))
+    return Alone(rows, measures, why)
+
+
+def touched(application: Application, work: Work, block: int) -> dict[str, Array]:
+    """Return the keys that one block reads, from a dry run over first rows."""
+    tables, found = checked(application), dict[str, list[Array]]()
+
+    def read(table: Table, keys: Array) -> Array:
+        found.setdefault(table.name, []).append(np.unique(keys))
+        return table.rows_at_first(keys)
+
+    for clock in range(work.batches):
+        lo, hi = work.items(block, clock, 0, work.grains)
+        process(application, lo, hi, Params(tables, read, clock))
+    return {name: np.unique(np.concatenate(keys)) for name, keys in found.items()}

@@ -1,0 +1,645 @@
+"""The controller: which clock consists of what, who is where, and what a loss costs.
+
+All that counts is decided in this one place. A clock is closed by a list of batches that tile it, so
+nothing can count twice, whatever was computed twice.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from agent.paramserver import groups
+from agent.paramserver.api import Stop, Work
+from agent.paramserver.messages import (
+    CONTROLLER,
+    Beat,
+    Close,
+    Committed,
+    Done,
+    End,
+    Failed,
+    Finished,
+    Gone,
+    Grant,
+    Group,
+    Installed,
+    Join,
+    Leave,
+    Load,
+    Loaded,
+    Message,
+    Move,
+    Out,
+    PushUp,
+    Received,
+    Release,
+    Released,
+    Report,
+    Roll,
+    Route,
+    Save,
+    Saved,
+)
+from agent.paramserver.placement import Drain, Node, Stages, actives, preloads, spread, workers
+
+DEAD_S = 5.0  # without a sign of life
+
+
+class Plan(NamedTuple):
+    """What is fixed for a job."""
+
+    work: Work
+    stop: Stop
+    partitions: int
+    expected: int = 1  # nodes, before it begins
+    help_size: int = 0
+    dwell: int = 3
+    save_every: int = 0  # commits
+    drain: Drain = Drain()
+    bytes_per_s: float = 1.25e8
+    partition_bytes: float = 0.0
+    dead_s: float = DEAD_S
+
+
+class Ledger:
+    """What is known of each block in each clock that is not closed."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.next = [0] * work.blocks  # the clock that each block is to do
+        self._done: dict[int, dict[int, list[Done]]] = {}
+        self._measured: dict[int, float] = {}
+        self.measures: list[float] = []
+
+    @property
+    def closed(self) -> int:
+        return len(self.measures) - 1
+
+    def enter(self, message: Finished) -> str:
+        """Enter what a worker finished. Return what is wrong with it, or nothing."""
+        spans: dict[int, list[Done]] = {}
+        for done in message.done:
+            spans.setdefault(done.span.block, []).append(done)
+        entered = self._done.setdefault(message.clock, {})
+        if all(self.next[block] > message.clock or block in entered for block in spans):
+            return ""  # it is said for the second time
+        for block, dones in spans.items():
+            at = 0
+            for one in sorted(dones, key=lambda one: one.span.first):
+                if one.span.first != at:
+                    break
+                at = one.span.last
+            if at != self._work.grains or block in entered or self.next[block] > message.clock:
+                return f"clock {message.clock} of block {block} is not done once: {dones}"
+        entered.update(spans)
+        for block in spans:
+            while block in self._done.get(self.next[block], ()):
+                self.next[block] += 1
+        before = self._measured.get(message.clock, 0.0)
+        self._measured[message.clock] = before + message.measured
+        return ""
+
+    def close(self) -> Close | None:
+        """Return the next clock if it is complete."""
+        clock = self.closed + 1
+        if min(self.next) <= clock:
+            return None
+        by_block = self._done.pop(clock)
+        order = [
+            one.batch
+            for block in sorted(by_block)
+            for one in sorted(by_block[block], key=lambda one: one.span.first)
+        ]
+        self.measures.append(self._measured.pop(clock))
+        return Close(clock=clock, batches=list(dict.fromkeys(order)))
+
+    def roll_back(self, clock: int) -> None:
+        self.next = [clock + 1] * self._work.blocks
+        self._done, self._measured = {}, {}
+        del self.measures[clock + 1 :]
+
+
+class Controller:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.ledger = plan, Ledger(plan.work)
+        self.nodes: dict[str, Node] = {}
+        self.holders: dict[int, set[str]] = {block: set() for block in range(plan.work.blocks)}
+        self.asked: dict[str, set[int]] = {}  # blocks that a node is loading
+        self.blocks: dict[int, str | None] = dict.fromkeys(range(plan.work.blocks))
+        self.releasing: set[int] = set()
+        self.leaving: set[str] = set()
+        self.owners: list[str] = [""] * plan.partitions
+        self.replicas: list[str] = [""] * plan.partitions
+        self.moves: dict[int, str] = {}
+        self.awaited: set[int] = set()  # partitions on their way from their replicas
+        self.mirroring: set[int] = set()
+        self.epoch = self.version = 0
+        self.committed = self.saved = -1
+        self.pushing: int | None = None
+        self._received: set[int] = set()
+        self._saving: dict[int, set[int]] = {}
+        self.stages = Stages(dwell=plan.dwell)
+        self.nic: float | None = None
+        self.begun_s: float | None = None
+        self.ending = self.ended = ""
+        self.unprotected = False
+        self.notes: list[str] = []
+        self._order = 0
+        self._last_close: Close | None = None
+        self._groups: dict[str, list[str]] = {}
+        self._seen_s: dict[str, float] = {}
+        self.rolls = 0
+
+    # What happens.
+
+    def handle(self, sender: str, message: Message, now_s: float) -> Out:
+        if self.ended:
+            return []
+        self._seen_s[sender] = now_s
+        if isinstance(message, Join):
+            return self._marked(self._join(sender, message, now_s))
+        if isinstance(message, Loaded):
+            self._loaded(sender, message)
+            return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
+        if message.epoch != self.epoch or sender not in self.nodes or isinstance(message, Beat):
+            return []
+        return self._marked(self._heard(sender, message, now_s))
+
+    def _heard(self, sender: str, message: Message, now_s: float) -> Out:
+        match message:
+            case Finished():
+                return self._finished(sender, message, now_s)
+            case Released():
+                for block in message.clocks:
+                    if self.blocks[block] == sender and block in self.releasing:
+                        self.blocks[block] = None
+                        self.releasing.discard(block)
+            case Installed():
+                return self._installed(sender, message) + self._settle(now_s)
+            case Received():
+                return self._receive(message, now_s)
+            case Saved():
+                self._keep(message)
+                return []
+            case Failed():
+                return self._end(message.why)
+        return self._settle(now_s)
+
+    def _join(self, sender: str, message: Join, now_s: float) -> Out:
+        if sender in self.nodes:
+            return []
+        self._order += 1
+        node = Node(sender, message.reliable, message.machine, message.allocation, self._order)
+        self.nodes[sender] = node
+        if self.begun_s is None:
+            return self._begin(now_s)
+        return [(sender, self._roll_for(sender, self.ledger.closed, []))] + self._settle(now_s)
+
+    def _begin(self, now_s: float) -> Out:
+        """Begin when everybody who is expected is here and has loaded what it works on."""
+        if len(self.nodes) < self.plan.expected or any(self.asked.values()):
+            return []
+        self._choose_stage(forced=True)
+        targets = self._block_targets()
+        lacking: dict[str, list[int]] = {}
+        for block, node in targets.items():
+            if node not in self.holders[block]:
+                lacking.setdefault(node, []).append(block)
+        if lacking:
+            return self._load(lacking)
+        self.begun_s = now_s
+        self.blocks = dict(targets)
+        self._place_all()
+        return self._roll_all(-1, lost=[]) + self._settle(now_s)
+
+    def _loaded(self, sender: str, message: Loaded) -> None:
+        for block in message.blocks:
+            if sender in self.nodes:
+                self.holders[block].add(sender)
+                self.asked.get(sender, set()).discard(block)
+
+    def _finished(self, sender: str, message: Finished, now_s: float) -> Out:
+        if any(self.blocks[one.span.block] != sender for one in message.done):
+            return []
+        if wrong := self.ledger.enter(message):
+            return self._end(wrong)
+        out: Out = []
+        while not self.ending and (close := self.ledger.close()) is not None:
+            self._last_close = close
+            out += self._to_all(close)
+            elapsed_s = now_s - (self.begun_s or 0.0)
+            self.ending = self.plan.stop.reached(self.ledger.measures, elapsed_s)
+            out += self._push()
+        if self.ending and "" in self.replicas:
+            return out + self._end(self.ending)  # there is nobody to push to
+        before = self.stages
+        self._choose_stage()
+        return out + (self._settle(now_s) if self.stages != before else [])
+
+    # The reliable copy.
+
+    def _push(self) -> Out:
+        """Have everything that is closed pushed up, unless a push is on its way."""
+        closed = self.ledger.closed
+        held_up = self.mirroring or self.awaited or "" in self.replicas
+        if self.pushing is not None or closed <= self.committed or held_up:
+            return []
+        self.pushing, self._received = closed, set()
+        return self._to_all(PushUp(clock=closed, replicas=self.replicas))
+
+    def _receive(self, message: Received, now_s: float) -> Out:
+        if message.clock != self.pushing:
+            return []
+        self._received.add(message.partition)
+        if len(self._received) < self.plan.partitions:
+            return []
+        self.committed, self.pushing = message.clock, None
+        out = self._to_all(Committed(clock=self.committed)) + self._save()
+        if self.ending and self.committed >= self.ledger.closed:
+            return out + self._end(self.ending)
+        out += self._push()
+        displaced = any(name not in self._staying() for name in set(self.replicas))
+        return out + (self._settle(now_s) if displaced else [])
+
+    def _save(self) -> Out:
+        every = self.plan.save_every
+        if not every or self.committed < self.saved + every or self._saving:
+            return []
+        self._saving = {self.committed: set()}
+        return self._to_all(Save(clock=self.committed))
+
+    def _keep(self, message: Saved) -> None:
+        have = self._saving.get(message.clock)
+        if have is not None:
+            have.add(message.partition)
+            if len(have) == self.plan.partitions:
+                self.saved, self._saving = message.clock, {}
+
+    def _installed(self, sender: str, message: Installed) -> Out:
+        number = message.partition
+        if message.mirror:
+            if self.replicas[number] == sender:
+                self.mirroring.discard(number)
+            return self._push()
+        if self.moves.get(number) == sender:
+            del self.moves[number]
+            self.owners[number] = sender
+            return self._route() + self._mirror(number)
+        if self.owners[number] == sender and number in self.awaited:
+            self.awaited.discard(number)
+            return self._mirror(number) + self._push()
+        return self._push()
+
+    def _mirror(self, number: int) -> Out:
+        """Have a replica made, if one is lacking and the partition is in its place."""
+        ready = number in self.mirroring and number not in self.awaited | set(self.moves)
+        if not ready or self.owners[number] not in self.nodes:
+            return []
+        order = Move(partition=number, to=self.replicas[number], mirror=True)
+        return [(self.owners[number], order)]
+
+    def _route(self) -> Out:
+        self.version += 1
+        return self._to_all(self._route_now())
+
+    def _route_now(self) -> Route:
+        return Route(
+            version=self.version, owners=list(self.owners), replicas=list(self.replicas)
+        )
+
+    # Losses.
+
+    def lost(self, names: Iterable[str], now_s: float) -> Out:
+        """Go on without these nodes, which are gone without having left."""
+        gone = [name for name in names if name in self.nodes]
+        if not gone or self.ended:
+            return []
+        for name in gone:
+            self._forget(name)
+        if self.begun_s is None:
+            return []
+        if not self.nodes:
+            return self._end("every machine is gone; the newest checkpoint is what is left")
+        missing = self._missing(set(gone))
+        orphans = {at for at, name in enumerate(self.replicas) if name not in self.nodes}
+        only_there = {*missing, *self.moves, *self.awaited} if missing else self.awaited
+        both = only_there & (orphans | self.mirroring)
+        self._choose_stage(forced=True)
+        self._replace_replicas()
+        if both:
+            return self._marked(self._from_store(now_s))
+        out = self._to_all(Gone(nodes=gone))
+        self.mirroring |= {at for at in orphans if self.replicas[at]}
+        self.mirroring -= {at for at in orphans if not self.replicas[at]}
+        if orphans:
+            self.pushing, self._saving = None, {}
+        if missing:
+            out += self._roll_back(sorted(missing), now_s)
+        elif orphans:
+            out += self._route()
+        for at in sorted(self.mirroring):
+            out += self._mirror(at)
+        return self._marked(out + self._settle(now_s))
+
+    def _missing(self, gone: set[str]) -> set[int]:
+        """Return the partitions that nobody has but their replicas."""
+        found = {at for at, name in enumerate(self.owners) if name in gone}
+        return found | {at for at, to in self.moves.items() if to in gone}
+
+    def _roll_back(self, missing: list[int], now_s: float) -> Out:
+        """Everybody goes back to the committed clock, and does again what was after it."""
+        lost = sorted({*missing, *self.moves, *self.awaited})
+        self.notes.append(f"went back from clock {self.ledger.closed} to {self.committed}")
+        return self._start_again(self.committed, lost, now_s)
+
+    def _from_store(self, now_s: float) -> Out:
+        self.committed = self.saved
+        where = f"clock {self.saved} of the store" if self.saved >= 0 else "the start"
+        self.notes.append(f"a reliable machine is gone with what only it had: back to {where}")
+        self.mirroring = set()
+        every = list(range(self.plan.partitions))
+        return self._start_again(self.saved, every, now_s, restore=True)
+
+    def _start_again(
+        self, clock: int, lost: list[int], now_s: float, restore: bool = False
+    ) -> Out:
+        self.rolls += 1
+        self.epoch += 1
+        self.ledger.roll_back(clock)
+        self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
+        self.moves, self.releasing = {}, set()
+        homes = spread(
+            {at: None if at in lost else name for at, name in enumerate(self.owners)},
+            self._servers(),
+        )
+        for at in lost:
+            self.owners[at] = homes[at]
+        self.awaited = set(lost)
+        targets = self._block_targets()
+        for block, owner in self.blocks.items():
+            if owner is None and targets.get(block) in self.holders[block]:
+                self.blocks[block] = targets[block]
+        return self._roll_all(clock, lost, restore) + self._settle(now_s)
+
+    def _forget(self, name: str) -> None:
+        del self.nodes[name]
+        self.leaving.discard(name)
+        self.asked.pop(name, None)
+        self._seen_s.pop(name, None)
+        for those in self.holders.values():
+            those.discard(name)
+        for block, owner in self.blocks.items():
+            if owner == name:
+                self.blocks[block] = None
+                self.releasing.discard(block)
+
+    def evicted(self, names: Iterable[str], warning_s: float, now_s: float) -> Out:
+        """Have these nodes leave; if the warning is too short for that, they count as lost."""
+        going = [name for name in names if name in self.nodes]
+        risk = max(0, self.ledger.closed - self.committed) + 1
+        unpushed: dict[str, float] = {}
+        for at, owner in enumerate(self.owners):
+            if owner in going and self.replicas[at]:
+                size = self.plan.partition_bytes * min(risk, 2)
+                unpushed[self.replicas[at]] = unpushed.get(self.replicas[at], 0.0) + size
+        serving = any(owner in going for owner in self.owners)
+        if serving and not self.plan.drain.fits(warning_s, unpushed, self.plan.bytes_per_s):
+            self.notes.append(f"{warning_s:g} s are too short to leave: an effective failure")
+            return self.lost(going, now_s)
+        self.leaving |= set(going)
+        self._choose_stage(forced=True)
+        return self._marked(self._settle(now_s))
+
+    def tick(self, now_s: float) -> Out:
+        """Name nodes that give no sign of life, and go on without them."""
+        silent = [
+            name for name in self.nodes if now_s - self._seen_s.get(name, now_s) > self.plan.dead_s
+        ]
+        for name in silent:
+            self.notes.append(
+                f"{name} has read no message for {self.plan.dead_s:g} s: its blocks are moved"
+            )
+        return self.lost(silent, now_s)
+
+    def restarted(self) -> Out:
+        """Say again what may not have been heard, and ask for what we may not have heard."""
+        out = self._to_all(self._route_now())
+        if self._last_close is not None:
+            out += self._to_all(self._last_close)
+        if self.pushing is not None:
+            out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
+        out += self._to_all(Committed(clock=self.committed))
+        out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
+        out += self._to_all(Report())  # what is finished is heard before what is released
+        for name in self.nodes:
+            mine = {
+                block: self.ledger.next[block] for block, own in self.blocks.items() if own == name
+            }
+            out.append((name, Grant(clocks=mine)))
+            leave = sorted(block for block in mine if block in self.releasing)
+            out.append((name, Release(blocks=leave)))
+        return self._marked(out)
+
+    # Who is to be where.
+
+    def _staying(self) -> dict[str, Node]:
+        return {name: node for name, node in self.nodes.items() if name not in self.leaving}
+
+    def _choose_stage(self, forced: bool = False) -> None:
+        staying = self._staying().values()
+        reliable = sum(node.reliable for node in staying)
+        clock = self.ledger.closed
+        stages = self.stages._replace(since=clock - self.plan.dwell) if forced else self.stages
+        self.stages = stages.next(clock, len(staying) - reliable, reliable, self.nic)
+        self.unprotected = reliable == 0
+
+    def _servers(self) -> list[str]:
+        nodes = self._staying() or self.nodes
+        found = actives(nodes.values(), self.stages.stage, self.plan.partitions, set(self.owners))
+        return found or list(nodes)
+
+    def _workers(self) -> list[str]:
+        nodes = self._staying() or self.nodes
+        return workers(nodes.values(), self.stages.stage) or list(nodes)
+
+    def _block_targets(self) -> dict[int, str]:
+        return spread(self.blocks, self._workers(), self.holders)
+
+    def _reliable(self) -> list[str]:
+        return [name for name, node in self._staying().items() if node.reliable]
+
+    def _place_all(self) -> None:
+        homes = spread(dict.fromkeys(range(self.plan.partitions)), self._servers())
+        self.owners = [homes[at] for at in range(self.plan.partitions)]
+        self._replace_replicas()
+
+    def _replace_replicas(self) -> None:
+        current = {
+            at: name if name in self.nodes else None for at, name in enumerate(self.replicas)
+        }
+        homes = spread(current, self._reliable())
+        self.replicas = [current[at] or homes.get(at, "") for at in range(self.plan.partitions)]
+
+    def _settle(self, now_s: float) -> Out:
+        """Move towards where everything is to be."""
+        if self.begun_s is None:
+            return self._begin(now_s)
+        if self.ended:
+            return []
+        self._choose_stage()
+        out = self._settle_partitions() + self._settle_replicas()
+        out += self._settle_blocks() + self._settle_groups()
+        return out + self._settle_leavers()
+
+    def _settle_partitions(self) -> Out:
+        homes = spread(
+            {at: self.moves.get(at, name) for at, name in enumerate(self.owners)}, self._servers()
+        )
+        out: Out = []
+        for at, to in sorted(homes.items()):
+            if to != self.owners[at] and at not in self.moves and at not in self.awaited:
+                self.moves[at] = to
+                out.append((self.owners[at], self._move(at, to)))
+        return out
+
+    def _move(self, at: int, to: str) -> Move:
+        whole = self.replicas[at] != to or at in self.mirroring
+        return Move(partition=at, to=to, whole=whole)
+
+    def _settle_replicas(self) -> Out:
+        """Give every partition a replica, where reliable machines have come or are leaving."""
+        wanted = {
+            at: name for at, name in enumerate(self.replicas) if name in self._staying()
+        }
+        if len(wanted) == self.plan.partitions or not self._reliable():
+            return []
+        free = self.pushing is None and not self.awaited and not self.moves
+        if not free:
+            return []
+        homes = spread({at: wanted.get(at) for at in range(self.plan.partitions)}, self._reliable())
+        changed = [at for at in homes if at not in wanted]
+        for at in changed:
+            self.replicas[at] = homes[at]
+        self.mirroring |= set(changed)
+        out = self._route()
+        for at in changed:
+            out += self._mirror(at)
+        return out
+
+    def _settle_blocks(self) -> Out:
+        targets = self._block_targets()
+        lacking: dict[str, list[int]] = {}
+        grants: dict[str, dict[int, int]] = {}
+        releases: dict[str, list[int]] = {}
+        for block, target in sorted(targets.items()):
+            owner = self.blocks[block]
+            if target not in self.holders[block]:
+                lacking.setdefault(target, []).append(block)
+            elif owner is None:
+                self.blocks[block] = target
+                grants.setdefault(target, {})[block] = self.ledger.next[block]
+            elif owner != target and block not in self.releasing:
+                self.releasing.add(block)
+                releases.setdefault(owner, []).append(block)
+        holders = {block: those | self._loading(block) for block, those in self.holders.items()}
+        staying = self._staying()
+        eligible = {name: staying[name] for name in self._workers() if name in staying}
+        if all(name in eligible for name in targets.values()):
+            for name, those in preloads(targets, holders, eligible).items():
+                lacking.setdefault(name, []).extend(those)
+        out = self._load(lacking)
+        out += [(name, Grant(clocks=clocks)) for name, clocks in grants.items()]
+        for name, those in releases.items():
+            out.append((name, Release(blocks=those, now=name in self.leaving)))
+        return out
+
+    def _loading(self, block: int) -> set[str]:
+        return {name for name, those in self.asked.items() if block in those}
+
+    def _load(self, wanted: dict[str, list[int]]) -> Out:
+        out: Out = []
+        for name, those in wanted.items():
+            asked = self.asked.setdefault(name, set())
+            new = [
+                block for block in those if block not in asked and name not in self.holders[block]
+            ]
+            if new:
+                asked.update(new)
+                out.append((name, Load(blocks=new)))
+        return out
+
+    def _settle_groups(self) -> Out:
+        """Draw helper groups whenever the workers change; helpers load what they may help with."""
+        if not self.plan.help_size:
+            return []
+        names = [name for name in self._workers() if name in self._staying()]
+        machines: dict[str, list[str]] = {}
+        for name in sorted(names, key=lambda name: self.nodes[name].order):
+            machines.setdefault(self.nodes[name].machine, []).append(name)
+        order = groups.mixed(self._kinds(machines))
+        helpers = groups.ring([machines[machine] for machine in order], self.plan.help_size)
+        wanted: dict[str, list[int]] = {}
+        for block, owner in self.blocks.items():
+            for helper in helpers.get(owner or "", ()):
+                wanted.setdefault(helper, []).append(block)
+        out = self._load(wanted)
+        if helpers != self._groups:
+            self._groups, helpees = helpers, groups.inverse(helpers)
+            out += [
+                (name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers
+            ]
+        return out
+
+    def _kinds(self, machines: dict[str, list[str]]) -> dict[str, str]:
+        """Return what makes machines alike: what takes them away, and much or little work."""
+        bounds, loads = self.plan.work.bounds, dict.fromkeys(machines, 0)
+        for block, owner in self.blocks.items():
+            if owner in self.nodes and self.nodes[owner].machine in loads:
+                loads[self.nodes[owner].machine] += bounds[block + 1] - bounds[block]
+        usual = sum(loads.values()) / max(1, len(loads))
+        return {
+            machine: f"{self.nodes[those[0]].domain} {loads[machine] > usual}"
+            for machine, those in machines.items()
+        }
+
+    def _settle_leavers(self) -> Out:
+        out: Out = []
+        for name in sorted(self.leaving):
+            busy = name in self.owners or name in self.replicas or name in self.moves.values()
+            if not busy and name not in self.blocks.values():
+                self._forget(name)
+                out += [(name, Leave()), *self._to_all(Gone(nodes=[name]))]
+        return out
+
+    # What is said.
+
+    def _roll_all(self, clock: int, lost: list[int], restore: bool = False) -> Out:
+        self.version += 1
+        self._groups = {}
+        return [(name, self._roll_for(name, clock, lost, restore)) for name in self.nodes]
+
+    def _roll_for(self, name: str, clock: int, lost: list[int], restore: bool = False) -> Roll:
+        return Roll(
+            clock=clock,
+            owners=list(self.owners),
+            replicas=list(self.replicas),
+            version=self.version,
+            lost=lost,
+            blocks=sorted(block for block, owner in self.blocks.items() if owner == name),
+            restore=restore,
+        )
+
+    def _to_all(self, message: Message) -> Out:
+        return [(name, message) for name in self.nodes]
+
+    def _end(self, why: str) -> Out:
+        self.ended = why
+        return self._to_all(End(why=why))
+
+    def _marked(self, out: Out) -> Out:
+        at = self.epoch
+        return [
+            (to, message if message.epoch == at else replace(message, epoch=at))
+            for to, message in out
+        ]

@@ -1,0 +1,300 @@
+"""What workers, servers and the controller say to each other. All of it carries the epoch.
+
+What is older than the epoch of its receiver is dropped, because a roll-back came between.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
+    epoch: int = 0
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True):
+    """Rows or changes of one table."""
+
+    table: str
+    keys: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Grains `first` up to `last` of a block."""
+
+    block: int
+    first: int
+    last: int
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """A span, and the batch that holds its changes."""
+
+    span: Span
+    batch: str
+
+
+# A worker's changes.
+
+
+class Stage(Message, frozen=True, kw_only=True):
+    """To a partition: changes that count only if the controller lists their batch."""
+
+    partition: int
+    batch: str
+    clock: int
+    sections: list[Section]
+
+
+class Staged(Message, frozen=True, kw_only=True):
+    partition: int
+    batch: str
+
+
+class Finished(Message, frozen=True, kw_only=True):
+    """To the controller: these spans of a clock are staged everywhere."""
+
+    clock: int
+    done: list[Done]
+    measured: float = 0.0
+
+
+class Close(Message, frozen=True, kw_only=True):
+    """To servers: a clock consists of these batches."""
+
+    clock: int
+    batches: list[str]
+
+
+class Subscribe(Message, frozen=True, kw_only=True):
+    """To a partition: send these rows now, and whenever a clock closes."""
+
+    partition: int
+    keys: dict[str, np.ndarray[Any, Any]]
+
+
+class Fresh(Message, frozen=True, kw_only=True):
+    """To a worker: rows of a partition with every change of clocks up to `age`."""
+
+    partition: int
+    age: int
+    sections: list[Section]
+    asked: bool = False
+
+
+# The reliable copy.
+
+
+class PushUp(Message, frozen=True, kw_only=True):
+    """To servers: send what changed up to this clock to the replicas."""
+
+    clock: int
+    replicas: list[str]
+
+
+class Push(Message, frozen=True, kw_only=True):
+    """To a replica: the rows that changed, as they are at `clock`."""
+
+    partition: int
+    clock: int
+    sections: list[Section]
+
+
+class Received(Message, frozen=True, kw_only=True):
+    partition: int
+    clock: int
+
+
+class Committed(Message, frozen=True, kw_only=True):
+    """To all: every partition can be had at this clock from reliable machines."""
+
+    clock: int
+
+
+class Save(Message, frozen=True, kw_only=True):
+    """To replicas: write the committed clock to the store."""
+
+    clock: int
+
+
+class Saved(Message, frozen=True, kw_only=True):
+    partition: int
+    clock: int
+
+
+# Where partitions are.
+
+
+class Move(Message, frozen=True, kw_only=True):
+    """To a server: hand a partition over (`mirror`: make a replica there, and keep it)."""
+
+    partition: int
+    to: str
+    mirror: bool = False
+    whole: bool = True
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """A partition on its way."""
+
+    closed: int
+    committed: int
+    sections: list[Section]
+    whole: bool  # whether the sections are all rows, or those that changed since `committed`
+    before: list[tuple[int, list[Section]]]  # rows as they were before each clock at risk
+    staged: list[Stage]
+    readers: dict[str, dict[str, np.ndarray[Any, Any]]]
+    pushed: int
+    later: list[Close | PushUp]
+
+
+class Copy(Message, frozen=True, kw_only=True):
+    partition: int
+    contents: Contents
+    mirror: bool = False
+
+
+class Forwarded(Message, frozen=True, kw_only=True):
+    """A message to a partition that has moved on; an answer goes to `sender`."""
+
+    message: Stage | Subscribe | Close | PushUp
+    partition: int
+    sender: str = ""
+
+
+class Installed(Message, frozen=True, kw_only=True):
+    partition: int
+    mirror: bool = False
+
+
+class Route(Message, frozen=True, kw_only=True):
+    """To all: which node serves each partition."""
+
+    version: int
+    owners: list[str]
+    replicas: list[str]
+
+
+# Who works on what.
+
+
+class Roll(Message, frozen=True, kw_only=True):
+    """To all: go back to the end of `clock`, under a new epoch, with these blocks."""
+
+    clock: int
+    owners: list[str]
+    replicas: list[str]
+    version: int
+    lost: list[int]  # partitions that come from their replicas
+    blocks: list[int] = []
+    restore: bool = False  # replicas are as the store has them
+
+
+class Load(Message, frozen=True, kw_only=True):
+    blocks: list[int]
+
+
+class Loaded(Message, frozen=True, kw_only=True):
+    blocks: list[int]
+
+
+class Grant(Message, frozen=True, kw_only=True):
+    """To a worker: these blocks are its, each from a clock on."""
+
+    clocks: dict[int, int]
+
+
+class Release(Message, frozen=True, kw_only=True):
+    """To a worker: give these blocks back after the present clock, or (`now`) at once."""
+
+    blocks: list[int]
+    now: bool = False
+
+
+class Released(Message, frozen=True, kw_only=True):
+    clocks: dict[int, int]
+
+
+class Group(Message, frozen=True, kw_only=True):
+    helpers: list[str]
+    helpees: list[str]
+
+
+class Gone(Message, frozen=True, kw_only=True):
+    nodes: list[str]
+
+
+class Join(Message, frozen=True, kw_only=True):
+    reliable: bool
+    machine: str
+    allocation: str
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    pass
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """To all: say again what the controller may have missed."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    why: str
+
+
+class End(Message, frozen=True, kw_only=True):
+    why: str
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """To a node: nothing depends on it any more."""
+
+
+# Help.
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    clock: int
+    share: float
+    time_s: float
+
+
+class DoThis(Message, frozen=True, kw_only=True):
+    piece: int
+    clock: int
+    spans: list[Span]
+    time_s: float
+
+
+class Begun(Message, frozen=True, kw_only=True):
+    piece: int
+
+
+class Completed(Message, frozen=True, kw_only=True):
+    """To a helpee: the changes of the piece are staged everywhere."""
+
+    piece: int
+    done: list[Done]
+    measured: float = 0.0
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    pieces: list[int]
+
+
+class CancelAck(Message, frozen=True, kw_only=True):
+    piece: int
+    begun: bool
+
+
+AnyMessage = (
+    Stage | Staged | Finished | Close | Subscribe | Forwarded | Fresh | PushUp | Push | Received | Committed
+    | Save | Saved | Move | Copy | Installed | Route | Roll | Load | Loaded | Grant
+    | Release | Released | Group | Gone | Join | Beat | Report | Failed | End | Leave | Progress
+    | DoThis | Begun | Completed | Cancel | CancelAck
+)  # fmt: skip
+
+Out = list[tuple[str, Message]]  # what a machine says: to whom, and what
+CONTROLLER = "controller"

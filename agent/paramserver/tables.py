@@ -1,0 +1,258 @@
+"""Tables of vectors under whole-number keys: their declaration, and the rows that a process holds.
+
+A row is the value and, if the table has a rule, the rule's arrays beside it (momentum, sums of
+squares). So whatever copies, pushes or rolls back rows carries the optimizer's state with them.
+"""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.errors import AgentError
+
+Array = NDArray[Any]
+FIXED_BITS = 32  # of an exact table: sums are whole multiples of 2^-32
+FIXED_MAX = 2.0**30
+LOOSE_ROWS = 4096  # changes are coalesced when there are more of them
+
+
+class ApplicationError(AgentError):
+    """An application did something that has no meaning; the message names it."""
+
+
+class Aggregate(NamedTuple):
+    """How two changes become one, and what is promised of it."""
+
+    name: str
+    combine: Callable[[Array, Array], Array]
+    neutral: float
+    commutative: bool = True
+    associative: bool = True
+
+
+SUM = Aggregate("sum", np.add, 0)
+PRODUCT = Aggregate("product", np.multiply, 1)
+LARGEST = Aggregate("largest", np.maximum, -np.inf)
+UNION = Aggregate("union", np.bitwise_or, 0)  # of sets as bits of whole numbers
+
+
+class Rule(NamedTuple):
+    """What a server does with the summed gradient of a closed clock; `arrays` lie in the row."""
+
+    name: str
+    arrays: int
+    apply: Callable[[Array, Array, list[Array]], None]  # value, gradient, arrays: changed in place
+
+
+def momentum(rate: float, keep: float = 0.9) -> Rule:
+    def apply(value: Array, gradient: Array, arrays: list[Array]) -> None:
+        arrays[0][:] = keep * arrays[0] + gradient
+        value -= rate * arrays[0]
+
+    return Rule("momentum", 1, apply)
+
+
+def adagrad(rate: float, least: float = 1e-8) -> Rule:
+    def apply(value: Array, gradient: Array, arrays: list[Array]) -> None:
+        arrays[0] += gradient * gradient
+        value -= rate * gradient / (np.sqrt(arrays[0]) + least)
+
+    return Rule("adagrad", 1, apply)
+
+
+def adam(rate: float, first: float = 0.9, second: float = 0.999, least: float = 1e-8) -> Rule:
+    def apply(value: Array, gradient: Array, arrays: list[Array]) -> None:
+        mean, square, count = arrays
+        count += 1
+        mean[:] = first * mean + (1 - first) * gradient
+        square[:] = second * square + (1 - second) * gradient * gradient
+        upper = mean / (1 - first**count)
+        value -= rate * upper / (np.sqrt(square / (1 - second**count)) + least)
+
+    return Rule("adam", 3, apply)
+
+
+class Table(NamedTuple):
+    """A table: `keys` rows of `width` numbers, or any whole numbers as keys if `keys` is 0."""
+
+    name: str
+    keys: int
+    width: int
+    dtype: str = "float64"
+    initial: float | Callable[[Array], Array] = 0  # of the rows of these keys
+    aggregate: Aggregate = SUM
+    rule: Rule | None = None
+    exact: bool = False  # sums are the same bits in every order
+    own_writes: bool = True  # a worker sees what it wrote, before others do
+
+    @property
+    def reads_own(self) -> bool:
+        """Whether a worker adds its own changes to what it reads; a rule needs whole clocks."""
+        return self.own_writes and self.rule is None
+
+    @property
+    def columns(self) -> int:
+        return self.width * (1 + (self.rule.arrays if self.rule else 0))
+
+    @property
+    def change_dtype(self) -> str:
+        return "int64" if self.exact else self.dtype
+
+    def rows_at_first(self, keys: Array) -> Array:
+        found = np.zeros((len(keys), self.columns), self.dtype)
+        value = self.initial(keys) if callable(self.initial) else self.initial
+        found[:, : self.width] = value
+        return found
+
+    def change(self, keys: Array, values: Any) -> Array:
+        """Return a change as it is kept and sent, or name what is wrong with it."""
+        given = np.asarray(values)
+        if given.shape != (len(keys), self.width):
+            raise ApplicationError(
+                f"a change of table {self.name!r} has shape {given.shape}; "
+                f"{len(keys)} keys of width {self.width} need {(len(keys), self.width)}"
+            )
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            row = int(np.flatnonzero(~np.isfinite(given).all(1))[0])
+            raise ApplicationError(
+                f"a change of table {self.name!r}, key {int(keys[row])}, is not finite: "
+                f"{given[row][~np.isfinite(given[row])][0]}"
+            )
+        if not self.exact:
+            return given.astype(self.dtype, copy=False)
+        if given.size and np.abs(given).max() > FIXED_MAX:
+            raise ApplicationError(f"a change of exact table {self.name!r} is beyond {FIXED_MAX:g}")
+        fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
+        return fixed
+
+    def changed(self, rows: Array, change: Array) -> Array:
+        """Return what these rows are after the summed change of a clock."""
+        if self.exact:
+            change = (change * 2.0**-FIXED_BITS).astype(self.dtype)
+        after = rows.copy()
+        value = after[:, : self.width]
+        if self.rule is None:
+            value[:] = self.aggregate.combine(value, change)
+        else:
+            parts = [after[:, at : at + self.width] for at in range(self.width, self.columns, self.width)]
+            self.rule.apply(value, change, parts)
+        return after
+
+
+def verify(table: Table) -> None:
+    """Raise unless the aggregate is, on samples, what it declares, because sums need it."""
+    draw = np.random.default_rng(7)
+    samples = draw.integers(1, 64, (3, 32, table.width)).astype(table.dtype)
+    first, second, third = samples if table.dtype.startswith("int") else samples / 8
+    combine, name = table.aggregate.combine, f"{table.aggregate.name!r} of table {table.name!r}"
+    if not (table.aggregate.commutative and table.aggregate.associative):
+        raise ApplicationError(
+            f"the aggregate {name} does not declare that it is commutative and associative; "
+            "workers finish in any order, so it must be both"
+        )
+    if not np.allclose(combine(first, second), combine(second, first)):
+        raise ApplicationError(f"the aggregate {name} is not commutative, though it declares it")
+    left, right = combine(combine(first, second), third), combine(first, combine(second, third))
+    if not np.allclose(left, right):
+        raise ApplicationError(f"the aggregate {name} is not associative, though it declares it")
+    if not np.allclose(combine(np.full_like(first, neutral_of(table)), first), first):
+        raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def neutral_of(table: Table) -> Any:
+    if table.dtype.startswith("int") and not np.isfinite(table.aggregate.neutral):
+        return np.iinfo(table.dtype).min
+    return table.aggregate.neutral
+
+
+class Rows:
+    """The rows of one table that a process holds: of keys `first`, `first + stride`, ..."""
+
+    def __init__(self, table: Table, first: int = 0, stride: int = 1) -> None:
+        self.table, self._first, self._stride = table, first, stride
+        own = np.arange(first, table.keys, stride)
+        self._dense = table.rows_at_first(own) if table.keys else None
+        self._sparse: dict[int, Array] = {}
+
+    def get(self, keys: Array) -> Array:
+        """Return copies of these rows; a sparse table makes those that are new."""
+        if self._dense is not None:
+            found: Array = self._dense[keys // self._stride]
+            return found
+        new = [key for key in keys.tolist() if key not in self._sparse]
+        if new:
+            self._sparse.update(zip(new, self.table.rows_at_first(np.array(new)), strict=True))
+        if not len(keys):
+            return np.zeros((0, self.table.columns), self.table.dtype)
+        return np.stack([self._sparse[key] for key in keys.tolist()])
+
+    def put(self, keys: Array, rows: Array) -> None:
+        if self._dense is not None:
+            self._dense[keys // self._stride] = rows
+        else:
+            self._sparse.update(zip(keys.tolist(), rows.copy(), strict=True))
+
+    def keys(self) -> Array:
+        if self._dense is not None:
+            return np.arange(self._first, self.table.keys, self._stride)
+        return np.array(sorted(self._sparse), np.int64)
+
+
+class Changes:
+    """Changes of one table, coalesced: one row for each key, however often it was changed."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._chunks: list[tuple[Array, Array]] = []  # the first holds each key once, in order
+        self._loose = 0  # rows that are not in the first
+
+    def add(self, keys: Array, change: Array) -> None:
+        if len(keys):
+            self._chunks.append((keys, change))
+            self._loose += len(keys)
+            if self._loose > LOOSE_ROWS + 4 * len(self._chunks[0][0]):
+                self.all()
+
+    def merge(self, other: "Changes") -> None:
+        self.add(*other.all())
+
+    def all(self) -> tuple[Array, Array]:
+        """Return the keys, in order, and their changes."""
+        if not self._loose:
+            return self._chunks[0] if self._chunks else self._none()
+        keys = np.concatenate([keys for keys, _ in self._chunks])
+        rows = np.concatenate([rows for _, rows in self._chunks])
+        order = np.argsort(keys, kind="stable")
+        keys, rows = keys[order], rows[order]
+        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        if len(starts) < len(keys):
+            rows = self._combined(rows, starts)
+        self._chunks, self._loose = [(keys[starts], rows)], 0
+        return self._chunks[0]
+
+    def _combined(self, rows: Array, starts: Array) -> Array:
+        combine = self._table.aggregate.combine
+        if isinstance(combine, np.ufunc):
+            found: Array = combine.reduceat(rows, starts, axis=0)
+            return found
+        groups = np.split(rows, starts[1:])
+        return np.stack([reduce(combine, group) for group in groups])
+
+    def _none(self) -> tuple[Array, Array]:
+        keys = np.zeros(0, np.int64)
+        return keys, np.zeros((0, self._table.width), self._table.change_dtype)
+
+    def over(self, keys: Array, rows: Array) -> Array:
+        """Return these rows as they are with the changes, for a worker that reads its writes."""
+        mine, change = self.all()
+        if not len(mine):
+            return rows
+        at = np.searchsorted(mine, keys)
+        hit = (at < len(mine)) & (mine[np.minimum(at, len(mine) - 1)] == keys)
+        if hit.any():
+            rows = rows.copy()
+            rows[hit] = self._table.changed(rows[hit], change[at[hit]])
+        return rows

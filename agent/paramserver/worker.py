@@ -1,0 +1,587 @@
+"""The worker: computes its blocks clock by clock, within the bound on staleness.
+
+What a clock changed is staged at the servers, one batch for each partition, and when all of them
+have it the controller is notified. Only batches that the controller then lists count, so a worker
+may die at any point of this and leaves nothing torn.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.paramserver.api import Application, Missing, Params, Work, process, touched
+from agent.paramserver.help import Helpee, Helper, Order, Piece, Settings, Tail
+from agent.paramserver.messages import (
+    CONTROLLER,
+    Begun,
+    Cancel,
+    CancelAck,
+    Committed,
+    Completed,
+    Done,
+    DoThis,
+    Failed,
+    Finished,
+    Fresh,
+    Gone,
+    Grant,
+    Group,
+    Load,
+    Loaded,
+    Message,
+    Out,
+    Progress,
+    Release,
+    Released,
+    Report,
+    Roll,
+    Route,
+    Section,
+    Span,
+    Stage,
+    Staged,
+    Subscribe,
+)
+from agent.paramserver.tables import Array, ApplicationError, Changes, Table
+
+FAR = 1 << 40
+NOTHING = -2  # the age of a partition of which nothing has come
+
+
+class Bound(NamedTuple):
+    """How far a worker may be ahead: 0 is BSP, `slack` is SSP, and None is ASP."""
+
+    slack: int | None = 0
+
+    def verified(self) -> "Bound":
+        if self.slack is not None and self.slack < 0:
+            raise ApplicationError(f"slack is {self.slack}; it must be 0 (BSP) or more, or none (ASP)")
+        return self
+
+    def newest(self, age: int) -> int:
+        """Return the newest clock for which rows of this age are fresh enough."""
+        return FAR if self.slack is None else age + 1 + self.slack
+
+
+class Cache:
+    """Rows that servers sent, and the ages of the partitions they came from."""
+
+    def __init__(self, tables: dict[str, Table], partitions: int) -> None:
+        self._tables = tables
+        self.ages = [NOTHING] * partitions
+        self._rows: dict[str, dict[int, Array]] = {name: {} for name in tables}
+        self._dense: dict[str, Array] = {}
+        self._known: dict[str, Array] = {}
+        self.asked: list[dict[str, set[int]]] = [{} for _ in range(partitions)]
+
+    def get(self, table: Table, keys: Array) -> Array:
+        """Return these rows, or raise `Missing` with those that are not here."""
+        if table.keys:
+            known = self._known.get(table.name)
+            if known is None or not known[keys].all():
+                raise Missing(table, keys if known is None else keys[~known[keys]])
+            found: Array = self._dense[table.name][keys]
+            return found
+        rows = self._rows[table.name]
+        if lacking := [key for key in keys.tolist() if key not in rows]:
+            raise Missing(table, np.array(lacking))
+        if not len(keys):
+            return np.zeros((0, table.width), table.dtype)
+        return np.stack([rows[key] for key in keys.tolist()])
+
+    def put(self, section: Section) -> None:
+        table = self._tables[section.table]
+        if not table.keys:
+            rows = self._rows[table.name]
+            rows.update(zip(section.keys.tolist(), section.values, strict=True))
+            return
+        if table.name not in self._dense:
+            self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
+            self._known[table.name] = np.zeros(table.keys, bool)
+        self._dense[table.name][section.keys] = section.values
+        self._known[table.name][section.keys] = True
+
+    def lacks(self, partition: int) -> dict[str, Array]:
+        """Return what was asked of a partition and has not come."""
+        found = {}
+        for name, keys in self.asked[partition].items():
+            known, rows = self._known.get(name), self._rows[name]
+            lacking = [
+                key for key in keys if not (known[key] if known is not None else key in rows)
+            ]
+            if lacking:
+                found[name] = np.array(sorted(lacking))
+        return found
+
+
+class Batch:
+    """Changes on their way: nothing is said of them before every partition has its part."""
+
+    def __init__(self, name: str, clock: int, changes: dict[str, Changes]) -> None:
+        self.name, self.clock, self.changes = name, clock, changes
+        self.waiting: set[int] = set()
+        self.then: list[tuple[str, Message]] = []
+        self.release: set[int] = set()
+
+
+class Turn:
+    """One clock of some blocks."""
+
+    def __init__(self, clock: int, blocks: list[int], grains: int) -> None:
+        self.clock, self.blocks = clock, blocks
+        self.tail = Tail(clock, [Span(block, 0, grains) for block in blocks])
+        self.changes: dict[str, Changes] = {}
+        self.done: list[Span] = []
+        self.measured = 0.0
+        self.grains, self.own_s = 0, 0.0  # computed here, and how long that took
+
+
+class Extra:
+    """A piece in progress apart from the own work: somebody else's, or one taken back."""
+
+    def __init__(self, source: Order | Piece, clock: int, spans: list[Span]) -> None:
+        self.source, self.tail = source, Tail(clock, list(spans))
+        self.changes: dict[str, Changes] = {}
+        self.done: list[Span] = []
+        self.measured = 0.0
+
+
+class Run(NamedTuple):
+    """What is to be computed now, until something else is heard."""
+
+    span: Span
+    clock: int
+    part: Turn | Extra
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        application: Application,
+        work: Work,
+        bound: Bound,
+        help_settings: Settings,
+        partitions: int,
+    ) -> None:
+        self.name, self.application, self.work = name, application, work
+        self.bound, self._settings, self._partitions = bound.verified(), help_settings, partitions
+        self.tables = {table.name: table for table in application.tables}
+        self.held: set[int] = set()
+        self._serial = 0
+        self.computed = 0  # grains, with those that did not count
+        self.failed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.helpee, self.helper = Helpee(self._settings), Helper(self._settings)
+        self.cache = Cache(self.tables, self._partitions)
+        self.own: dict[int, int] = {}
+        self.turn: Turn | None = None
+        self.extra: Extra | None = None
+        self._redone: dict[int, Extra] = {}
+        self._leaving: set[int] = set()
+        self._let_go: dict[int, int] = {}  # released blocks: from which clock on
+        self._batches: dict[str, Batch] = {}
+        self._said: list[Finished] = []  # that may not have been heard
+        self._unseen: list[tuple[int, dict[str, Changes]]] = []  # own changes newer than the cache
+        self._missing = False
+        self.route: list[str] = []
+        self._version = -1
+
+    # What is heard.
+
+    def handle(self, sender: str, message: Message, now_s: float) -> Out:
+        match message:
+            case Fresh():
+                return self._fresh(message)
+            case Staged():
+                return self._staged(message)
+            case Progress():
+                turn = self.turn
+                first_s = turn.own_s * turn.tail.total / turn.grains if turn and turn.grains else 0.0
+                tail = turn.tail if turn else None
+                return self.helpee.heard(sender, message, tail, now_s, first_s)
+            case DoThis():
+                self.helper.asked(sender, message, self.clock, self.held)
+            case Begun():
+                tail = self.turn.tail if self.turn and not self._settling else None
+                return self.helpee.begun(message, tail, now_s) + self._advance()
+            case CancelAck():
+                self.helpee.acknowledged(message)
+                return self._advance()
+            case Completed():
+                self.helpee.completed(message)
+                return self._advance()
+            case Cancel():
+                return [(sender, answer) for answer in self.helper.cancelled(sender, message)]
+            case _:
+                return self._ordered(message)
+        return []
+
+    def _ordered(self, message: Message) -> Out:
+        """Do what the controller says."""
+        match message:
+            case Roll():
+                return self._roll(message)
+            case Route() if message.version > self._version:
+                return self._follow(message)
+            case Grant():
+                return self._grant(message)
+            case Release():
+                return self._release(message)
+            case Load():
+                return self._load(message.blocks)
+            case Group():
+                self.helpee.helpers, self.helper.helpees = message.helpers, message.helpees
+            case Gone():
+                for node in message.nodes:
+                    self.helpee.forget(node)
+                    self.helper.forget(node)
+                return self._advance()
+            case Committed():
+                self._said = [said for said in self._said if said.clock > message.clock]
+            case Report():
+                blocks = sorted(self.held)
+                again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
+                return again + [(CONTROLLER, said) for said in self._said]
+        return []
+
+    def _follow(self, message: Route) -> Out:
+        """Say again to new owners what the former ones may not have passed on."""
+        moved = {at for at, owner in enumerate(message.owners) if owner != self.route[at]}
+        self.route, self._version = message.owners, message.version
+        out: Out = []
+        for batch in self._batches.values():
+            stages = self._stages(batch)
+            out += [(self.route[at], stages[at]) for at in sorted(moved & batch.waiting)]
+        for at in sorted(moved):
+            lacking = self.cache.lacks(at)
+            if lacking or self.cache.ages[at] == NOTHING:
+                out.append((self.route[at], Subscribe(partition=at, keys=lacking)))
+        return out
+
+    def _load(self, blocks: list[int]) -> Out:
+        for block in blocks:
+            if block not in self.held:
+                self.application.load(self.work.bounds[block], self.work.bounds[block + 1])
+                self.held.add(block)
+        return [(CONTROLLER, Loaded(blocks=blocks))]
+
+    def _roll(self, message: Roll) -> Out:
+        usual_s, groups = self.helpee.usual_s, (self.helpee.helpers, self.helper.helpees)
+        self._reset()
+        self.helpee.usual_s = usual_s
+        self.helpee.helpers, self.helper.helpees = groups
+        self.route, self._version = message.owners, message.version
+        self.own = dict.fromkeys(message.blocks, message.clock + 1)
+        return self._subscribe(message.blocks)
+
+    def _grant(self, message: Grant) -> Out:
+        new = {
+            block: clock
+            for block, clock in message.clocks.items()
+            if block not in self.own and clock >= self._let_go.get(block, clock)
+        }
+        for block in new:
+            self._let_go.pop(block, None)
+        self.own.update(new)
+        return self._subscribe(list(new))
+
+    def _subscribe(self, blocks: list[int]) -> Out:
+        """Ask every partition for what these blocks read; once, for its clock at least."""
+        keys: dict[str, list[Array]] = {}
+        for block in blocks:
+            for name, found in touched(self.application, self.work, block).items():
+                keys.setdefault(name, []).append(found)
+        return self._ask({name: np.unique(np.concatenate(found)) for name, found in keys.items()})
+
+    def _ask(self, keys: dict[str, Array], only_new: bool = False) -> Out:
+        out: Out = []
+        for partition, owner in enumerate(self.route):
+            asked, mine = self.cache.asked[partition], {}
+            for name, all_keys in keys.items():
+                part = all_keys[all_keys % self._partitions == partition]
+                new = [key for key in part.tolist() if key not in asked.get(name, ())]
+                if new:
+                    mine[name] = np.array(new)
+                    asked.setdefault(name, set()).update(new)
+            if mine or not only_new:
+                out.append((owner, Subscribe(partition=partition, keys=mine)))
+        return out
+
+    def _fresh(self, message: Fresh) -> Out:
+        ages, at = self.cache.ages, message.partition
+        if message.age < ages[at]:
+            # What was asked came late, after a newer clock: it is asked for again.
+            lacking = self.cache.lacks(at) if message.asked else {}
+            return [(self.route[at], Subscribe(partition=at, keys=lacking))] if lacking else []
+        ages[at] = message.age
+        for section in message.sections:
+            self.cache.put(section)
+        seen = min(ages)
+        self._unseen = [one for one in self._unseen if one[0] > seen]
+        self.helper.drop_old(seen)
+        self._missing = False
+        return []
+
+    def _release(self, message: Release) -> Out:
+        blocks = [block for block in message.blocks if block in self.own]
+        turn = self.turn
+        if message.now and turn is not None and set(blocks) & set(turn.blocks):
+            out = self.helpee.cancel()
+            self.turn, self.extra, self._redone = None, self._foreign(), {}
+            self.helpee.pieces.clear()
+            turn = None
+        else:
+            out = []
+        busy = set(turn.blocks) if turn else set()
+        flying = {block for batch in self._batches.values() for block in batch.release}
+        free = {block: self.own.pop(block) for block in blocks if block not in busy | flying}
+        self._leaving |= set(blocks) - set(free)
+        self._let_go.update(free)
+        again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
+        if again:
+            out.append((CONTROLLER, Released(clocks=again)))
+        return out
+
+    def _foreign(self) -> Extra | None:
+        foreign = self.extra is not None and isinstance(self.extra.source, Order)
+        return self.extra if foreign else None
+
+    # What is computed.
+
+    @property
+    def clock(self) -> int:
+        """The clock of the own work, present or next."""
+        if self.turn is not None:
+            return self.turn.clock
+        return min(self.own.values(), default=FAR)
+
+    @property
+    def _newest(self) -> int:
+        age = min(self.cache.ages)
+        return -1 if age == NOTHING else self.bound.newest(age)
+
+    @property
+    def _settling(self) -> bool:
+        return self.turn is not None and not self.turn.tail.spans
+
+    def next_run(self, now_s: float) -> tuple[Run | None, Out]:
+        """Return what to compute now, and what is to be said before."""
+        out: Out = []
+        if self.failed:
+            return None, out
+        if self.turn is None:
+            self._begin()
+        if self.extra is None:
+            out = self._next_extra()
+        if self._missing:
+            return None, out
+        if self.extra is not None:
+            return Run(self.extra.tail.spans[0], self.extra.tail.clock, self.extra), out
+        if self.turn is None or not self.turn.tail.spans:
+            return None, out
+        out += self.helper.report(self.turn.tail, now_s)
+        span, due = self.turn.tail.spans[0], self.helper.until_report(self.turn.tail)
+        span = Span(span.block, span.first, min(span.last, span.first + due))
+        return Run(span, self.turn.clock, self.turn), out
+
+    def _begin(self) -> None:
+        clock = min(self.own.values(), default=FAR)
+        if clock == FAR or clock > self._newest:
+            return
+        blocks = sorted(block for block, next_ in self.own.items() if next_ == clock)
+        self.turn = Turn(clock, blocks, self.work.grains)
+        self.helper.new_clock()
+
+    def _next_extra(self) -> Out:
+        """Take up a piece: of an older clock at once, else after the own work is done."""
+        own_done = self.turn is None or self._settling
+        if own_done and (redo := self._to_redo()) is not None:
+            self.extra = redo
+            return []
+        order = self.helper.next(self.clock, own_done, self._newest)
+        if order is None:
+            return []
+        self.extra = Extra(order, order.clock, order.spans)
+        return [(order.helpee, Begun(piece=order.piece))]
+
+    def _to_redo(self) -> Extra | None:
+        for piece in self.helpee.to_redo():
+            if piece.number not in self._redone and self.turn is not None:
+                extra = self._redone[piece.number] = Extra(piece, self.turn.clock, piece.spans)
+                return extra
+        return None
+
+    def finish(self, run: Run, grains: int, took_s: float, now_s: float) -> Out:
+        """Compute the first grains of a run. If rows are missing they are asked for instead."""
+        part = run.part
+        if part is not self.turn and part is not self.extra:
+            return []  # it was taken away meanwhile
+        step = 1 if self.application.grainwise else grains
+        for _ in range(0, grains, step):
+            span = part.tail.spans[0]
+            params = Params(self.tables, self._reader(part), part.tail.clock)
+            lo, hi = self.work.items(span.block, part.tail.clock, span.first, span.first + step)
+            try:
+                process(self.application, lo, hi, params)
+            except Missing as missing:
+                self._missing = True
+                return self._ask({missing.table.name: np.unique(missing.keys)}, only_new=True)
+            except ApplicationError as error:
+                self.failed = True
+                where = f"worker {self.name}, clock {part.tail.clock}, items {lo} to {hi}"
+                return [(CONTROLLER, Failed(why=f"{where}: {error}"))]
+            self._take(part, params, step)
+        if isinstance(part, Turn):
+            part.grains, part.own_s = part.grains + grains, part.own_s + took_s
+        return self._after(part, now_s)
+
+    def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:
+        """Keep what grains changed: they are computed as a whole or not at all."""
+        span = part.tail.spans[0]
+        part.tail.advance(grains)
+        part.measured += params.measured
+        self.computed += grains
+        for name, changes in params.changes.items():
+            part.changes.setdefault(name, Changes(self.tables[name])).merge(changes)
+        last = part.done[-1] if part.done else None
+        if last is not None and last.block == span.block and last.last == span.first:
+            part.done[-1] = Span(last.block, last.first, span.first + grains)
+        else:
+            part.done.append(Span(span.block, span.first, span.first + grains))
+
+    def _after(self, part: Turn | Extra, now_s: float) -> Out:
+        out: Out = []
+        if isinstance(part, Turn):
+            out += self.helper.report(part.tail, now_s)
+        elif not part.tail.spans:
+            self.extra = None
+            if isinstance(part.source, Order):
+                out += self._flush_help(part.source, part)
+        return out + self._advance()
+
+    def _reader(self, part: Turn | Extra):  # type: ignore[no-untyped-def] # noqa: ANN202
+        def read(table: Table, keys: Array) -> Array:
+            rows = self.cache.get(table, keys)
+            if not table.reads_own:
+                return rows
+            for clock, changes in self._unseen:
+                if table.name in changes:
+                    rows = self._over(clock, changes[table.name], keys, rows)
+            return part.changes[table.name].over(keys, rows) if table.name in part.changes else rows
+
+        return read
+
+    def _over(self, clock: int, changes: Changes, keys: Array, rows: Array) -> Array:
+        """Add own changes of a clock to rows of partitions whose servers have not closed it."""
+        ages = np.array(self.cache.ages)
+        newer = ages[keys % self._partitions] < clock
+        if newer.any():
+            rows = rows.copy()
+            rows[newer] = changes.over(keys[newer], rows[newer])
+        return rows
+
+    # What is sent.
+
+    def _advance(self) -> Out:
+        """Settle a clock whose own work is done: wait for the pieces, then flush."""
+        turn = self.turn
+        if turn is None or turn.tail.spans:
+            return []
+        out = self.helpee.cancel()
+        source = self.extra.source if self.extra else None
+        if isinstance(source, Piece) and source.begun:
+            del self._redone[source.number]
+            self.extra = None  # the helper was faster than the cancel
+        if all(self._settled(piece) for piece in self.helpee.pieces.values()):
+            out += self._flush(turn)
+        return out
+
+    def _settled(self, piece: Piece) -> bool:
+        if piece.done is not None:
+            return True
+        redone = self._redone.get(piece.number)
+        return piece.refused and redone is not None and not redone.tail.spans
+
+    def _flush(self, turn: Turn) -> Out:
+        done: list[Done] = []
+        for piece in self.helpee.pieces.values():
+            if piece.done is not None:
+                done += piece.done
+                turn.measured += piece.measured
+                continue
+            redone = self._redone[piece.number]
+            turn.measured += redone.measured
+            turn.done += redone.done
+            for name, changes in redone.changes.items():
+                turn.changes.setdefault(name, Changes(self.tables[name])).merge(changes)
+        if turn.grains:
+            self.helpee.learn(turn.own_s * turn.tail.total / turn.grains)
+        self.helpee.pieces, self._redone, self.turn = {}, {}, None
+        batch = self._batch(turn.clock, turn.changes)
+        done += [Done(span, batch.name) for span in turn.done]
+        said = Finished(clock=turn.clock, done=done, measured=turn.measured)
+        batch.then = [(CONTROLLER, said)]
+        batch.release = set(turn.blocks)
+        for block in turn.blocks:
+            self.own[block] = turn.clock + 1
+        self._unseen.append((turn.clock, turn.changes))
+        return self._send(batch)
+
+    def _flush_help(self, order: Order, extra: Extra) -> Out:
+        batch = self._batch(order.clock, extra.changes)
+        done = [Done(span, batch.name) for span in extra.done]
+        said = Completed(piece=order.piece, done=done, measured=extra.measured)
+        batch.then = [(order.helpee, said)]
+        return self._send(batch)
+
+    def _batch(self, clock: int, changes: dict[str, Changes]) -> Batch:
+        self._serial += 1
+        batch = Batch(f"{self.name}/{self._serial}", clock, changes)
+        self._batches[batch.name] = batch
+        return batch
+
+    def _stages(self, batch: Batch) -> dict[int, Stage]:
+        """Return what a batch has for each partition that it touches."""
+        sections: dict[int, list[Section]] = {}
+        for name, changes in sorted(batch.changes.items()):
+            keys, values = changes.all()
+            homes = keys % self._partitions
+            for partition in np.unique(homes).tolist():
+                here = homes == partition
+                sections.setdefault(partition, []).append(Section(name, keys[here], values[here]))
+        return {
+            at: Stage(partition=at, batch=batch.name, clock=batch.clock, sections=those)
+            for at, those in sections.items()
+        }
+
+    def _send(self, batch: Batch) -> Out:
+        stages = self._stages(batch)
+        batch.waiting = set(stages)
+        out: Out = [(self.route[partition], stage) for partition, stage in stages.items()]
+        return out if out else self._landed(batch)
+
+    def _staged(self, message: Staged) -> Out:
+        batch = self._batches.get(message.batch)
+        if batch is None:
+            return []
+        batch.waiting.discard(message.partition)
+        return [] if batch.waiting else self._landed(batch)
+
+    def _landed(self, batch: Batch) -> Out:
+        del self._batches[batch.name]
+        self._said += [said for _, said in batch.then if isinstance(said, Finished)]
+        out = batch.then
+        leaving = self._leaving & batch.release
+        for other in self._batches.values():
+            leaving -= other.release
+        if self.turn is not None:
+            leaving -= set(self.turn.blocks)
+        if leaving:
+            self._leaving -= leaving
+            free = {block: self.own.pop(block) for block in sorted(leaving)}
+            self._let_go.update(free)
+            out.append((CONTROLLER, Released(clocks=free)))
+        return out

@@ -1,0 +1,207 @@
+"""The known answers of the two protocols that need no cluster."""
+
+import numpy as np
+import pytest
+
+from agent.paramserver import groups
+from agent.paramserver.help import Helpee, Helper, Settings, Tail
+from agent.paramserver.messages import (
+    Begun,
+    Cancel,
+    DoThis,
+    Fresh,
+    Progress,
+    Roll,
+    Section,
+    Span,
+)
+from agent.paramserver.placement import (
+    Drain,
+    Node,
+    Stages,
+    actives,
+    preloads,
+    spread,
+    stage_by_ratio,
+)
+
+GRAINS = 80
+
+
+def tail(clock=4, done=0):
+    made = Tail(clock, [Span(7, 0, GRAINS)])
+    if done:
+        made.advance(done)
+    return made
+
+
+def test_the_ring_gives_worker_14_the_helpers_of_the_example():
+    """64 workers round-robin on 8 machines (answer 1)."""
+    machines = [[str(worker) for worker in range(machine, 64, 8)] for machine in range(8)]
+    helpers = groups.ring(machines, 4)
+    assert set(helpers["14"]) == {"6", "11", "12", "13"}
+    helpees = groups.inverse(helpers)
+    assert set(helpees["14"]) == {"8", "9", "15", "22"}
+    for worker, those in helpers.items():
+        assert all(worker in helpees[helper] for helper in those)
+        assert sum(int(helper) % 8 == int(worker) % 8 for helper in those) == 1
+        assert len(set(those)) == 4
+
+
+def test_fewer_workers_than_a_group_help_as_far_as_they_exist():
+    assert groups.ring([["a"], ["b"]], 4) == {"a": ["b"], "b": ["a"]}
+    assert groups.ring([["a"]], 4) == {"a": []}
+
+
+def test_a_report_that_shows_45_percent_gives_the_last_2_5_percent_away():
+    """Algorithm 1 with the figures of the example (answer 2)."""
+    helpee = Helpee(Settings())
+    helpee.helpers, helpee.usual_s = ["fast"], 10.0
+    report = Progress(clock=4, share=0.75, time_s=100.0)
+    mine = tail(done=32)  # 40 %
+    assert helpee.difference(report, mine, 101.0, 10.0) == pytest.approx(0.45)
+    ((to, order),) = helpee.heard("fast", report, mine, 101.0, 0.0)
+    assert (to, order.spans) == ("fast", [Span(7, 78, 80)])
+    near = tail(done=56)
+    assert helpee.heard("fast", report, near, 100.5, 0.0) == []  # 10 % behind
+
+
+def test_pieces_are_2_5_then_5_percent_from_the_end():
+    """They abut, descend, and stop before the work in progress (answer 3)."""
+    helpee = Helpee(Settings())
+    helpee.helpers, helpee.usual_s = ["fast"], 10.0
+    mine, cut = tail(done=32), []
+    out = helpee.heard("fast", Progress(clock=4, share=0.75, time_s=0.0), mine, 9.0, 0.0)
+    while out:
+        cut += out[0][1].spans
+        out = helpee.begun(Begun(piece=out[0][1].piece), mine, 9.0)
+    sizes = [span.last - span.first for span in cut]
+    assert sizes == [2] + [4] * (len(sizes) - 1)
+    assert [span.last for span in cut] == [80, *(span.first for span in cut[:-1])]
+    assert 0 < mine.left <= 4
+    assert mine.spans[0].first == 32
+
+
+@pytest.mark.parametrize(
+    ("clock", "own_done", "now", "kept"),
+    [(3, False, True, True), (4, False, False, True), (4, True, True, True), (5, True, False, False)],
+)
+def test_a_helper_decides_as_algorithm_2_does(clock, own_done, now, kept):
+    """Older: now; same and unfinished: later; same and finished: now; newer: never (answer 4)."""
+    helper = Helper(Settings())
+    helper.asked("slow", DoThis(piece=1, clock=clock, spans=[Span(0, 0, 1)], time_s=0.0), 4, {0})
+    assert (helper.next(4, own_done, 99) is not None) == now
+    if not now:
+        assert (helper.next(99, True, 99) is not None) == kept
+
+
+def test_a_cancelled_order_is_not_done_whichever_comes_first():
+    order = DoThis(piece=1, clock=4, spans=[Span(0, 0, 1)], time_s=0.0)
+    late, early = Helper(Settings()), Helper(Settings())
+    late.asked("slow", order, 4, {0})
+    assert [answer.begun for answer in late.cancelled("slow", Cancel(pieces=[1]))] == [False]
+    early.cancelled("slow", Cancel(pieces=[1]))
+    early.asked("slow", order, 4, {0})
+    assert late.next(4, True, 99) is early.next(4, True, 99) is None
+    begun = Helper(Settings())
+    begun.asked("slow", order, 4, {0})
+    begun.next(4, True, 99)
+    assert [answer.begun for answer in begun.cancelled("slow", Cancel(pieces=[1]))] == [True]
+
+
+def test_work_of_data_that_is_not_held_is_not_taken():
+    helper = Helper(Settings())
+    helper.asked("slow", DoThis(piece=1, clock=4, spans=[Span(3, 0, 1)], time_s=0.0), 4, {0})
+    assert helper.next(4, True, 99) is None
+
+
+@pytest.mark.parametrize(
+    ("transient", "reliable", "stage"),
+    [(0, 4, 1), (100, 100, 1), (101, 100, 2), (15, 1, 2), (1501, 100, 3), (63, 1, 3), (7, 1, 2)],
+)
+def test_the_stage_goes_by_the_ratio(transient, reliable, stage):
+    """Answer 20."""
+    assert stage_by_ratio(transient, reliable) == stage
+
+
+def test_a_machine_that_comes_and_goes_changes_the_stage_once_in_a_dwell():
+    stages, changes = Stages(dwell=10), 0
+    for clock in range(60):
+        after = stages.next(clock, 8 + clock % 2, 8)
+        changes += after.stage != stages.stage
+        stages = after
+    assert changes <= 6
+    assert Stages(stage=3).next(0, 0, 4).stage == 1  # nothing serves any more: at once
+
+
+def test_measured_load_moves_the_stage_between_two_thresholds():
+    stages = Stages(stage=2, since=-9)
+    assert stages.next(5, 40, 4, nic=0.95).stage == 3
+    assert stages.next(5, 40, 4, nic=0.7).stage == 2
+    assert Stages(stage=3, since=-9).next(5, 40, 4, nic=0.7).stage == 3
+    assert Stages(stage=3, since=-9).next(5, 40, 4, nic=0.2).stage == 2
+
+
+def nodes(reliable, transient, allocations=1):
+    made = [Node(f"r{at}", True, f"r{at}", "own", at) for at in range(reliable)]
+    return made + [
+        Node(f"t{at}", False, f"t{at}", f"a{at % allocations}", 100 + at)
+        for at in range(transient)
+    ]
+
+
+def test_half_of_all_machines_serve_those_that_run_longest():
+    """Answer 18: 32 at 4 + 60, with 32 partitions for at most 64 machines."""
+    serving = actives(nodes(4, 60), 2, 32, set())
+    assert serving == [f"t{at}" for at in range(32)]
+    assert len(actives(nodes(4, 60), 2, 16, set())) == 16
+    assert actives(nodes(4, 60), 1, 32, set()) == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_new_server_is_the_longest_running_machine_without_a_partition():
+    serving = {"t5", "t6"}
+    assert actives(nodes(1, 7), 2, 3, serving)[:2] == ["t5", "t6"]
+    assert actives(nodes(1, 7), 2, 3, serving)[2] == "t0"
+
+
+def test_partitions_are_spread_within_one_and_hardly_move():
+    first = spread(dict.fromkeys(range(32)), [f"n{at}" for at in range(5)])
+    counts = [list(first.values()).count(f"n{at}") for at in range(5)]
+    assert sorted(counts) == [6, 6, 6, 7, 7]
+    second = spread(first, [f"n{at}" for at in range(6)])
+    assert sum(first[at] != second[at] for at in first) == 5
+    assert set(second) == set(range(32))
+
+
+def test_the_toy_loads_twenty_and_works_on_ten_and_an_eviction_loads_nothing():
+    """Answer 19, figure 4.4."""
+    old = {f"t{at}": Node(f"t{at}", False, f"t{at}", "old", at) for at in (1, 2)}
+    new = {f"t{at}": Node(f"t{at}", False, f"t{at}", "new", at) for at in (3, 4)}
+    owners = spread(dict.fromkeys(range(40)), list(old))
+    holders = {block: {owner} for block, owner in owners.items()}
+    after = spread(owners, [*old, *new], holders)
+    assert sorted(list(after.values()).count(name) for name in after.values())[::10] == [10] * 4
+    loads = {name: [b for b, o in after.items() if o == name] for name in new}
+    for name, more in preloads(after, holders, old | new).items():
+        loads[name] = loads.get(name, []) + more
+    assert {name: len(those) for name, those in loads.items()} == {"t3": 20, "t4": 20}
+    for name, those in loads.items():
+        for block in those:
+            holders[block].add(name)
+    gone = {block: owner if owner in new else None for block, owner in after.items()}
+    left = {block: those & set(new) for block, those in holders.items()}
+    last = spread(gone, list(new), left)
+    assert all(owner in holders[block] for block, owner in last.items())
+    assert sorted(list(last.values()).count(name) for name in new) == [20, 20]
+
+
+def test_two_gigabytes_leave_within_30_s_and_not_within_10():
+    """Answer 28: one reliable machine, 1 Gbit/s, and five seconds until the notice is read."""
+    assert Drain().fits(30, {"r": 2e9}, 1.25e8)
+    assert not Drain().fits(10, {"r": 2e9}, 1.25e8)
+    assert Drain().fits(10, {f"r{at}": 5e8 for at in range(4)}, 1.25e8)
+
+
+def test_no_struct_of_the_protocol_lacks_an_epoch():
+    assert Roll(clock=0, owners=[], replicas=[], version=0, lost=[]).epoch == 0
+    assert Fresh(partition=0, age=0, sections=[Section("a", np.zeros(1), np.zeros(1))]).epoch == 0
