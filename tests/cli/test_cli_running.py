@@ -322,7 +322,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
     ("program", "heavy"),
     [
         ("from orchestrator.cli import main; main(['status'])", {"numba", "scipy", "numpy"}),
-        ("import orchestrator.supervisor.start_actors", {"numba", "scipy"}),
+        ("import orchestrator.supervisor.ray_head", {"numba", "scipy", "ray"}),
     ],
 )
 def test_what_plans_nothing_imports_no_planner(tmp_path, program, heavy):

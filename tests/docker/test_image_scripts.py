@@ -14,6 +14,7 @@ import pytest
 from ray_head import RayHead
 from running_cloud import POOLS, RunningCloud, request, until
 
+from agent.boot.node import refusal, versions
 from agent.keeper.storage.memory_log import root_of
 from cloud.model import Machine
 
@@ -117,20 +118,27 @@ def test_an_instance_that_cannot_tell_who_it_is_does_not_join():
     assert "ray" not in refused.stdout.lower()
 
 
-@pytest.mark.parametrize("missing", ["SPOT_MACHINE_ID", "SPOT_ADDRESS", "RAY_AUTH_TOKEN"])
-def test_a_first_boot_without_its_settings_says_which(missing: str):
-    """boot.sh names the first setting that the launch forgot."""
-    given = {
-        "SPOT_MACHINE_ID": "i-1",
-        "SPOT_HEAD": "127.0.40.1:1",
-        "SPOT_ADDRESS": "127.0.0.1",
-        "SPOT_SLOTS": "1",
-        "RAY_AUTH_TOKEN": "0" * 32,
-    }
-    del given[missing]
-    refused = run("sh", ROOT / "cloud" / "boot.sh", **given)
+KNOWN = {
+    "SPOT_MACHINE_ID": "i-1",
+    "SPOT_HEAD": "127.0.40.1:1",
+    "SPOT_CLUSTER": f"0a/session/{versions()}",
+    "SPOT_ADDRESS": "127.0.0.1",
+    "SPOT_SLOTS": "1",
+    "RAY_AUTH_TOKEN": "0" * 32,
+}
+
+
+def test_a_first_boot_without_a_setting_names_it():
+    """One that has all, but another Ray than its manager, names both; `refusal` is what the script runs."""
+    assert refusal(KNOWN) == (0, "")
+    for missing in KNOWN:
+        status, why = refusal({name: value for name, value in KNOWN.items() if name != missing})
+        assert (status, why.partition(" is not set")[0]) == (64, missing)
+    status, why = refusal({**KNOWN, "SPOT_CLUSTER": "0a/session/Ray 1.0 on Python 3.8"})
+    assert (status, why.count(versions()), why.count("Ray 1.0 on Python 3.8")) == (65, 1, 1)
+    refused = run("sh", ROOT / "cloud" / "boot.sh")
     assert refused.returncode == 64
-    assert f"{missing} is not set" in refused.stderr
+    assert refused.stderr.startswith("boot: SPOT_MACHINE_ID is not set; ")
 
 
 @pytest.mark.processes

@@ -31,7 +31,7 @@ TOY = (Path(__file__).parent / "killable.py").read_text()
 SHELLS_FILES = 1024  # Debian's default
 IDLE = 1100
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
-UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
+UNUSED = ("ray.util.client", "autoscaler", "dashboard.py", "Agent")
 INTRUDES = """
 import subprocess, sys
 
