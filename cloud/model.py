@@ -263,6 +263,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[Name, Name]
     index: Count = 0
     address: Name = ""
+    identity: Name = ""  # what the cloud signs that it is, if that is not its id
     ended_at_s: Time | None = None
     ended_by: EndedBy | None = None
     refusal: Refusal | None = None

@@ -118,6 +118,9 @@ class Lease(msgspec.Struct, kw_only=True):
     why_bought: str
     why_ended: str = ""
     machine_id: str = ""
+    identity: str = ""  # what its cloud signs that it is, if that is not its id
+    address: str = ""  # as its cloud lists it
+    boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
     known_at_s: float = 0.0
     agent: AgentState = "awaited"
     # Why it is to be given back as soon as the job can do without it; empty if it is not.

@@ -11,7 +11,7 @@ Given by the environment:
   SPOT_CLUSTER      which cluster the head has, as `Cluster` writes it
   SPOT_ADDRESS      the machine's own private address
   SPOT_SLOTS        how many workers it has room for
-  RAY_AUTH_TOKEN    how it proves that it belongs
+  RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token; or the token itself
   SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 """
@@ -27,9 +27,8 @@ from pathlib import Path
 from subprocess import list2cmdline
 from typing import NamedTuple
 
-NEEDED = (
-    "SPOT_MACHINE_ID", "SPOT_HEAD", "SPOT_CLUSTER", "SPOT_ADDRESS", "SPOT_SLOTS", "RAY_AUTH_TOKEN",
-)  # fmt: skip
+NEEDED = ("SPOT_MACHINE_ID", "SPOT_HEAD", "SPOT_CLUSTER", "SPOT_ADDRESS", "SPOT_SLOTS")
+TOKENS = ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
 CLUSTER_VARIABLE = "SPOT_CLUSTER"
 USAGE, DIFFERS = 64, 65
 OBJECT_STORE_BYTES = 100 << 20
@@ -74,6 +73,10 @@ class Cluster(NamedTuple):
     def __str__(self) -> str:
         return "/".join(self)
 
+    def socket(self, temp: Path) -> Path:
+        """Return where a node with this folder listens; the socket is there when the node is up."""
+        return temp / self.session / "sockets" / "raylet"
+
 
 def versions() -> str:
     return f"Ray {version('ray')} on Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -100,7 +103,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
         "--node-ip-address": address,
         "--node-manager-port": "RAY_NODE_MANAGER_PORT_PLACEHOLDER",
         "--object-store-name": folder / "sockets" / "plasma_store",
-        "--raylet-name": folder / "sockets" / "raylet",
+        "--raylet-name": cluster.socket(temp),
         "--redis-address": None,
         "--metrics-agent-port": 0,
         "--runtime-env-agent-port": 0,
@@ -124,7 +127,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
         "object_store_memory": store_bytes,
     }
     own = {
-        "--raylet_socket_name": folder / "sockets" / "raylet",
+        "--raylet_socket_name": cluster.socket(temp),
         "--store_socket_name": folder / "sockets" / "plasma_store",
         "--object_manager_port": 0,
         "--node_manager_port": 0,
@@ -169,9 +172,9 @@ def _options(values: Mapping[str, object]) -> list[str]:
 
 def refusal(known: Mapping[str, str]) -> tuple[int, str]:
     """Return an exit status and a sentence if this machine cannot be a node, else 0."""
-    for name in NEEDED:
-        if not known.get(name):
-            return USAGE, f"{name} is not set; the launch must hand it to the machine"
+    for name in (*NEEDED, TOKENS[0]):
+        if not known.get(name) and not (name in TOKENS and any(map(known.get, TOKENS))):
+            return USAGE, f"{name} is not set; the join door has to hand it out"
     theirs, ours = Cluster.read(known["SPOT_CLUSTER"]).versions, versions()
     if ours != theirs:
         said = f"this machine has {ours} and the manager {theirs}, and they cannot work together"

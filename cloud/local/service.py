@@ -19,10 +19,12 @@ from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 
+from cloud import private
 from cloud.clock import Clock
 from cloud.http_server import Listener
 from cloud.local import processes, short_path
 from cloud.local.books import Ledger
+from cloud.local.identity import Signer
 from cloud.local.metadata import metadata_app
 from cloud.log_bounds import bound_logs
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice, Recipe
@@ -44,21 +46,6 @@ def _say(line: str) -> None:
     """Print a line; a full disk loses it, but does not end the cloud."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def read_boot_env(path: Path) -> dict[str, str]:
-    """Read the NAME=VALUE lines that a machine fetches at its first boot, secrets included."""
-    if path.stat().st_mode & 0o077:
-        raise ValueError(f"{path}: others can read it; it holds secrets, so: chmod 600 {path}")
-    found = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{path}, line {number}: expected NAME=VALUE")
-        found[name] = value
-    return found
 
 
 def _short_way(directory: Path) -> Path:
@@ -137,6 +124,7 @@ class LocalCloud:
         boot = blake2b(boot_script.read_bytes(), digest_size=8).hexdigest()
         self.recipe = Recipe({"boot": boot})
         self._boot_env = boot_env
+        self._signer = Signer(self._ledger.path.parent)
         self._hosts: dict[str, _Host] = {}
         self._changed = asyncio.Event()
 
@@ -231,7 +219,12 @@ class LocalCloud:
 
     async def _start(self, machine: Machine) -> None:
         dialect = self.core.market.dialect(machine.pool.zone)
-        listener = Listener(metadata_app(dialect, _Fate(self, machine.id), self.clock))
+
+        def sign(nonce: str) -> str:
+            return self._signer.sign(machine, nonce, self.clock.now_s())
+
+        app = metadata_app(dialect, _Fate(self, machine.id), self.clock, sign)
+        listener = Listener(app)
         await listener.listen(machine.address)
         disk = self._new_disk(machine.id)
         with (disk / "console.log").open("ab") as console:
@@ -260,7 +253,7 @@ class LocalCloud:
             "PATH": os.defpath,
             "HOME": str(disk),
             "LANG": "C.UTF-8",
-            **(read_boot_env(self._boot_env) if self._boot_env else {}),
+            **(private.environment(self._boot_env) if self._boot_env else {}),
             processes.MARKER: machine.id,
             "SPOT_DEPLOYMENT": machine.tags.get(DEPLOYMENT_TAG, ""),
             "SPOT_ADDRESS": machine.address,

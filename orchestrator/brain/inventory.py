@@ -9,7 +9,14 @@ from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from cloud.model import DEPLOYMENT_TAG, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
 from orchestrator.brain import jobs, leases, ledger, staffing
-from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
+from orchestrator.events import (
+    BootSeen,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    Terminated,
+)
 from orchestrator.formatting import plural
 from orchestrator.state import (
     Job,
@@ -63,6 +70,7 @@ def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -
     price = leases.cost_now_usd_per_h(state, lease.pool, lease.request.market)
     why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
     lease.machine_id, lease.known_at_s = machine.id, state.now_s
+    lease.identity, lease.address = machine.identity, machine.address
     state.machines[machine.id] = lease.token
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
@@ -236,6 +244,8 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
             _settle_unheard(state, out, lease, machine)
             return
         adopt(state, out, lease, machine)
+    lease.identity = machine.identity or lease.identity
+    lease.address = machine.address or lease.address
     if machine.gone and given_back:
         leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
     elif machine.gone and lease.state == "pending":
@@ -309,6 +319,19 @@ def _end_unclaimed(state: State, out: list[AnyAction], ref: Ref, because: str) -
 
 
 # --- reports of the machine itself -----------------------------------------------------------
+
+
+def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
+    """Record how far a machine's first boot is; it runs, whatever the list says yet."""
+    lease = leases.lease_of(state, event.machine_id)
+    if lease is None or event.phase in lease.boot:
+        return
+    lease.boot = {**lease.boot, event.phase: event.took_s}
+    what = "proved who it is" if event.phase == "admitted" else "is a node of the cluster"
+    why = f"{event.machine_id} {what}, {event.took_s:.1f} s after its first boot began"
+    if lease.state == "pending":
+        move_lease(lease, "booting", state.now_s, why)
+    note(out, event.machine_id, why)
 
 
 def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, assert_never
 import msgspec
 import redis.asyncio
 
-from agent.keys import EVENTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
+from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError, Unknown
@@ -39,6 +39,7 @@ from orchestrator.actions import (
 from orchestrator.brain import layout_changes, layout_choice
 from orchestrator.brain.layout_choice import Question
 from orchestrator.brain.sentences import sentence
+from orchestrator.door.guests import guests_of
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
     AnyEvent,
@@ -125,6 +126,8 @@ class LiveWorld:
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown_at_s = 0.0
+        self._newest: State | None = None
+        self._shows_later = False
         self._asked: tuple[Question, ...] = ()
         self._foreseeing = False
         self._broken: BaseException | None = None
@@ -421,14 +424,28 @@ class LiveWorld:
     # --- showing ----------------------------------------------------------------------------
 
     async def show(self, state: State) -> None:
-        now_s = self._clock.now_s()
-        if now_s - self._shown_at_s >= VIEW_S:
-            self._shown_at_s = now_s
+        """Publish now, or in a moment if that was done a moment ago: the newest state is shown."""
+        self._newest = state
+        wait_s = self._shown_at_s + VIEW_S - self._clock.now_s()
+        if not 0 < wait_s <= VIEW_S:
+            self._shown_at_s = self._clock.now_s()
             await self.publish(state)
+        elif not self._shows_later:
+            self._shows_later = True
+            self._spawn(self._show_later(wait_s))
+
+    async def _show_later(self, wait_s: float) -> None:
+        """Publish what would else wait for the next event: machines wait to be expected."""
+        await asyncio.sleep(wait_s)
+        self._shows_later = False
+        if self._newest is not None:
+            self._shown_at_s = self._clock.now_s()
+            await self.publish(self._newest)
 
     async def publish(self, state: State) -> None:
         view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
-        await self._store.set(VIEW, msgspec.json.encode(view))
+        said = {VIEW: msgspec.json.encode(view), GUESTS: msgspec.json.encode(guests_of(state))}
+        await self._store.mset(said)
         asked = layout_changes.questions(state)
         if asked != self._asked and not self._foreseeing:
             self._asked, self._foreseeing = asked, True

@@ -35,7 +35,8 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     dashboard_port: int | None
     folder: str
     object_store_bytes: int
-    boot: str  # the file of what machines are told at their boot, to which the cluster is added
+    boot: str  # the file of what the join door hands out, written when the head is up
+    told: dict[str, str]  # that, besides what the cluster is
     actors: Order | None = None
     copies: tuple[str, float] | None = None  # the place for checkpoints elsewhere, and its period
 
@@ -85,13 +86,12 @@ def _without_agents(start_process: Any) -> Any:
     return started
 
 
-def admit(node: "Node", boot: Path) -> None:
-    """Write what a machine needs to join this cluster where it is told the rest."""
+def admit(node: "Node", order: HeadOrder) -> None:
+    """Write what a machine needs to be a node of this cluster."""
     cluster = Cluster(node.cluster_id.hex(), node.session_name, versions())
-    told = [line for line in boot.read_text().splitlines() if not line.startswith(CLUSTER_VARIABLE)]
-    private.write(
-        boot, "".join(f"{line}\n" for line in (*told, f"{CLUSTER_VARIABLE}={cluster}")).encode()
-    )
+    told = {**order.told, CLUSTER_VARIABLE: str(cluster)}
+    lines = "".join(f"{name}={value}\n" for name, value in told.items())
+    private.write(Path(order.boot), lines.encode())
 
 
 def enlist(order: Order, copies: tuple[str, float] | None) -> None:
@@ -141,7 +141,7 @@ def main() -> int:
     file = Path(sys.argv[1])
     order = msgspec.json.decode(file.read_bytes(), type=HeadOrder)
     node = start(order)
-    admit(node, Path(order.boot))
+    admit(node, order)
     if order.actors is not None:
         # Ray's actors look for modules in their driver's directory first, so it must not be a
         # folder with a person's own modules.

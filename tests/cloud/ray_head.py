@@ -52,14 +52,18 @@ class RayHead:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         self.process: subprocess.Popen[bytes] | None = None
-        self.told = ""
 
     def start(self) -> "RayHead":
         boot, order = self.directory.parent / "boot", self.directory.parent / "order"
-        private.write(boot, b"")
         asked = HeadOrder(
             host=ADDRESS, port=self.port, dashboard_port=None, folder=str(self.directory),
             object_store_bytes=80_000_000, boot=str(boot),
+            told={
+                "SPOT_HEAD": self.address,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": self.token,
+                "SPOT_OBJECT_STORE_BYTES": "80000000",
+            },
         )  # fmt: skip
         private.write(order, msgspec.json.encode(asked))
         with (self.directory.parent / "head.log").open("ab") as log:
@@ -72,7 +76,6 @@ class RayHead:
                 start_new_session=True,
             )
         until("the Ray head to be ready", lambda: not order.exists(), START_S_MAX)
-        self.told = boot.read_text()
         return self
 
     def sees(self, machine_id: str, state: str, token: str | None = None) -> bool:
@@ -82,17 +85,14 @@ class RayHead:
         done = subprocess.run([sys.executable, "-c", LOOK, *words], env=environment, timeout=120)
         return done.returncode == 0
 
+    def handed_out(self) -> str:
+        """The lines that a machine gets at the join door."""
+        return (self.directory.parent / "boot").read_text()
+
     def boot_environment(self) -> str:
-        """The lines that a machine fetches at its first boot."""
+        """The same for a machine that boots without a door, with the way to our Python."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        lines = {
-            "PATH": path,
-            "SPOT_HEAD": self.address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self.token,
-            "SPOT_OBJECT_STORE_BYTES": "80000000",
-        }
-        return self.told + "".join(f"{name}={value}\n" for name, value in lines.items())
+        return f"PATH={path}\n{self.handed_out()}"
 
     def stop(self) -> None:
         """The whole process group: Ray's own processes share it with the one that we started."""
