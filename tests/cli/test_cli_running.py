@@ -326,6 +326,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
             {"numba", "scipy", "numpy", "httpx"},
         ),
         ("import orchestrator.supervisor.ray_head", {"numba", "scipy", "ray"}),
+        ("import orchestrator.door.__main__", {"numba", "scipy", "httpx"}),
         (
             "import orchestrator.live.manager, orchestrator.supervisor.supervisor",
             {"scipy.optimize", "torch"},
