@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import redis
@@ -32,13 +32,15 @@ from agent.timeline import Timeline
 from cloud import private
 from cloud.clock import ticks
 from cloud.errors import Unknown
-from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.paths import Places, no_room
 from orchestrator.redis_client import retry_policy
 from orchestrator.validity import flaw_of
 from orchestrator.view import Sentence, View
+
+if TYPE_CHECKING:
+    from cloud.local.provider import LocalProvider
 
 INBOX_MAX = 100_000
 METRICS_PAGE = 5_000
@@ -241,8 +243,10 @@ class Client:
 
 
 @asynccontextmanager
-async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
+async def local_cloud(house: House) -> AsyncIterator["LocalProvider"]:
     """Open the local cloud that the house owns; raise `CloudError` if it is not there."""
+    from cloud.local.provider import LocalProvider
+
     try:
         cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, CLOUD_S_MAX)
     except (OSError, msgspec.DecodeError, KeyError) as error:

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from agent.layout import Layout, Replica
 from agent.messages import UNRECORDED
@@ -24,7 +23,15 @@ from agent.schedule import Schedule
 from bidding import traffic
 from bidding.markets.billing import HOUR_S
 from orchestrator.formatting import pause, plural
-from orchestrator.planner import drift, gantt, partition, plan_book, transition, unlike_machines
+from orchestrator.planner import (
+    drift,
+    gantt,
+    matching,
+    partition,
+    plan_book,
+    transition,
+    unlike_machines,
+)
 from orchestrator.planner.chains import Chain, shared_by_pace
 from orchestrator.planner.compiled import Flags
 from orchestrator.planner.errors import DoesNotFit, MorphError
@@ -661,7 +668,7 @@ def _linked(
                 cost[i, j] -= NEIGHBOUR * (follows.get(chain[-1]) == worker)
                 if round(seats[worker].pace, PACE_DIGITS) != round(slots[i][stage], PACE_DIGITS):
                     cost[i, j] += FAR * len(made) * len(chains[0])
-        for i, j in zip(*linear_sum_assignment(cost), strict=True):
+        for i, j in zip(*matching.cheapest(cost), strict=True):
             made[i].append(able[j])
     return tuple(tuple(chain) for chain in made)
 

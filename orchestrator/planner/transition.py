@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from agent.profile import Profile
 from orchestrator.formatting import duration, pause, plural
+from orchestrator.planner import matching
 from orchestrator.planner.compiled import Codes, Flags, Reals
 from orchestrator.planner.errors import DoesNotFit
 from orchestrator.planner.plans import LayoutPlan
@@ -119,7 +119,7 @@ def _assigned(has: Flags, needs: Flags, size: Reals, width: int, barred: Flags |
     cost = np.tile(missing, (1, width)) + TOLERANCE * far**2 * whole
     if barred is not None:
         cost[barred] = NEVER * whole
-    row, column = linear_sum_assignment(cost)
+    row, column = matching.cheapest(cost)
     rows = np.empty(depth * width, np.int64)
     rows[column] = row
     return rows.reshape(width, depth)

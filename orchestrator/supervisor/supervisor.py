@@ -42,9 +42,11 @@ from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
 from orchestrator.live.clouds import enabled
 from orchestrator.live.clouds import obstacle as cloud_obstacle
+from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
+from orchestrator.supervisor.ray_head import HeadOrder
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 from orchestrator.supervisor.watchdog import LOOK_S, Pulse
 from orchestrator.view import Sentence
@@ -57,7 +59,6 @@ RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
 RAY_STARTS_MAX = 3
-RAY_END_S_MAX = 5.0
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # directories with Ray's own logs
@@ -143,7 +144,7 @@ class House:
 
         On a full disk Redis dies at its next write, and so would a part that is restarted then.
         """
-        redis_ended = self._redis is not None and not self._redis.alive()
+        redis_ended = self._redis_ended()
         ended = [name for name, process in self._children.items() if process.poll() is not None]
         if time.monotonic() < self._page_started_s + PAGE_S and "dashboard" in ended:
             ended.remove("dashboard")  # nothing else suffers, so nothing is hurried
@@ -156,6 +157,9 @@ class House:
             if name != "dashboard":  # a page that cannot live ends no house
                 self._count_restart(name)
             self._restart(name)
+
+    def _redis_ended(self) -> bool:
+        return self._redis is not None and not self._redis.alive()
 
     def _replace_stuck(self) -> None:
         """Kill an actor that hangs, because Ray takes it for alive and would not replace it."""
@@ -277,20 +281,11 @@ class House:
             post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 
     def _choose_addresses(self) -> None:
-        """Choose where the Ray head listens, and write what the door hands out to machines."""
+        """Choose where the Ray head listens."""
         host = self.config.ray.head_address
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
         if self.config.ray.dashboard:
             self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
-        token = private.secret(self.places.secret("ray"))
-        lines = {
-            "SPOT_HEAD": self._ray_address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": token,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        private.write(self.places.secret("boot"), _lines(lines))
 
     def _open_door(self) -> None:
         """Bind the join door's port, that of the last time if it can be had, and publish it.
@@ -382,36 +377,8 @@ class House:
             break
         return number
 
-    def _start_ray(self) -> None:
-        ray = self.config.ray
-        port = self._ray_address.rpartition(":")[2]
-        # Ray runs under an init, as on every machine, because some of its processes would outlive
-        # it by a minute.
-        words = [
-            "-m", "cloud.local.machine_init", str(os.getpid()),
-            sys.executable, "-P", "-m", "orchestrator.supervisor.ray_head", "--block",
-            f"--node-ip-address={ray.head_address}", f"--port={port}",
-            "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
-            f"--include-dashboard={str(ray.dashboard).lower()}",
-            f"--dashboard-host={ray.head_address}",
-            f"--dashboard-port={self._ray_dashboard.rpartition(':')[2] or 0}",
-            "--dashboard-agent-listen-port=0",
-            f"--temp-dir={self.places.ray_dir}",
-            f"--object-store-memory={OBJECT_STORE_BYTES}",
-            "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
-        ]  # fmt: skip
-        self._children["ray"] = self._python("ray", words, {MARKER: f"head-{self.places.identity}"})
-        host, _, number = self._ray_address.rpartition(":")
-
-        def answers() -> bool:
-            with contextlib.suppress(OSError), socket.create_connection((host, int(number)), 0.5):
-                return True
-            return False
-
-        self._wait("the Ray head", "ray", answers)
-
     def _start_manager(self) -> None:
-        """Start the Ray head and the manager on it, with a new attempt if Ray gives up.
+        """Start the Ray head with manager and keeper on it, with a new attempt if Ray gives up.
 
         Ray allows its own start half a minute, which may be too short on a busy machine. Every
         new attempt chooses new ports, because another process may have taken the old ones.
@@ -419,49 +386,58 @@ class House:
         for left in reversed(range(RAY_STARTS_MAX)):
             try:
                 self._start_ray()
-                self._enlist()
-                self._pulse = Pulse(
-                    self.redis_url, self.places.identity, self.config.manager.control_period_s
-                )
                 break
             except HouseError as error:
-                if isinstance(error, ToldToEnd) or not self._ray_ends():
+                lives = self._children["ray"].poll() is None
+                if isinstance(error, ToldToEnd) or lives or self._redis_ended() or not left:
                     raise
-                if not left:
-                    where = self.places.log("ray")
-                    raise HouseError(f"the Ray head did not start; see {where}") from error
                 self._choose_addresses()
+        self._pulse = Pulse(
+            self.redis_url, self.places.identity, self.config.manager.control_period_s
+        )
 
-    def _ray_ends(self) -> bool:
-        """Return whether the head ends within `RAY_END_S_MAX`.
+    def _start_ray(self) -> None:
+        # Ray runs under an init, as on every machine, because some of its processes would outlive
+        # it by a minute.
+        order = self.places.secret("head")
+        self.places.secret("boot").unlink(missing_ok=True)  # an earlier head's; the door waits
+        private.write(order, msgspec.json.encode(self._head_order()))
+        words = ["-m", "cloud.local.machine_init", str(os.getpid()), sys.executable, "-P"]
+        words += ["-m", "orchestrator.supervisor.ray_head", str(order)]
+        marked = {MARKER: f"head-{self.places.identity}"}
+        self._children["ray"] = self._python("ray", words, marked)
+        self._wait("the Ray head with the manager", "ray", lambda: not order.exists())
 
-        If the head fails, the driver that wants to join it fails a moment earlier.
-        """
-        deadline = time.monotonic() + RAY_END_S_MAX
-        while self._children["ray"].poll() is None and time.monotonic() < deadline:
-            self._pause()
-        return self._children["ray"].poll() is not None
-
-    def _enlist(self) -> None:
-        """Run a short-lived driver that creates the detached actors; they outlive it."""
-        arguments = [
-            "-m",
-            "orchestrator.supervisor.start_actors",
-            "--house",
-            str(self.places.state_dir),
-        ]
-        arguments += ["--ray", self._ray_address, "--life", self._life]
-        if self._config_path is not None:
-            arguments += ["--config", str(self._config_path)]
-        driver = self._python("manager", arguments)
-        deadline = time.monotonic() + STARTUP_S_MAX
-        try:
-            while driver.poll() is None and time.monotonic() < deadline:
-                self._pause()
-        finally:
-            processes.end(driver)
-        if driver.returncode != 0:
-            raise HouseError(f"the manager did not start; see {self.places.log('manager')}")
+    def _head_order(self) -> HeadOrder:
+        host, _, port = self._ray_address.rpartition(":")
+        storage, path = self.config.storage, self._config_path
+        return HeadOrder(
+            host=host,
+            port=int(port),
+            dashboard_port=int(self._ray_dashboard.rpartition(":")[2])
+            if self._ray_dashboard
+            else None,
+            folder=str(self.places.ray_dir),
+            object_store_bytes=OBJECT_STORE_BYTES,
+            boot=str(self.places.secret("boot")),
+            told={
+                "SPOT_HEAD": self._ray_address,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": private.secret(self.places.secret("ray")),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "OMP_NUM_THREADS": "1",
+            },
+            actors=Order(
+                state_dir=str(self.places.state_dir),
+                redis_url=self.redis_url,
+                ray_address=self._ray_address,
+                config_path=str(path.absolute()) if path else None,
+                house=self._life,
+            ),
+            copies=(storage.checkpoint_url, storage.copy_every_s)
+            if storage.checkpoint_url
+            else None,
+        )
 
     def _start_dashboard(self) -> None:
         board = self.config.dashboard
@@ -531,7 +507,7 @@ class House:
         except ToldToEnd:
             raise
         except HouseError:
-            if self._redis is None or self._redis.alive():
+            if not self._redis_ended():
                 raise
             # The manager failed because Redis died. The next round restarts both.
             processes.end(self._children["ray"], word=signal.SIGHUP)

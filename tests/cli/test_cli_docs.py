@@ -80,7 +80,6 @@ def test_every_setting_in_a_document_is_there(document):
 
 
 FILES = {
-    "manager.log",
     "manager.py",
     "ray.log",
     "azure.own_end",

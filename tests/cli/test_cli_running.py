@@ -321,11 +321,19 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
 @pytest.mark.parametrize(
     ("program", "heavy"),
     [
-        ("from orchestrator.cli import main; main(['status'])", {"numba", "scipy", "numpy"}),
-        ("import orchestrator.supervisor.start_actors", {"numba", "scipy"}),
+        (
+            "from orchestrator.cli import main; main(['status'])",
+            {"numba", "scipy", "numpy", "httpx"},
+        ),
+        ("import orchestrator.supervisor.ray_head", {"numba", "scipy", "ray"}),
+        ("import orchestrator.door.__main__", {"numba", "scipy", "httpx"}),
+        (
+            "import orchestrator.live.manager, orchestrator.supervisor.supervisor",
+            {"scipy.optimize", "torch"},
+        ),
     ],
 )
-def test_what_plans_nothing_imports_no_planner(tmp_path, program, heavy):
+def test_a_program_imports_nothing_large_that_it_does_not_use(tmp_path, program, heavy):
     """It takes longer than all else that a short command, or the house's start, has to import."""
     asked = f"import sys; {program}; print({heavy} & set(sys.modules))"
     ran = subprocess.run(

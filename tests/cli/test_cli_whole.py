@@ -26,6 +26,30 @@ for step in session.steps(20):
     optimizer.step()
 print("this was all")
 """
+ABORTS = """
+import os
+
+import torch
+
+from orchestrator import Session
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=4)
+
+
+def loss_of(x):
+    return model(x).square().mean()
+
+
+for step in session.steps(10):
+    print(f"begins {step}")
+    if step == 3:
+        os.abort()
+    session.backward(loss_of, [torch.full((1, 4), float(number)) for number in range(4)])
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +86,37 @@ def test_a_real_script_is_trained_to_its_end(real):
     assert real("cost", "--json").json["cost"]["spent_usd"] > 0
 
 
-def test_a_real_script_that_raises_shows_its_own_traceback(real):
-    """With the line of the script itself, and exit code 100."""
+def test_a_real_script_that_raises_shows_its_own_traceback(real, until):
+    """With the line of the script itself and none of ours, and exit code 100; no machine is kept."""
     answer = real("submit", "train.py", "--follow", "--slots-max", "1", "--", "--raise")
     assert answer.code == 100, answer.out
     assert 'raise ValueError("on purpose")\nValueError: on purpose\n' in answer.out
     assert "Traceback (most recent call last):" in answer.out
+    assert "agent/" not in answer.out
+    until(lambda: all(one.ended_at_s is not None for one in real.client().view().machines))
+    assert real.client().view().cost.now_usd_per_h == 0
+
+
+def test_a_real_script_without_a_session_fails_and_says_so(real):
+    """With the remedy."""
+    real.script("hello.py")
+    words = ("--follow", "--json", "--slots-max", "1", "--max-failures", "0")
+    answer = real("submit", "hello.py", *words)
+    assert (answer.code, answer.json["job"]["status"]) == (100, "FAILED")
+    assert "Session" in answer.json["job"]["because"]
+
+
+def test_a_real_script_that_aborts_in_a_step_fails_with_its_signal_and_last_lines(real):
+    """Two machines show that it is the script: its failures are counted, and no pool is left alone."""
+    real.script("abort.py", ABORTS)
+    words = ("--follow", "--json", "--slots-max", "1", "--max-failures", "1")
+    answer = real("submit", "abort.py", *words)
+    job, view = answer.json["job"], real.client().view()
+    assert (answer.code, job["status"]) == (100, "FAILED")
+    assert "SIGABRT near step 3 on 2 machines at abort.py, line 20 in <module>" in job["because"]
+    assert "begins 3 (the 2nd failure, and max_failures allows 1)" in job["because"]
+    assert len({one.id for one in view.machines if one.job == job["id"]}) == 2
+    assert not [pool for pool in view.pools if "workers" in pool.blocked_because]
 
 
 def test_a_real_script_of_several_files_is_trained(real):

@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 from running_cloud import until
+
+from cloud import private
+from orchestrator.supervisor.ray_head import HeadOrder
 
 ADDRESS = "127.0.40.1"
 START_S_MAX = 60.0
@@ -50,29 +54,29 @@ class RayHead:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "RayHead":
-        words = [
-            "--block", f"--node-ip-address={ADDRESS}", f"--port={self.port}",
-            "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
-            "--include-dashboard=false", "--dashboard-agent-listen-port=0",
-            f"--temp-dir={self.directory}", "--object-store-memory=80000000",
-            "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
-        ]  # fmt: skip
+        boot, order = self.directory.parent / "boot", self.directory.parent / "order"
+        asked = HeadOrder(
+            host=ADDRESS, port=self.port, dashboard_port=None, folder=str(self.directory),
+            object_store_bytes=80_000_000, boot=str(boot),
+            told={
+                "SPOT_HEAD": self.address,
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": self.token,
+                "SPOT_OBJECT_STORE_BYTES": "80000000",
+            },
+        )  # fmt: skip
+        private.write(order, msgspec.json.encode(asked))
         with (self.directory.parent / "head.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.supervisor.ray_head", *words],
+                [sys.executable, "-m", "orchestrator.supervisor.ray_head", str(order)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        until("the Ray head to listen", self._listens, START_S_MAX)
+        until("the Ray head to be ready", lambda: not order.exists(), START_S_MAX)
         return self
-
-    def _listens(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((ADDRESS, self.port), 0.5):
-            return True
-        return False
 
     def sees(self, machine_id: str, state: str, token: str | None = None) -> bool:
         """Whether a node of this machine is `alive` or `gone`, or comes to be so in time."""
@@ -83,13 +87,12 @@ class RayHead:
 
     def handed_out(self) -> str:
         """The lines that a machine gets at the join door."""
-        lines = {
-            "SPOT_HEAD": self.address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self.token,
-            "SPOT_OBJECT_STORE_BYTES": "80000000",
-        }
-        return "".join(f"{name}={value}\n" for name, value in lines.items())
+        return (self.directory.parent / "boot").read_text()
+
+    def boot_environment(self) -> str:
+        """The same for a machine that boots without a door, with the way to our Python."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return f"PATH={path}\n{self.handed_out()}"
 
     def stop(self) -> None:
         """The whole process group: Ray's own processes share it with the one that we started."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from running_cloud import until
 
+from agent.boot.node import refusal, versions
 from agent.keeper.storage.memory_log import root_of
 
 ROOT = Path(__file__).parents[2]
@@ -64,20 +65,27 @@ def code_of(script: Path) -> str:
     return script.read_text().replace("/opt/spot/bin/python", sys.executable)
 
 
-@pytest.mark.parametrize("missing", ["SPOT_MACHINE_ID", "SPOT_ADDRESS", "RAY_AUTH_TOKEN_PATH"])
-def test_a_first_boot_without_its_settings_says_which(missing: str):
-    """boot.sh names the first setting that it was not given."""
-    given = {
-        "SPOT_MACHINE_ID": "i-1",
-        "SPOT_HEAD": "127.0.40.1:1",
-        "SPOT_ADDRESS": "127.0.0.1",
-        "SPOT_SLOTS": "1",
-        "RAY_AUTH_TOKEN_PATH": "/no/token",
-    }
-    del given[missing]
-    refused = run("sh", ROOT / "cloud" / "boot.sh", **given)
+KNOWN = {
+    "SPOT_MACHINE_ID": "i-1",
+    "SPOT_HEAD": "127.0.40.1:1",
+    "SPOT_CLUSTER": f"0a/session/{versions()}",
+    "SPOT_ADDRESS": "127.0.0.1",
+    "SPOT_SLOTS": "1",
+    "RAY_AUTH_TOKEN_PATH": "/no/token",
+}
+
+
+def test_a_first_boot_without_a_setting_names_it():
+    """One that has all, but another Ray than its manager, names both; `refusal` is what the script runs."""
+    assert refusal(KNOWN) == (0, "")
+    for missing in KNOWN:
+        status, why = refusal({name: value for name, value in KNOWN.items() if name != missing})
+        assert (status, why.partition(" is not set")[0]) == (64, missing)
+    status, why = refusal({**KNOWN, "SPOT_CLUSTER": "0a/session/Ray 1.0 on Python 3.8"})
+    assert (status, why.count(versions()), why.count("Ray 1.0 on Python 3.8")) == (65, 1, 1)
+    refused = run("sh", ROOT / "cloud" / "boot.sh")
     assert refused.returncode == 64
-    assert f"{missing} is not set" in refused.stderr
+    assert refused.stderr.startswith("boot: SPOT_MACHINE_ID is not set; ")
 
 
 @pytest.mark.processes

@@ -55,6 +55,7 @@ class RunningHouse:
         self.places = Places(folder / "state")
         self.log = folder / "house.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self._newest = ""
 
     def start(self) -> Client:
         self.begin()
@@ -92,16 +93,18 @@ class RunningHouse:
     def store(self) -> "redis.Redis":
         return connect(self.client().house().redis_url)
 
-    def submit(self, script: str, **spec: object) -> str:
+    def submit(self, script: str, job: str = "job", **spec: object) -> str:
         client = self.client()
         sha = client.put_script(script.encode())
-        job = JobSpec(job="job", script="train.py", script_sha=sha, **spec)
-        client.post(JobSubmitted(at_s=time.time(), spec=job))
-        return job.job
+        asked = JobSpec(job=job, script="train.py", script_sha=sha, **spec)
+        client.post(JobSubmitted(at_s=time.time(), spec=asked))
+        self._newest = job
+        return job
 
     def job(self) -> JobView | None:
+        """The job that was submitted last."""
         view = self.client().view()
-        return view.jobs[0] if view and view.jobs else None
+        return next((job for job in view.jobs if job.id == self._newest), None) if view else None
 
     def reached(self, step: int, patience_s: float = 90.0) -> JobView:
         """The job as soon as so many steps are committed."""

@@ -37,7 +37,7 @@ TOY = (Path(__file__).parent / "killable.py").read_text()
 SHELLS_FILES = 1024  # Debian's default
 IDLE = 1100
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
-UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
+UNUSED = ("ray.util.client", "autoscaler", "dashboard.py", "Agent")
 INTRUDES = """
 import subprocess, sys
 
@@ -254,19 +254,6 @@ def answered(house: RunningHouse, url: str, path: str, name: str) -> int:
     return 0
 
 
-def test_a_second_manager_on_the_same_state_is_refused(new_house):
-    """While one house lives in a folder, a second says who is there and ends; the first goes on, with none of those
-    processes of Ray's that nobody here uses."""
-    house = new_house()
-    client = house.start()
-    assert "another manager already runs in" in house.refused()
-    assert client.view().epoch == 1
-    running = [command_line(pid) for pid in processes.marked(house.places.identity)]
-    assert any("gcs_server" in words for words in running)
-    assert not [words for words in running if any(part in words for part in UNUSED)]
-    assert house.down() == 0
-
-
 def test_a_port_in_use_is_one_clear_line(new_house):
     """A taken port is named with its setting and the remedy; nothing is left running."""
     with socket.socket() as taken:
@@ -278,28 +265,32 @@ def test_a_port_in_use_is_one_clear_line(new_house):
     assert "0 to have one chosen" in line
 
 
-def test_an_external_redis_is_used_as_it_is(new_house, server, store):
-    """With redis_url the house starts no server of its own, and the same keys are there."""
-    house = new_house(f'redis_url = "{server.url}"\n')
-    house.start()
-    assert store.get("orch:epoch") == b"1"
-    ((_, entry),) = store.xrange("orch:journal", count=1)
-    assert msgspec.json.decode(entry[b"e"], type=AnyEvent).salt
-    assert not house.places.redis_dir.exists()
-    assert house.down() == 0
-
-
 def test_a_redis_that_does_not_answer_is_one_clear_line(new_house, tmp_path):
     """A wrong redis_url is named with the setting, within bounded time."""
     house = new_house(f'redis_url = "unix://{tmp_path}/nowhere.sock"\n')
     assert "check manager.redis_url" in house.refused()
 
 
-def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server):
-    """It ends by itself with one sentence and takes its own processes along; the newer one goes on."""
+def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server, store, monkeypatch):
+    """With redis_url a house starts no server of its own, and the keys are there; a second one in its folder says who is
+    there and ends. A newer house elsewhere on that Redis makes the older one end by itself with one sentence, and take its
+    processes along; the newer one goes on. What loses our mark ends with it: Ray writes titles over the environment.
+    """
     settings = f'redis_url = "{server.url}"\n'
     older, newer = new_house(settings, name="older"), new_house(settings, name="newer")
-    older.start()
+    client = older.start()
+    assert store.get("orch:epoch") == b"1"
+    ((_, entry),) = store.xrange("orch:journal", count=1)
+    assert msgspec.json.decode(entry[b"e"], type=AnyEvent).salt
+    assert not older.places.redis_dir.exists()
+    assert "another manager already runs in" in older.refused()
+    assert client.view().epoch == 1
+    running = [command_line(pid) for pid in processes.marked(older.places.identity)]
+    assert any("gcs_server" in words for words in running)
+    assert not [words for words in running if any(part in words for part in UNUSED)]
+
+    for name in set(os.environ) - {"HOME", "PATH"}:
+        monkeypatch.delenv(name)  # so that the mark of the next one has no room
     newer.start()
     assert older.process.wait(60) == 1
     (line,) = older.log.read_text().splitlines()
@@ -307,31 +298,8 @@ def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server):
     assert processes.marked(older.places.identity) == []
     assert newer.client().view().epoch == 2
     assert newer.process.poll() is None
+    (head,) = {os.getsid(pid) for pid in processes.marked(newer.places.identity) if of_ray(pid)}
     assert newer.down() == 0
-
-
-def test_a_house_hears_that_it_shall_end_while_it_starts(new_house):
-    """SIGTERM in the middle of the start ends it there, with one line; it is never ready, nothing is left."""
-    house = new_house()
-    house.begin()
-    until("its Redis", house.places.redis_socket.exists)
-    house.process.terminate()
-    assert house.process.wait(30) == 1
-    assert house.log.read_text().splitlines() == [
-        "orchestrator: told to end while it was starting; nothing is left of it"
-    ]
-    assert not house.places.house.exists()
-    assert processes.marked(house.places.identity) == []
-
-
-def test_what_has_lost_its_mark_ends_with_the_house(new_house, monkeypatch):
-    """Ray writes titles of its processes over their environment, and over our mark where that is short: they end as well."""
-    for name in set(os.environ) - {"HOME", "PATH"}:
-        monkeypatch.delenv(name)
-    house = new_house()
-    house.start()
-    (head,) = {os.getsid(pid) for pid in processes.marked(house.places.identity) if of_ray(pid)}
-    assert house.down() == 0
     assert of_session(head) == []
 
 
@@ -347,6 +315,20 @@ def of_session(leader: int) -> list[str]:
             if os.getsid(int(entry.name)) == leader:
                 found.append(command_line(int(entry.name)))
     return [words for words in found if words]
+
+
+def test_a_house_hears_that_it_shall_end_while_it_starts(new_house):
+    """SIGTERM in the middle of the start ends it there, with one line; it is never ready, nothing is left."""
+    house = new_house()
+    house.begin()
+    until("its Redis", house.places.redis_socket.exists)
+    house.process.terminate()
+    assert house.process.wait(30) == 1
+    assert house.log.read_text().splitlines() == [
+        "orchestrator: told to end while it was starting; nothing is left of it"
+    ]
+    assert not house.places.house.exists()
+    assert processes.marked(house.places.identity) == []
 
 
 def test_memory_that_cannot_outlive_the_keeper_is_said_before_it_matters(

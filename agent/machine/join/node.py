@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import cloud
+from agent.boot.node import CLUSTER_VARIABLE, Cluster
 from agent.machine.join.identity import METADATA_URL
 from agent.machine.parent_death import kill_family
 
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
-UP = "ray_current_cluster"  # Ray writes this file when its node is up
 
 
 class Node:
@@ -23,7 +22,8 @@ class Node:
     def __init__(self, environment: Mapping[str, str], machine_id: str, address: str) -> None:
         given = os.environ.get("SPOT_TEMP_DIR")
         self._folder = Path(given or tempfile.mkdtemp(prefix="spot-"))
-        self._temp = Path(given or "/tmp/ray")  # noqa: S108 - Ray's own choice
+        temp = Path(given or "/tmp/ray")  # noqa: S108 - Ray's own choice
+        self._up = Cluster.read(environment[CLUSTER_VARIABLE]).socket(temp)
         self.sign = self._folder / "ends"
         here = Path(sys.executable)
         path = dict.fromkeys([here.parent, here.resolve().parent])
@@ -40,10 +40,10 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        for left in (self._temp / UP, self.sign):
+        for left in (self._up, self.sign):
             left.unlink(missing_ok=True)
         self._process = subprocess.Popen(
-            ["/bin/sh", str(Path(cloud.__path__[0]) / "boot.sh")],
+            [sys.executable, "-P", "-m", "agent.boot.node"],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             start_new_session=False,
@@ -51,7 +51,7 @@ class Node:
         )
 
     def is_up(self) -> bool:
-        return (self._temp / UP).exists()
+        return self._up.exists()
 
     def status(self) -> int | None:
         """Return how the node has ended, or None while it runs."""

@@ -1,0 +1,1 @@
+"""What a machine does before it has an agent."""
