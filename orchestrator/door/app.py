@@ -27,10 +27,10 @@ from agent.keys import GUESTS, INBOX, JOINED, JOINED_AT
 from cloud import private
 from cloud.clock import Clock
 from cloud.ranges import Amount, Name
-from orchestrator.client import INBOX_MAX
 from orchestrator.door.admission import Application, Claim, Desk, Turned, digest_of
 from orchestrator.door.guests import Guest, Guests
 from orchestrator.events import BootSeen
+from orchestrator.redis_client import INBOX_MAX
 
 LOOK_S = 0.5
 JOINED_MAX = 10_000
