@@ -29,7 +29,6 @@ security_groups = "us-east-1=sg-us-east-1"
 instance_profile = "workers"
 certificates = "{certificates}"
 endpoint_url = "{url}"
-certificates = "{certificates}"
 """
 AZURE = f"""\
 [azure]
@@ -44,7 +43,6 @@ sign_in = "managed"
 certificates = "{{certificates}}"
 endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
-certificates = "{{certificates}}"
 """
 SECTION = {"aws": AWS, "azure": AZURE}
 TYPES = {"aws": "g5.xlarge", "azure": "Standard_NC4as_T4_v3"}
