@@ -38,6 +38,7 @@ from cloud.local.api import Drill
 from cloud.open_files import raise_limit
 
 NETWORKS = 120
+TESTS = Path(__file__).parents[2]
 IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_TEST_RUN")
 """What the image of machines has of this process: where the package is, and the mark of a test."""
 
@@ -123,7 +124,9 @@ def door_of(options: argparse.Namespace) -> Iterator[tuple[Core, str]]:
 
 async def serve(options: argparse.Namespace, core: Core, url: str) -> None:
     image = {name: os.environ[name] for name in IMAGE if name in os.environ}
-    image["SPOT_ARM_URL"] = url  # a machine of Azure ends itself there
+    # Not the folder of the tests, which we have: its `agent` would hide the project's on machines.
+    found = [x for x in image.pop("PYTHONPATH", "").split(os.pathsep) if x and Path(x) != TESTS]
+    image |= {"PYTHONPATH": os.pathsep.join(found)} if found else {}
     image["SPOT_ARM_URL"] = url  # a real one is known to every machine of Azure
     cloud = AccountCloud(core, CLOCK, options.dir, image)
     desk = Listener(Desk(core, cloud, options.owner).app)

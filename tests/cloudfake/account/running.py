@@ -56,7 +56,7 @@ class Running:
 
     def __init__(self, cloud: Cloud, directory: Path) -> None:
         told = msgspec.json.decode((directory / "account.json").read_bytes())
-        self.cloud, self.directory = cloud, directory.absolute()
+        self.cloud, self.directory, self.secret = cloud, directory.absolute(), SECRET
         self.url, self.pid = str(told["url"]), int(told["pid"])
         self._http = httpx.Client(base_url=told["desk"], trust_env=False, timeout=10.0)
         self.desk = str(told["desk"])
