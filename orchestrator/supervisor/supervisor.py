@@ -41,7 +41,8 @@ from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
-from orchestrator.live.clouds import enabled, unreachable
+from orchestrator.live.clouds import enabled
+from orchestrator.live.clouds import obstacle as cloud_obstacle
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
@@ -240,7 +241,7 @@ class House:
     def _look_at_clouds(self) -> None:
         """Refuse to start if no cloud is left to buy from, and say which one is closed and why."""
         names = enabled(self.config)
-        closed = [why for name in names if (why := unreachable(self.config, name))]
+        closed = [why for name in names if (why := cloud_obstacle(self.config, name))]
         if len(closed) == len(names):
             raise HouseError(
                 "; ".join(closed)

@@ -41,8 +41,8 @@ from cloud.open_files import raise_limit
 
 NETWORKS = 120
 TESTS = Path(__file__).parents[2]
-IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_HOUSE", "SPOT_TEST_RUN")
-"""What the image of machines has of this process: where the package is, and marks for sweeping."""
+IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_TEST_RUN")
+"""What the image of machines has of this process: where the package is, and the mark of a test."""
 
 
 def arguments() -> argparse.ArgumentParser:
