@@ -19,9 +19,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from cloud.aws.identity import AwsIdentity
+from cloud.azure.identity import AzureIdentity
 from cloud.clock import CLOCK
 from cloud.http_server import Crowd, Listener
 from cloud.identity.proof import Verifier
+from cloud.identity.signed_message import read_certificates
+from cloud.local.identity import LocalIdentity
 from cloud.open_files import raise_limit
 from orchestrator.door import certificate
 from orchestrator.door.admission import Desk
@@ -33,23 +37,23 @@ ANSWER_S_MAX = 2.0
 
 
 def verifiers(order: DoorOrder, places: Places) -> dict[str, Verifier]:
-    """Return how machines prove who they are, by cloud; of clouds that are not used, nothing."""
+    """Return how machines prove who they are, by cloud; of clouds that are not used, nothing.
+
+    A cloud whose certificates cannot be read is left out; the manager buys nothing there, either.
+    """
     found: dict[str, Verifier] = {}
     if order.local:
-        from cloud.local.identity import LocalIdentity
-
         found["local"] = LocalIdentity.at(places.cloud_dir)
-    if order.aws_certificates:
-        from cloud.aws.identity import AwsIdentity
-        from cloud.identity.signed_message import read_certificates
-
-        found["aws"] = AwsIdentity(read_certificates(Path(order.aws_certificates).read_bytes()))
-    if order.azure_certificates:
-        from cloud.azure.identity import AzureIdentity
-        from cloud.identity.signed_message import read_certificates
-
-        authorities = read_certificates(Path(order.azure_certificates).read_bytes())
-        found["azure"] = AzureIdentity(authorities, order.subscription)
+    for cloud, path in (("aws", order.aws_certificates), ("azure", order.azure_certificates)):
+        try:
+            certificates = read_certificates(Path(path)) if path else []
+        except ValueError as error:
+            print(f"door: {cloud}.certificates: {error}", file=sys.stderr)  # noqa: T201
+            continue
+        if certificates and cloud == "aws":
+            found[cloud] = AwsIdentity(certificates)
+        elif certificates:
+            found[cloud] = AzureIdentity(certificates, order.subscription)
     return found
 
 

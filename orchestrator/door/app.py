@@ -85,7 +85,8 @@ class Door:
     async def _guests(self) -> Guests:
         said: Any = await self._store.get(GUESTS)
         if said != self._said:
-            self._alive_s = time.monotonic() if self._said is not None else self._alive_s
+            known = said and self._said is not None
+            self._alive_s = time.monotonic() if known else self._alive_s
             self._said = said or b""
         return msgspec.json.decode(said, type=Guests) if said else Guests()
 

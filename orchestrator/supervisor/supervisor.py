@@ -189,8 +189,9 @@ class House:
         process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
-        if (page := self._children.pop("dashboard", None)) is not None:
-            processes.end(page)
+        for name in ("dashboard", "door"):
+            if (served := self._children.pop(name, None)) is not None:
+                processes.end(served)
         for listening in filter(None, (self._page, self._door)):
             listening.close()
         if (cloud := self._children.pop("cloud", None)) is not None:

@@ -229,7 +229,7 @@ def left_alone(cloud: str, folder: Path, scene: Scene, stack: ExitStack) -> None
 def verifier(cloud: str, folder: Path) -> Any:
     if cloud == "local":
         return LocalIdentity.at(folder)
-    certificates = read_certificates((folder / "certificates.pem").read_bytes())
+    certificates = read_certificates(folder / "certificates.pem")
     return (
         AwsIdentity(certificates) if cloud == "aws" else AzureIdentity(certificates, SUBSCRIPTION)
     )
