@@ -165,9 +165,7 @@ def test_both_sdks_take_little_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     """A manager that buys from both clouds has at most 150 MB more than one that buys from none."""
     here = 'endpoint_url = "http://127.0.0.1:1"\n'
     azure = 'endpoint = "http://127.0.0.1:1"\nprices_endpoint = "http://127.0.0.1:1"\n'
-    (tmp_path / "orchestrator.toml").write_text(
-        NO_LOCAL + PRIVATE + AWS + here + AZURE + azure + 'sign_in = "managed"\n'
-    )
+    loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, here, AZURE, azure, 'sign_in = "managed"\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     done = subprocess.run(
