@@ -93,6 +93,7 @@ class Store:
     def __init__(self) -> None:
         self.inbox: dict[str, bytes] = {}
         self.lines: list[bytes] = []
+        self.shown: dict[str, bytes] = {}
         self._serial = 0
 
     def post(self, event: AnyEvent) -> None:
@@ -125,11 +126,11 @@ class Store:
     async def hset(self, *_: Any, **__: Any) -> None:
         return None
 
-    async def set(self, *_: Any) -> None:
-        return None
+    async def set(self, key: str, value: bytes) -> None:
+        self.shown[key] = value
 
-    async def mset(self, *_: Any) -> None:
-        return None
+    async def mset(self, said: dict[str, bytes]) -> None:
+        self.shown |= said
 
 
 class Journal(MemoryJournal):

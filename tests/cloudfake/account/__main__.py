@@ -12,6 +12,7 @@ a test or a demo may ask.
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from cloud import azure as azure_cloud
 from cloud import private
 from cloud.clock import CLOCK
 from cloud.http_server import Listener
@@ -38,6 +40,7 @@ from cloud.local.api import Drill
 from cloud.open_files import raise_limit
 
 NETWORKS = 120
+TESTS = Path(__file__).parents[2]
 IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_TEST_RUN")
 """What the image of machines has of this process: where the package is, and the mark of a test."""
 
@@ -117,13 +120,24 @@ def door_of(options: argparse.Namespace) -> Iterator[tuple[Core, str]]:
     span = (0.7 * startup_s, 1.3 * startup_s)
     dials = arm.Dials(create_s=span, delete_s=span, nic_lag_s=1.0, capacity=options.room)
     azure = arm.ArmDoor(CLOCK, dials, broken="others have machines too")
+    azure.machine_allowed = set(_role_of_machines()).__contains__
     with arm_wire.listening(azure) as url:
         yield ArmCore(azure, network), url
 
 
+def _role_of_machines() -> list[str]:
+    """Return the actions that our template allows a machine."""
+    template = json.loads((Path(azure_cloud.__file__).parent / "template.json").read_bytes())
+    kind = "roleDefinitions"
+    role = next(x for x in template["resources"] if x["type"].endswith(kind))
+    return list(role["properties"]["permissions"][0]["actions"])
+
+
 async def serve(options: argparse.Namespace, core: Core, url: str) -> None:
     image = {name: os.environ[name] for name in IMAGE if name in os.environ}
-    image["SPOT_ARM_URL"] = url  # a machine of Azure ends itself there
+    # Not the folder of the tests, which we have: its `agent` would hide the project's on machines.
+    found = [x for x in image.pop("PYTHONPATH", "").split(os.pathsep) if x and Path(x) != TESTS]
+    image |= {"PYTHONPATH": os.pathsep.join(found)} if found else {}
     image["SPOT_ARM_URL"] = url  # a real one is known to every machine of Azure
     cloud = AccountCloud(core, CLOCK, options.dir, image)
     desk = Listener(Desk(core, cloud, options.owner).app)

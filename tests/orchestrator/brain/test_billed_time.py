@@ -105,3 +105,20 @@ def test_each_place_bills_by_the_rule_of_its_cloud(hand: Any) -> None:
     assert h.leases[0].billing == "aws_today"
     h, _ = bought(hand, None)
     assert h.leases[0].billing == "local"
+
+
+def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand: Any) -> None:
+    """Its agent is gone, and a list that had it has it no more: nothing is waited for."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    h.wait(2.0)
+    h.listed()
+    h.joined(machine_id)
+    h.wait(2.0)
+    h.machines.pop(machine_id)
+    h.listed()
+    assert h.leases[0].machine_id == machine_id  # the list may lag
+    h.away(machine_id)
+    h.wait(2.0)
+    h.listed()
+    assert [x.machine_id for x in h.state.ended_leases] == [machine_id]
+    assert h.job.market.preemptions == 1
