@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -169,6 +169,10 @@ class AwsProvider:
                     )
             except errors.CloudError:
                 await asyncio.sleep(QUEUE_WAIT_S)
+
+    @_in_the_tree
+    async def scores(self, place: Place) -> Mapping[str, int]:
+        return await self._known(self._shops, place).scores()
 
     async def close(self) -> None:
         await self._calls.close()

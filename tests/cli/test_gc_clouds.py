@@ -13,8 +13,8 @@ from test_check_clouds import arm, ec2, ec2_beside
 
 from cloud.clock import VirtualClock
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
-from orchestrator.cli.clouds import provider
 from orchestrator.cli.tools.gc import claimed_tokens
+from orchestrator.clouds import provider
 from orchestrator.config import load
 
 assert ec2, arm  # fixtures

@@ -146,7 +146,12 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
     last = shlex.split(first["then"][-1].replace("/subscriptions/YOURS/versions/1.0.0", IMAGE))
     done = shell(*last[1:], "--json")
     assert done.json.get("whole") is True, done.out
-    more = ("azure.sign_in=managed", f"azure.endpoint={url}", "azure.resource_group=training")
+    more = (
+        "azure.sign_in=managed",
+        f"azure.endpoint={url}",
+        f"azure.prices_endpoint={url}",
+        "azure.resource_group=training",
+    )
     answer = shell("check", *(word for one in more for word in ("--set", one)))
     assert answer.code == 0, answer.out
 
