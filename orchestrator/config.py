@@ -221,6 +221,10 @@ class Aws(SettingsSection):
         default=None, examples=["https://sqs.us-east-1.amazonaws.com/111122223333/orchestrator"]
     )
     """The queue of interruptions. Not set: only the machines themselves say that they will go."""
+    drill_role: Text | None = Field(
+        default=None, examples=["arn:aws:iam::111122223333:role/orchestrator-default-drill"]
+    )
+    """What AWS's fault injection may do in a drill, by the ARN of its role. Not set: no drills."""
     endpoint_url: Text | None = Field(default=None, examples=["http://127.0.0.1:4566"])
     """Where all calls go, for a private endpoint or a test. Not set: to AWS."""
 
@@ -244,6 +248,7 @@ class Aws(SettingsSection):
             instance_profile=self.instance_profile or "",
             disk_gib=self.disk_gib,
             queue_url=self.queue_url,
+            drill_role=self.drill_role or "",
             endpoint_url=self.endpoint_url,
         )
 

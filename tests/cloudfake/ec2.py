@@ -18,7 +18,7 @@ import msgspec
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from cloudfake import ec2_policy, ec2_reads, wire
+from cloudfake import ec2_drills, ec2_policy, ec2_reads, wire
 from cloudfake.books import Bucket, draw
 from cloudfake.ec2_account import ACCOUNT, Account, Refused
 from cloudfake.ec2_actions import HANDLERS, only_asked
@@ -26,7 +26,8 @@ from cloudfake.serving import serving
 
 from cloud.clock import Clock
 
-assert ec2_reads  # it enters its calls into HANDLERS
+assert ec2_reads  # they enter their calls into HANDLERS
+assert ec2_drills
 
 SKEW_MAX_S = 300.0
 SCOPE = re.compile(
@@ -117,7 +118,9 @@ class Ec2Door:
             if scope.group(2) in self.silent or scope.group(2) not in self.account.regions:
                 raise Lost  # a region that is none has no address
             key = self._checked(scope, method, url, headers, body)
-            return self._told(service, key, scope.group(2), headers, body.decode(), of)
+            return self._told(
+                service, key, scope.group(2), (method, url), headers, body.decode(), of
+            )
         except Refused as refusal:
             status, code, said = refusal.status, refusal.code, refusal.said
         except wire.Malformed as error:
@@ -126,10 +129,19 @@ class Ec2Door:
         return Answer(status, self._headers("text/xml"), body_told.encode())
 
     def _told(
-        self, service: str, key: Key, region: str, headers: Mapping[str, str], text: str, of: str
+        self,
+        service: str,
+        key: Key,
+        region: str,
+        line: tuple[str, str],
+        headers: Mapping[str, str],
+        text: str,
+        of: str,
     ) -> Answer:
         if wire.is_query(service):
             operation, params = wire.read_query(service, text)
+        elif wire.is_rest(service):
+            operation, params = wire.read_rest(service, *line, text)
         else:
             operation, params = wire.read_json(service, headers.get("X-Amz-Target", ""), text)
         self.calls[operation.name] += 1
@@ -263,11 +275,14 @@ def served(door: Ec2Door) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
         wbufsize = 65536  # head and body in one segment
 
+        def do_DELETE(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             url = f"http://{self.headers['Host']}{self.path}"
             try:
-                told = door.answer("POST", url, dict(self.headers.items()), body)
+                told = door.answer(self.command, url, dict(self.headers.items()), body)
             except Lost:
                 self.close_connection = True
                 return
