@@ -57,6 +57,13 @@ class Answer(NamedTuple):
     body: bytes
 
 
+class Sent(NamedTuple):
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    text: str
+
+
 class Lost(Exception):  # noqa: N818 - it names what happened
     """The connection breaks; whether the call took effect, only the books know."""
 
@@ -118,9 +125,8 @@ class Ec2Door:
             if scope.group(2) in self.silent or scope.group(2) not in self.account.regions:
                 raise Lost  # a region that is none has no address
             key = self._checked(scope, method, url, headers, body)
-            return self._told(
-                service, key, scope.group(2), (method, url), headers, body.decode(), of
-            )
+            sent = Sent(method, url, headers, body.decode())
+            return self._told(service, key, scope.group(2), sent, of)
         except Refused as refusal:
             status, code, said = refusal.status, refusal.code, refusal.said
         except wire.Malformed as error:
@@ -128,22 +134,15 @@ class Ec2Door:
         body_told = wire.refusal_body(service, code, said, of)
         return Answer(status, self._headers("text/xml"), body_told.encode())
 
-    def _told(
-        self,
-        service: str,
-        key: Key,
-        region: str,
-        line: tuple[str, str],
-        headers: Mapping[str, str],
-        text: str,
-        of: str,
-    ) -> Answer:
+    def _told(self, service: str, key: Key, region: str, sent: "Sent", of: str) -> Answer:
         if wire.is_query(service):
-            operation, params = wire.read_query(service, text)
+            operation, params = wire.read_query(service, sent.text)
         elif wire.is_rest(service):
-            operation, params = wire.read_rest(service, *line, text)
+            operation, params = wire.read_rest(service, sent.method, sent.url, sent.text)
         else:
-            operation, params = wire.read_json(service, headers.get("X-Amz-Target", ""), text)
+            operation, params = wire.read_json(
+                service, sent.headers.get("X-Amz-Target", ""), sent.text
+            )
         self.calls[operation.name] += 1
         told = self._done(service, operation.name, key, region, params)
         if isinstance(told, Answer):
