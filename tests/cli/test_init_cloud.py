@@ -6,12 +6,12 @@ import pty
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
 from test_check_clouds import arm, ec2
 
 from orchestrator.config import load, template
@@ -191,7 +191,7 @@ def test_on_a_terminal_three_questions_are_asked(shell):
     """What is in brackets is taken with the return key."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
-        [PROGRAM, "init", "--cloud", "aws"], cwd=shell.folder, stdin=terminal, stdout=terminal,
+        [sys.executable, "-m", "orchestrator", "init", "--cloud", "aws"], cwd=shell.folder, stdin=terminal, stdout=terminal,
         stderr=terminal, close_fds=True,
     )  # fmt: skip
     os.close(terminal)
