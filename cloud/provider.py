@@ -4,8 +4,8 @@ Every implementation passes the same suite, `tests/contract/test_providers.py`. 
 nothing but `cloud.errors`; what it cannot place there is `Unknown`.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from cloud.model import (
     Closed,
@@ -72,6 +72,27 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """What some clouds say besides: how likely spot machines are to be had in a zone."""
+
+    async def scores(self, place: Place) -> Mapping[str, int]:
+        """Return a score from 1 to 10 by zone, for the types of the settings together."""
+        ...
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """What some clouds do besides: interrupt a spot machine as they would, to see what happens."""
+
+    async def rehearse(self, refs: Sequence[Ref]) -> float:
+        """Have machines of ours interrupted; return the seconds of notice that the cloud gives.
+
+        One that is not ours raises `NotOurs`, and then none is interrupted.
+        """
+        ...
 
 
 async def all_machines(provider: Provider) -> Sequence[Machine]:

@@ -227,6 +227,10 @@ class Aws(SettingsSection):
     certificates: Text | None = Field(default=None, examples=["aws-identity.pem"])
     """File with the certificates by which AWS signs identity documents (RSA-2048, one for each of
     the regions). Not set: no machine of AWS can join."""
+    drill_role: Text | None = Field(
+        default=None, examples=["arn:aws:iam::111122223333:role/orchestrator-default-drill"]
+    )
+    """What AWS's fault injection may do in a drill, by the ARN of its role. Not set: no drills."""
     endpoint_url: Text | None = Field(default=None, examples=["http://127.0.0.1:4566"])
     """Where all calls go, for a private endpoint or a test. Not set: to AWS."""
 
@@ -250,6 +254,7 @@ class Aws(SettingsSection):
             instance_profile=self.instance_profile or "",
             disk_gib=self.disk_gib,
             queue_url=self.queue_url,
+            drill_role=self.drill_role or "",
             endpoint_url=self.endpoint_url,
         )
 

@@ -4,11 +4,9 @@ The manager's own `decide` and `think` run on a state that holds only what the m
 preview says what `submit` would do.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -16,18 +14,15 @@ from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.markets.billing import HOUR_S, cost_usd, rule_of
 from bidding.model import Purchase
-from cloud.market import LOCAL, SpotMarket
-from cloud.model import InstanceType, Market, Place, Pool, Quote, Sold
-from cloud.replay import read_prices
-from cloud.simulated import SimulatedCloud
+from cloud.model import InstanceType, Market, Pool
 from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
 from orchestrator.brain.jobs import Least, least_of
 from orchestrator.brain.layout_choice import Choice, Question, Seat
 from orchestrator.brain.leases import cost_now_usd_per_h, traits_of
-from orchestrator.client import Client, House, local_cloud
-from orchestrator.config import Config, ConfigError
+from orchestrator.client import Client
+from orchestrator.config import Config
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
@@ -40,18 +35,11 @@ from orchestrator.live.manager import settings_from
 from orchestrator.planner import drift
 from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plans import Candidate
+from orchestrator.sale import PlannedSale, SecondZone, market_now, second_zones
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
 TOLD = "as told"
-
-
-class PlannedSale(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider sells now, and the source of that answer."""
-
-    places: dict[Place, Sold]
-    quotes: tuple[Quote, ...]
-    source: str
 
 
 class PlannedWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +78,8 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     expected_cost_usd: float | None
     expected_s: float | None
     chosen: int
+    room: int | None = None  # machines that the quotas still allow
+    score: int | None = None  # 1 to 10: how likely the cloud says spot machines are to be had
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +98,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     asked: Question | None = None
     choice: Choice | None = None
     no_layout: str = ""  # why there is none
+    silent: tuple[str, ...] = ()  # places that could not be asked, and why
+    second_zones: list[SecondZone] = []
 
     @property
     def compared(self) -> tuple[Candidate, ...]:
@@ -136,6 +128,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "expected_cost_usd": self.expected_cost_usd, "expected_s": self.expected_s,
             "budget_least_usd": None if self.least is None else self.least.usd,
             "work": self.work, "offers": self.offers, "layout": layout,
+            "silent": self.silent, "second_zones": self.second_zones,
         }  # fmt: skip
 
 
@@ -168,41 +161,22 @@ def preview(
             no_layout = str(error)
     return Preview(
         source=sold.source, work=work, because=purchase.because, runner_up=purchase.runner_up,
-        offers=considered(state, job, work, purchase), expected_cost_usd=cost_usd, expected_s=took_s,
+        offers=considered(state, job, work, purchase, sold), expected_cost_usd=cost_usd, expected_s=took_s,
         least=least_of(state, job), measured_by=model.job if model is not None else "",
-        asked=asked, choice=choice, no_layout=no_layout,
+        asked=asked, choice=choice, no_layout=no_layout, silent=sold.silent,
+        second_zones=second_zones(sold.traits, _gradient_bytes(model), _slots(state, purchase), work.steps),
     )  # fmt: skip
 
 
-def market_now(config: Config, client: Client | None) -> PlannedSale:
-    """Return what the running local cloud sells, or what a market of its seed would sell now."""
-    if client is not None and client.house().local_cloud:
-        return asyncio.run(_sold_by(client.house()))
-    if not config.local.enabled:
-        raise ConfigError("no provider is enabled; set local.enabled = true in orchestrator.toml")
-    now_s = time.time()
-    prices = config.local.prices
-    try:
-        replay = read_prices(Path(prices), LOCAL) if prices else None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"local.prices: {error}") from None
-    market = SpotMarket(LOCAL, seed=config.local.seed, start_s=now_s, replay=replay)
-    cloud = SimulatedCloud(market, config.manager.deployment)
-    places = {place: cloud.sold(place) for place in cloud.places()}
-    source = prices or f"the local market of seed {config.local.seed}, as it begins"
-    return PlannedSale(places=places, quotes=tuple(cloud.quotes(now_s)), source=source)
+def _gradient_bytes(model: Model | None) -> float | None:
+    """Return the bytes of a model's gradients, which are as many as its parameters'."""
+    if model is None:
+        return None
+    return sum(section.parameter_bytes for section in model.profile.sections)
 
 
-async def _sold_by(house: House) -> PlannedSale:
-    async with local_cloud(house) as cloud:
-        open_ = [place for place in await cloud.places() if isinstance(place, Place)]
-        places = {place: await cloud.sold(place) for place in open_}
-        quotes = [quote for place in open_ for quote in await cloud.quotes(place)]
-    return PlannedSale(
-        places=places,
-        quotes=tuple(quotes),
-        source="the running local cloud",
-    )
+def _slots(state: State, purchase: Purchase) -> int:
+    return sum(part.count * state.types[part.pool.type].slots for part in purchase.acquire)
 
 
 def work_of(
@@ -261,8 +235,14 @@ def ask_the_brain(
     state = State()
     events: tuple[AnyEvent, ...] = (
         ManagerStarted(at_s=now_s, epoch=1, settings=settings_from(config)),
-        *(CatalogueSeen(at_s=now_s, place=place, sold=one) for place, one in sold.places.items()),
-        *(QuotesSeen(at_s=now_s, place=place, quotes=sold.quotes) for place in sold.places),
+        *(
+            CatalogueSeen(at_s=now_s, place=place, sold=one, traits=sold.traits.get(place.cloud))
+            for place, one in sold.places.items()
+        ),
+        *(
+            QuotesSeen(at_s=now_s, place=place, quotes=sold.quotes_of(place))
+            for place in sold.places
+        ),
         JobSubmitted(at_s=now_s, spec=spec),
     )
     for event in events:
@@ -367,7 +347,9 @@ def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
     return usd
 
 
-def considered(state: State, job: Job, work: PlannedWork, chosen: Purchase) -> list[Considered]:
+def considered(
+    state: State, job: Job, work: PlannedWork, chosen: Purchase, sold: PlannedSale
+) -> list[Considered]:
     """Return every offer, each evaluated as if it were the only one, cheapest work first."""
     bought = {(part.pool, part.market): part.count for part in chosen.acquire}
     rows = []
@@ -385,6 +367,7 @@ def considered(state: State, job: Job, work: PlannedWork, chosen: Purchase) -> l
                 machines=sum(part.count for part in alone.acquire),
                 expected_usd_per_slot_h=None if per_work is None else per_work * HOUR_S / work_s,
                 expected_cost_usd=cost, expected_s=took_s, chosen=bought.get((pool, market), 0),
+                room=sold.room(pool, market), score=sold.score(pool, market),
             )
         )  # fmt: skip
     return sorted(rows, key=_by_price)

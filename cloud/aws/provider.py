@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from cloud import errors
 from cloud.aws import answers
 from cloud.aws.calls import Calls
+from cloud.aws.drills import interrupt
 from cloud.aws.holdings import Holdings
 from cloud.aws.launching import run_instances
 from cloud.aws.selling import Shop
@@ -149,7 +150,7 @@ class AwsProvider:
         """Look everything up first, so that one foreign thing keeps all from being ended."""
         found = [
             (held, await held.looked_up([ref.id for ref in refs if ref.place == place]))
-            for place in sorted({ref.place for ref in refs})
+            for place in _places_of(refs)
             for held in [self._known(self._held, place)]
         ]
         return [ref for held, things in found for ref in await held.end(things)]
@@ -178,6 +179,21 @@ class AwsProvider:
             except errors.CloudError:
                 await asyncio.sleep(QUEUE_WAIT_S)
 
+    @_in_the_tree
+    async def scores(self, place: Place) -> Mapping[str, int]:
+        return await self._known(self._shops, place).scores()
+
+    @_in_the_tree
+    async def rehearse(self, refs: Sequence[Ref]) -> float:
+        """Have EC2 interrupt these by its fault injection, which looks like any interruption."""
+        wanted = {place: [x.id for x in refs if x.place == place] for place in _places_of(refs)}
+        looked = {place: self._known(self._held, place) for place in wanted}
+        for place, held in looked.items():
+            await held.looked_up(wanted[place])
+        for place, ids in wanted.items():
+            await interrupt(self._calls, place.region, self._settings.drill_role, ids)
+        return WARNING_S
+
     async def close(self) -> None:
         await self._calls.close()
 
@@ -201,3 +217,7 @@ class AwsProvider:
             return None
         warned_s = WARNING_S if kind == "terminate" else 0.0
         return Notice(machine_id=machine_id, kind=kind, deadline_s=at_s + warned_s)
+
+
+def _places_of(refs: Sequence[Ref]) -> Sequence[Place]:
+    return sorted({ref.place for ref in refs})

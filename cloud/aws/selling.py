@@ -89,6 +89,35 @@ class Shop:
             for x in self._pools
         ]
 
+    async def scores(self) -> dict[str, int]:
+        """Return AWS's placement score by zone, for all types that we would take there.
+
+        AWS names zones by ids here, which are the same in every account; the subnets have both.
+        """
+        if not self._pools:
+            await self.sold()
+        names = [kind.name for kind in self._types]
+        if not names:
+            return {}
+        region = self._region
+        subnets = await self._list(
+            "describe_subnets", "Subnets", SubnetIds=list(region.subnets.values())
+        )
+        zones = {x["AvailabilityZoneId"]: x["AvailabilityZone"] for x in subnets}
+        told = await self._list(
+            "get_spot_placement_scores",
+            "SpotPlacementScores",
+            InstanceTypes=names,
+            TargetCapacity=1,
+            SingleAvailabilityZone=True,
+            RegionNames=[region.name],
+        )
+        return {
+            zones[x["AvailabilityZoneId"]]: int(x["Score"])
+            for x in told
+            if x.get("AvailabilityZoneId") in zones
+        }
+
     async def recipe_of(self, request: LaunchRequest) -> Recipe:
         """Return how the machines of this request are made; refuse what is not sold here."""
         if request.pool.zone not in self._region.subnets:

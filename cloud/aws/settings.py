@@ -25,7 +25,7 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All regions of a deployment. `types` are names or patterns such as "g5.*".
 
-    `endpoint_url` sends every call elsewhere, for tests and private endpoints. `queue_url` is the
+    `drill_role` is what AWS's fault injection may do. `endpoint_url` sends every call elsewhere, for tests and private endpoints. `queue_url` is the
     queue that EventBridge puts interruptions on.
     """
 
@@ -36,6 +36,7 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     user_data: str = ""
     endpoint_url: str | None = None
     queue_url: str | None = None
+    drill_role: str = ""
 
     @property
     def queue_region(self) -> str:

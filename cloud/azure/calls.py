@@ -59,6 +59,10 @@ def view_vm(client: Any, group: str, name: str) -> View | None:
         return None
 
 
+def simulate_eviction(client: Any, group: str, name: str) -> None:
+    client.virtual_machines.simulate_eviction(group, name)
+
+
 def list_vms(client: Any, group: str, deployment: str) -> list[Answer]:
     """Return the machines of a deployment."""
     return [one for one in _pages(client, group, VMS) if is_ours(one, deployment)]

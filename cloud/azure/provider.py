@@ -27,6 +27,7 @@ from cloud.model import (
 from cloud.provider import no_notices
 
 NAME = "azure"
+WARNING_S = 30.0
 DELETE = {None: calls.delete_vm, "disk": calls.delete_disk, "nic": calls.delete_nic}
 VIEWS_A_LIST = 8
 """Machines whose power is looked at in one list: a list holds no power, and a look is a call."""
@@ -158,6 +159,15 @@ class AzureProvider:
             if isinstance(one, BaseException):
                 raise one
         return [ref for ref, gone in zip(refs, done, strict=True) if gone is True]
+
+    async def rehearse(self, refs: Sequence[Ref]) -> float:
+        """Have Azure evict these as it would by itself: a notice, and the end half a minute later."""
+        for ref in refs:
+            self._must_be_ours(ref, await self._standing(ref))
+        for ref in refs:
+            doing = f"simulated eviction of {ref.id}"
+            await self._call(ref.place.region, doing, calls.simulate_eviction, ref.id)
+        return WARNING_S
 
     def notices(self) -> AsyncIterator[Notice]:
         return no_notices()

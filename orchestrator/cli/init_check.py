@@ -18,7 +18,8 @@ import typer
 from rich.text import Text
 
 from cloud.findings import Finding, bad, good
-from orchestrator.cli import clouds, tables
+from orchestrator import clouds
+from orchestrator.cli import tables
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template

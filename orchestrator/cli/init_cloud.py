@@ -101,7 +101,7 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
         merged = pairs(getattr(known, key)) | pairs(outputs.get(key))
         if merged:
             aws[key] = _joined(merged)
-    for key in ("instance_profile", "queue_url"):
+    for key in ("instance_profile", "queue_url", "drill_role"):
         if outputs.get(key) and getattr(known, key) is None:
             aws[key] = outputs[key]
     groups = pairs(str(aws.get("security_groups", "")))

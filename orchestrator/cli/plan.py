@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the planner takes longer to import than all other commands 
     from orchestrator.planner.plans import Candidate, Holding, LayoutPlan, Sharding
     from orchestrator.planner.search import Task
     from orchestrator.preview import Considered, PlannedWork, Preview
+    from orchestrator.sale import SecondZone
 
 HELD = re.compile(
     r"(?P<instances>\d{1,6})(?:x(?P<each>\d{1,3}))?(?::(?P<profile>[^@]+))?(?:@(?P<zone>.+))?"
@@ -104,9 +105,11 @@ def plan(  # noqa: PLR0913 - a parameter per option
     command.answer(
         {**found.value(), "script": str(script), "gantt": None if gantt is None else str(gantt)},
         Text(f"prices from {found.source}", style="dim"),
+        *(Text(said, style="yellow") for said in found.silent),
         _offers(found.offers),
         *_verdict(found),
         *([Text(f"a budget has to be {found.least.because}", style="dim")] if capped and found.least else []),
+        *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
         then=(shlex.join(["orchestrator", "submit", str(script), *along, "--follow", *rest]),),
@@ -120,17 +123,22 @@ def _offers(rows: "Sequence[Considered]") -> Table:
     """
     known = any(row.expected_cost_usd is not None for row in rows)
     bids = any(row.bid_usd_per_h is not None for row in rows)
+    rooms = any(row.room is not None for row in rows)
+    scores = any(row.score is not None for row in rows)
     made = tables.table(
         "", "pool", "market", "alone", *(("bid#",) if bids else ()), "$/slot-h#",
+        *(("room#",) if rooms else ()), *(("score#",) if scores else ()),
         *(("cost$", "time") if known else ()),
     )  # fmt: skip
     for row in rows:
         alone = f"{row.machines} x {usd(row.usd_per_h)}/h" if row.machines else "not possible"
         bid = (usd(row.bid_usd_per_h),) if bids else ()
+        room = ("-" if row.room is None else f"{row.room:,}",) if rooms else ()
+        score = ("-" if row.score is None else f"{row.score}/10",) if scores else ()
         whole = (usd(row.expected_cost_usd), duration(row.expected_s)) if known else ()
         made.add_row(
             f"buy {row.chosen}" if row.chosen else "", row.pool, row.market.replace("_", " "), alone, *bid,
-            usd(row.expected_usd_per_slot_h), *whole, style="bold green" if row.chosen else "",
+            usd(row.expected_usd_per_slot_h), *room, *score, *whole, style="bold green" if row.chosen else "",
         )  # fmt: skip
     return made
 
@@ -155,6 +163,15 @@ def _verdict(found: "Preview") -> list[Text]:
             )
         )
     return lines
+
+
+def _second_zone(one: "SecondZone") -> str:
+    """Return what it costs to have half of the machines in another zone."""
+    rate = f"{usd(one.usd_per_gb)} per GB between zones"
+    if one.usd_per_step is None:
+        return f"a second zone on {one.cloud}: {rate}, both ways; how much is sent is known once the job ran"
+    job = "" if one.usd_per_job is None else f", {usd(one.usd_per_job)} for all of them"
+    return f"a second zone on {one.cloud}: {usd(one.usd_per_step)} a step{job} ({one.gb_per_step:.3g} GB at {rate})"
 
 
 def _assumed(work: "PlannedWork") -> list[Text]:

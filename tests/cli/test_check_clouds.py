@@ -16,7 +16,8 @@ from cloudfake.ec2_account import Account, Dials
 
 from cloud.azure.examine import needed
 from cloud.clock import CLOCK
-from orchestrator.cli import clouds, init_check
+from orchestrator import clouds
+from orchestrator.cli import init_check
 from orchestrator.config import Azure, Config, Ray
 
 AWS = """

@@ -180,13 +180,13 @@ def _held(house, state):
     ]
 
 
-def test_drills_are_for_the_local_cloud_only(housed):
-    """A house without one is told so: a real cloud's machines are never taken on purpose."""
+def test_a_drill_of_a_local_cloud_that_is_off_says_so(housed):
+    """A house without one is told so, with what takes machines of a real cloud."""
     note = housed.places.house
     before = note.read_bytes()
     note.write_bytes(before.replace(str(housed.places.cloud_dir).encode(), b""))
     try:
-        assert "a real cloud's machines are never taken" in housed("tools", "drill").line
+        assert "the local cloud is off" in housed("tools", "drill").line
     finally:
         note.write_bytes(before)
 

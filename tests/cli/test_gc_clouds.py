@@ -4,17 +4,17 @@ import asyncio
 import os
 import pty
 import subprocess
+import sys
 import time
 
 import pytest
 from cloudfake.arm import MANAGER
-from conftest import PROGRAM
 from test_check_clouds import arm, ec2, ec2_beside
 
 from cloud.clock import VirtualClock
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
-from orchestrator.cli.clouds import provider
 from orchestrator.cli.tools.gc import claimed_tokens
+from orchestrator.clouds import provider
 from orchestrator.config import load
 
 assert ec2, arm  # fixtures
@@ -95,7 +95,7 @@ def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
     """Whoever says no ends nothing."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
-        [PROGRAM, "tools", "gc", "--all"], cwd=shell.folder, stdin=terminal, stdout=terminal,
+        [sys.executable, "-m", "orchestrator", "tools", "gc", "--all"], cwd=shell.folder, stdin=terminal, stdout=terminal,
         stderr=terminal, close_fds=True,
     )  # fmt: skip
     os.close(terminal)

@@ -6,12 +6,12 @@ import pty
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
 
 import pytest
-from conftest import PROGRAM
 from test_check_clouds import arm, ec2
 
 from orchestrator.config import load, template
@@ -146,7 +146,12 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
     last = shlex.split(first["then"][-1].replace("/subscriptions/YOURS/versions/1.0.0", IMAGE))
     done = shell(*last[1:], "--json")
     assert done.json.get("whole") is True, done.out
-    more = ("azure.sign_in=managed", f"azure.endpoint={url}", "azure.resource_group=training")
+    more = (
+        "azure.sign_in=managed",
+        f"azure.endpoint={url}",
+        f"azure.prices_endpoint={url}",
+        "azure.resource_group=training",
+    )
     answer = shell("check", *(word for one in more for word in ("--set", one)))
     assert answer.code == 0, answer.out
 
@@ -186,7 +191,7 @@ def test_on_a_terminal_three_questions_are_asked(shell):
     """What is in brackets is taken with the return key."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
-        [PROGRAM, "init", "--cloud", "aws"], cwd=shell.folder, stdin=terminal, stdout=terminal,
+        [sys.executable, "-m", "orchestrator", "init", "--cloud", "aws"], cwd=shell.folder, stdin=terminal, stdout=terminal,
         stderr=terminal, close_fds=True,
     )  # fmt: skip
     os.close(terminal)

@@ -50,6 +50,7 @@ SETTINGS = AwsSettings(
     ),
     types=("g5.*", "m7i.*"),
     instance_profile="workers",
+    drill_role="arn:aws:iam::111122223333:role/drill",
     user_data="#!/bin/sh\nexec boot\n",
 )
 

@@ -32,6 +32,7 @@ VALUES = {
 ARNS = {
     "WorkerRole": f"arn:aws:iam::{ACCOUNT}:role/workers",
     "ManagerRole": f"arn:aws:iam::{ACCOUNT}:role/manager",
+    "DrillRole": f"arn:aws:iam::{ACCOUNT}:role/drill",
     "Queue": f"arn:aws:sqs:us-east-1:{ACCOUNT}:interruptions",
 }
 URL = "https://sqs.us-east-1.amazonaws.com/111122223333/interruptions"
@@ -39,6 +40,7 @@ ONE_REGION = replace(
     SETTINGS,
     regions=(replace(SETTINGS.regions[0], image="/team/image"),),
     queue_url=URL,
+    drill_role=ARNS["DrillRole"],
 )
 
 
@@ -83,7 +85,7 @@ def everything(house: AwsHouse) -> None:
         (other,) = await provider.launch(request("t-2", market="on_demand"))
         await provider.list(EAST)
         house.wait(30)
-        house.account.interrupt(given[0].id, house.clock.now_s(), 120.0)
+        assert await provider.rehearse([given[0].ref]) == 120.0
         notices = provider.notices()
         await anext(notices)
         with pytest.raises(TimeoutError):

@@ -25,6 +25,8 @@ def test_every_action_of_the_role_is_used_and_none_is_missing():
         for nth in range(4):
             await provider.launch(request(f"t-{nth}"))
         door.pass_s(240)
+        machines = (await provider.list(PLACE)).machines
+        assert await provider.rehearse([machines[0].ref]) == 30.0
         await swept(door, provider)
 
     play(door, scene)

@@ -18,7 +18,7 @@ import msgspec
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from cloudfake import ec2_policy, ec2_reads, wire
+from cloudfake import ec2_drills, ec2_policy, ec2_reads, wire
 from cloudfake.books import Bucket, draw
 from cloudfake.ec2_account import ACCOUNT, Account, Refused
 from cloudfake.ec2_actions import HANDLERS, only_asked
@@ -26,7 +26,8 @@ from cloudfake.serving import serving
 
 from cloud.clock import Clock
 
-assert ec2_reads  # it enters its calls into HANDLERS
+assert ec2_reads  # they enter their calls into HANDLERS
+assert ec2_drills
 
 SKEW_MAX_S = 300.0
 SCOPE = re.compile(
@@ -54,6 +55,13 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+class Sent(NamedTuple):
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    text: str
 
 
 class Lost(Exception):  # noqa: N818 - it names what happened
@@ -117,7 +125,8 @@ class Ec2Door:
             if scope.group(2) in self.silent or scope.group(2) not in self.account.regions:
                 raise Lost  # a region that is none has no address
             key = self._checked(scope, method, url, headers, body)
-            return self._told(service, key, scope.group(2), headers, body.decode(), of)
+            sent = Sent(method, url, headers, body.decode())
+            return self._told(service, key, scope.group(2), sent, of)
         except Refused as refusal:
             status, code, said = refusal.status, refusal.code, refusal.said
         except wire.Malformed as error:
@@ -125,13 +134,15 @@ class Ec2Door:
         body_told = wire.refusal_body(service, code, said, of)
         return Answer(status, self._headers("text/xml"), body_told.encode())
 
-    def _told(
-        self, service: str, key: Key, region: str, headers: Mapping[str, str], text: str, of: str
-    ) -> Answer:
+    def _told(self, service: str, key: Key, region: str, sent: "Sent", of: str) -> Answer:
         if wire.is_query(service):
-            operation, params = wire.read_query(service, text)
+            operation, params = wire.read_query(service, sent.text)
+        elif wire.is_rest(service):
+            operation, params = wire.read_rest(service, sent.method, sent.url, sent.text)
         else:
-            operation, params = wire.read_json(service, headers.get("X-Amz-Target", ""), text)
+            operation, params = wire.read_json(
+                service, sent.headers.get("X-Amz-Target", ""), sent.text
+            )
         self.calls[operation.name] += 1
         told = self._done(service, operation.name, key, region, params)
         if isinstance(told, Answer):
@@ -263,11 +274,14 @@ def served(door: Ec2Door) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
         wbufsize = 65536  # head and body in one segment
 
+        def do_DELETE(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             url = f"http://{self.headers['Host']}{self.path}"
             try:
-                told = door.answer("POST", url, dict(self.headers.items()), body)
+                told = door.answer(self.command, url, dict(self.headers.items()), body)
             except Lost:
                 self.close_connection = True
                 return

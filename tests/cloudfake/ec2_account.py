@@ -160,6 +160,8 @@ class Account:
         self.tokens: dict[tuple[str, str, str], tuple[str, list[str], float]] = {}
         self.images = {f"ami-{name}": name for name in self.regions}
         self.image_says: dict[str, dict[str, Any]] = {}
+        self.experiments: dict[str, Any] = {}
+        self.drill_role = f"arn:aws:iam::{ACCOUNT}:role/drill"
         self.rules: dict[str, list[dict[str, Any]]] = {}  # of a group, in place of the usual one
         self.groups = {f"sg-{name}": name for name in self.regions}
         self.subnets = {f"subnet-{zone}": zone for zone in self.region_of}

@@ -35,6 +35,11 @@ def chosen(call: Call, entries: Iterable[dict[str, Any]], reads: Mapping[str, Re
     ]
 
 
+def zone_id(zone: str) -> str:
+    """Return the id that a zone has in every account; its name differs between accounts."""
+    return f"{zone}-id"
+
+
 def paged(call: Call, name: str, entries: list[Any]) -> dict[str, Any]:
     """Return one page, which may be shorter than the caller asked for."""
     token = call.params.get("NextToken")
@@ -201,7 +206,7 @@ def get_spot_placement_scores(call: Call) -> dict[str, Any]:
     for zone in account.regions[call.region]:
         room = sum(max(0, account.free(zone, name, "spot")) for name in names)
         score = min(10, 1 + room // 2) if len(names) >= 3 else min(3, 1 + room // 2)
-        scores.append({"Region": call.region, "AvailabilityZoneId": zone, "Score": score})
+        scores.append({"Region": call.region, "AvailabilityZoneId": zone_id(zone), "Score": score})
     return {"SpotPlacementScores": scores}
 
 
@@ -265,6 +270,7 @@ def describe_subnets(call: Call) -> dict[str, Any]:
             {
                 "SubnetId": name,
                 "AvailabilityZone": known[name],
+                "AvailabilityZoneId": zone_id(known[name]),
                 "VpcId": f"vpc-{call.region}",
                 "AvailableIpAddressCount": account.free_addresses[name],
                 "MapPublicIpOnLaunch": True,
@@ -317,7 +323,12 @@ def describe_availability_zones(call: Call) -> dict[str, Any]:
     _read(call, "DescribeAvailabilityZones")
     return {
         "AvailabilityZones": [
-            {"ZoneName": zone, "RegionName": call.region, "State": "available", "ZoneId": zone}
+            {
+                "ZoneName": zone,
+                "RegionName": call.region,
+                "State": "available",
+                "ZoneId": zone_id(zone),
+            }
             for zone in call.account.regions[call.region]
         ]
     }

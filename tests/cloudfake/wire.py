@@ -5,11 +5,12 @@ parser takes for AWS's. Nothing here knows what the calls mean.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 from xml.sax.saxutils import escape
 
 from botocore.loaders import Loader
@@ -44,6 +45,23 @@ def read_query(name: str, body: str) -> tuple[OperationModel, dict[str, Any]]:
 
 def read_json(name: str, target: str, body: str) -> tuple[OperationModel, dict[str, Any]]:
     return service(name).operation_model(target.rpartition(".")[2]), json.loads(body or "{}")
+
+
+def is_rest(name: str) -> bool:
+    """Return whether the service is asked by paths and methods."""
+    return service(name).protocol == "rest-json"
+
+
+def read_rest(name: str, method: str, url: str, body: str) -> tuple[OperationModel, dict[str, Any]]:
+    """Return the operation that a method and a path stand for, and its parameters."""
+    path = urlsplit(url).path
+    for operation_name in service(name).operation_names:
+        operation = service(name).operation_model(operation_name)
+        pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", operation.http["requestUri"])
+        found = re.fullmatch(pattern, path)
+        if found is not None and operation.http["method"] == method:
+            return operation, json.loads(body or "{}") | found.groupdict()
+    raise Malformed(f"There is no {method} {path}")
 
 
 def write_query(name: str, operation: OperationModel, answer: Mapping[str, Any], of: str) -> str:

@@ -32,6 +32,8 @@ class Seller(Protocol):
     words: ClassVar[Mapping[str, str]]
     remembers: ClassVar[bool]
     """Whether an end is over when it was asked for, and ended machines are listed for a while."""
+    patience_s: ClassVar[float]
+    """How long a state is waited for."""
 
     def request(self, token: str, where: str = "near", deployment: str = "ours") -> LaunchRequest:
         """Return a request for one spot machine in one of the pools."""
@@ -49,6 +51,7 @@ class Seller(Protocol):
 
 
 class _SellsLocal:
+    patience_s: ClassVar[float] = 20.0
     remembers: ClassVar[bool] = True
     pools: ClassVar[Mapping[str, Pool]] = {
         "near": POOLS["ec2"],
@@ -112,6 +115,7 @@ class LocalSeller(_SellsLocal):
 class AwsSeller:
     """The fake EC2, with boto3 in between."""
 
+    patience_s: ClassVar[float] = 20.0
     remembers: ClassVar[bool] = True
     pools: ClassVar[Mapping[str, Pool]] = {
         "near": GPU,
@@ -147,6 +151,7 @@ class AwsSeller:
 class AzureSeller:
     """The fake Azure, with its SDK in between."""
 
+    patience_s: ClassVar[float] = 20.0
     remembers: ClassVar[bool] = False
     pools: ClassVar[Mapping[str, Pool]] = {
         "near": T4,

@@ -31,7 +31,7 @@ async def until_gone(seller: Seller, provider: Provider, machine_id: str) -> Mac
 
 
 async def until_state(seller: Seller, provider: Provider, machine_id: str, state: MachineState):
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + seller.patience_s
     while time.monotonic() < deadline_s:
         seller.pass_time()
         machine = (await listed(provider))[machine_id]

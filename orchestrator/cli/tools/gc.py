@@ -21,7 +21,8 @@ from rich.text import Text
 from cloud.errors import CloudError
 from cloud.model import Closed, Ref
 from cloud.provider import Provider
-from orchestrator.cli import clouds, tables
+from orchestrator import clouds
+from orchestrator.cli import tables
 from orchestrator.cli.command import ERROR, USAGE, Command, CommandError
 from orchestrator.client import House, NotRunning, local_cloud
 from orchestrator.formatting import plural

@@ -1,0 +1,48 @@
+"""A drill on a real cloud: the cloud's own rehearsal interrupts machines of ours, and no others."""
+
+from test_check_clouds import arm, ec2
+from test_gc_clouds import GPU, T4, bought
+
+assert ec2, arm  # fixtures
+ROLE = ("--set", "aws.drill_role=arn:aws:iam::111122223333:role/drill")
+ON_AWS = ("tools", "drill", "--cloud", "aws", *ROLE)
+
+
+def test_aws_interrupts_as_many_as_are_asked_for_with_its_own_notice(shell, ec2):
+    """More than one experiment takes, and none of another deployment; no template stays."""
+    ours = {bought(shell, f"t-{nth}", GPU) for nth in range(7)}
+    theirs = bought(shell, "t-8", GPU, "theirs")
+    answer = shell(*ON_AWS, "--nodes", "6", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["warning_s"] == 120
+    taken = set(answer.json["machines"])
+    noticed = {x.id for x in ec2.account.instances.values() if x.notice_deadline_s}
+    assert len(taken) == 6
+    assert taken == noticed <= ours
+    assert theirs not in noticed
+    assert not ec2.account.experiments
+    assert {x["detail"]["instance-id"] for x in ec2.account.queue} == taken
+
+
+def test_a_drill_without_machines_or_without_a_role_says_what_is_missing(shell, ec2):
+    """One line each, with what to do."""
+    assert "no spot machine is running" in shell(*ON_AWS).line
+    bought(shell, "t-1", GPU)
+    assert "set it to the output DrillRole" in shell("tools", "drill", "--cloud", "aws").line
+    other = "aws.drill_role=arn:aws:iam::111122223333:role/other"
+    assert "cannot be assumed" in shell("tools", "drill", "--cloud", "aws", "--set", other).line
+    assert "gives its own notice" in shell(*ON_AWS, "--warning", "5").line
+    line = shell("tools", "drill", "--cloud", "azure").line
+    assert "orchestrator init --cloud azure" in line
+
+
+def test_azure_evicts_by_its_simulation(shell, arm):
+    """Half a minute later the machine is gone, by the provider; machines made by hand stay."""
+    name = bought(shell, "t-1", T4)
+    arm.dials = type(arm.dials)(create_s=(0.0, 0.0))
+    second = bought(shell, "t-2", T4)
+    answer = shell("tools", "drill", "--cloud", "azure", "--nodes", "all", "--json")
+    assert answer.json == {"cloud": "azure", "warning_s": 30.0, "machines": [second]}
+    arm._work_off(arm.now_s + 31)
+    assert second not in arm.vms
+    assert {"by-hand", "web-1", name} <= set(arm.vms)
