@@ -3,6 +3,8 @@
 Reports from instances (`agent.messages`) are used unchanged. The other events are defined here.
 """
 
+from typing import Literal
+
 import msgspec
 
 from agent.messages import AnyReport, NanPolicy, Sums
@@ -60,6 +62,14 @@ class EventSetAside(Event, frozen=True, kw_only=True):
 
     kind: Name
     entry: Name
+    why: Text
+
+
+class PartSetAside(Event, frozen=True, kw_only=True):
+    """A job or a pool on which a turn fails that cannot be left out: nothing of it is used."""
+
+    part: Literal["job", "pool"]
+    name: Name
     why: Text
 
 
@@ -181,6 +191,7 @@ AnyEvent = (
     | ManagerStarted
     | Tick
     | EventSetAside
+    | PartSetAside
     | CatalogueSeen
     | PlaceClosed
     | QuotesSeen

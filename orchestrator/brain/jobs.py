@@ -23,7 +23,7 @@ from agent.messages import (
 from bidding.markets.billing import HOUR_S
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers
-from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted, PartSetAside
 from orchestrator.formatting import loss, memory, nth, plural, usd
 from orchestrator.state import (
     Account,
@@ -31,6 +31,7 @@ from orchestrator.state import (
     LayoutState,
     Lease,
     Moved,
+    PoolState,
     State,
     consider,
     leases_of,
@@ -337,6 +338,44 @@ def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
 
 def slots_held(state: State, job: Job) -> int:
     return sum(state.leases[token].type.slots for token in job.leases)
+
+
+def set_aside(state: State, out: list[AnyAction], event: PartSetAside) -> None:
+    """Forget all values of a job or a pool, because a turn fails on them, and go on without.
+
+    The job has failed, and can be resumed: what it has committed is with the keeper. Its machines
+    are given back as ones that no lease claims. A pool is not bought from until it is sold anew.
+    """
+    note(out, event.name, f"set aside, because the manager cannot decide with it: {event.why}")
+    if event.part == "pool":
+        known = state.pools.get(event.name)
+        if known is not None:
+            fresh = PoolState(pool=known.pool, kind=known.kind, sold=False, leases=known.leases)
+            state.pools[event.name] = fresh
+        return
+    for worker in [w for w in state.workers.values() if w.job == event.name]:
+        del state.workers[worker.id]
+    mine = [lease for lease in state.leases.values() if lease.job == event.name]
+    for lease in mine:
+        leases.disown(state, out, lease, f"{event.name} is set aside")
+    for names in (state.live_jobs, state.unsettled, state.considered):
+        names.pop(event.name, None)
+    job = state.jobs.get(event.name)
+    if job is None:
+        return
+    because = f"the manager cannot decide with what it knows of it: {event.why}; {RESUME}"
+    spent_usd = ledger.forget(state, job, mine)
+    account = Account(cap_usd=job.spec.budget_usd, at_s=state.now_s, spent_usd=spent_usd)
+    state.jobs[event.name] = Job(
+        spec=job.spec,
+        status="FAILED",
+        because=because,
+        history=[Moved(state.now_s, "FAILED", because)],
+        submitted_at_s=job.submitted_at_s,
+        ended_at_s=state.now_s,
+        account=account,
+    )
+    out.append(CloseJob(job=event.name, because=because))
 
 
 def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> None:

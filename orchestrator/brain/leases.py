@@ -357,6 +357,23 @@ def on_ending_alarm(state: State, out: list[AnyAction], token: str) -> None:
         _terminate(state, out, lease, f"it is still there: {lease.why_ended}")
 
 
+def disown(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
+    """Give a machine back without its lease, whose values cannot be used any more.
+
+    An intent without a machine is left to the list, which shows what no lease claims.
+    """
+    del state.leases[lease.token]
+    state.pools[lease.pool.key].leases.pop(lease.token, None)
+    place = place_of(state, lease.pool.place)
+    place.listing_wanted = True
+    if lease.machine_id:
+        state.machines.pop(lease.machine_id, None)
+        place.orphans[lease.machine_id] = state.now_s
+        out.append(Terminate(ref=lease.ref, because=because))
+    else:
+        note(out, lease.token, because)
+
+
 def drop(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """The intent came to nothing: no machine, no cost, and the token is never used again."""
     end(state, out, lease, None, state.now_s, because)

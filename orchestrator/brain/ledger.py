@@ -17,6 +17,7 @@ back at once, and its reserve is used up at that price. If whole hours are bille
 reserved as well.
 """
 
+import math
 from collections.abc import Sequence
 
 from bidding.markets.billing import HOUR_S, RULES, cost_usd, rule_of
@@ -307,6 +308,46 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
             account.committed_usd = account.draining_usd_per_h = 0.0
             account.on_demand_usd_per_h = account.intended_usd_per_h = 0.0
             account.usd_per_h, account.traffic_usd_per_h = account.manager_usd_per_h, 0.0
+
+
+def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
+    """Take a job that cannot be computed with out of the sum of all; return what it has spent.
+
+    The sum is made anew from the other jobs, as the job's values may have made it no number. What
+    its machines cost until they have ended is charged now, as long as they may take.
+    """
+    whole, at_s = state.account, state.now_s
+    others = [one.account for one in state.jobs.values() if one is not job]
+    for account in others:
+        settle(account, at_s)
+    spent = spent_usd(whole, at_s)
+    mine = _number(spent_usd(job.account, at_s))
+    manager = _number(manager_usd(whole, at_s))
+    if not math.isfinite(spent):
+        spent = sum((account.spent_usd for account in others), 0.0) + mine + manager
+    held_usd = sum((_number(e.usd_per_h) for e in gone if e.machine_id), 0.0)
+    held_usd *= state.settings.drain_s / HOUR_S
+    state.account = Account(
+        cap_usd=whole.cap_usd,
+        at_s=at_s,
+        spent_usd=spent + held_usd,
+        usd_per_h=whole.manager_usd_per_h + sum((a.usd_per_h for a in others), 0.0),
+        on_demand_usd=_number(on_demand_usd(whole, at_s)),
+        on_demand_usd_per_h=sum((a.on_demand_usd_per_h for a in others), 0.0),
+        committed_usd=sum((a.committed_usd for a in others), 0.0),
+        draining_usd_per_h=sum((a.draining_usd_per_h for a in others), 0.0),
+        intended_usd_per_h=sum((a.intended_usd_per_h for a in others), 0.0),
+        manager_usd=manager,
+        manager_usd_per_h=whole.manager_usd_per_h,
+        traffic_usd=_number(traffic_usd(whole, at_s)),
+        traffic_usd_per_h=sum((a.traffic_usd_per_h for a in others), 0.0),
+        leases=sum(a.leases for a in others),
+    )
+    return mine + held_usd
+
+
+def _number(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
 
 
 def hand_over(state: State, lease: Lease, to: Job) -> None:
