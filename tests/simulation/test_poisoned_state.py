@@ -5,7 +5,6 @@
 
 import math
 import os
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -168,7 +167,7 @@ def test_a_job_whose_values_fail_is_named_and_the_other_jobs_keep_their_machines
     victim, other = held[:2]
     state.jobs[victim].leases["nobody"] = None
     kept = dict(state.jobs[other].leases)
-    after, world, journal = lived(state)
+    after, _, journal = lived(state)
     assert [e.event.name for e in journal.entries if isinstance(e.event, PartSetAside)] == [victim]
     assert "resume continues from the last committed step" in after.jobs[victim].because
     assert "KeyError" in after.jobs[victim].because
