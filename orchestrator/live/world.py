@@ -19,7 +19,7 @@ from cloud.clock import Clock, ticks
 from cloud.errors import CloudError, Unknown
 from cloud.model import Closed, Market, Place, Pool, Quote, Sold
 from cloud.provider import Provider
-from cloud.ranges import explain, flaw_in, shown_text
+from cloud.ranges import explain, flaw_in
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
