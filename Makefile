@@ -7,10 +7,14 @@ READY  := $(VENV)/.ready
 # Hundreds of processes import the same modules: where a shell forbids it, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly bench format clean
+.PHONY: demo demo-aws demo-azure test check nightly bench format clean
 
 demo: $(READY)
 	@$(BIN)/orchestrator demo
+
+# The same, bought through boto3 or Azure's SDK from a fake account whose machines are real processes.
+demo-aws demo-azure: demo-%: $(READY)
+	@PYTHONPATH=tests $(BIN)/python -m cloudfake.account.demo $*
 
 test: $(READY)
 	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m "not processes"
@@ -24,6 +28,7 @@ check: $(READY)
 
 nightly: $(READY)
 	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
+	CRASH_CASES=5000 $(BIN)/python -m pytest -n 2 tests/cloud/test_killed_managers.py
 	$(BIN)/python benchmarks/campaign.py --kills 100
 
 bench: $(READY)

@@ -32,6 +32,16 @@ VIEW = "orch:view"
 # Stream of `e` (`orchestrator.view.Sentence`); about the newest 10,000.
 EVENTS = "orch:events"
 
+# --- the join door ------------------------------------------------------------------------------
+
+# JSON of `orchestrator.door.guests.Guests`, overwritten with the view: who is expected, and the
+# manager's sign of life for machines.
+GUESTS = "orch:door:guests"
+# Hash: the digest of each joined machine's claim, by the machine; the newest 10,000 at least.
+JOINED = "orch:door:joined"
+# Sorted set: joined machines by when they joined; as many as in `JOINED`.
+JOINED_AT = "orch:door:joined:at"
+
 # --- scripts ------------------------------------------------------------------------------------
 
 # Sorted set of checksums by when they were submitted. Above 2000 scripts or 256 MiB the oldest that

@@ -1,21 +1,21 @@
 #!/bin/sh
-# First-boot script of every instance: makes the machine a node of the manager's Ray cluster, and
-# ends when the node ends, so that a machine that lost its manager does not go on costing money.
+# Makes a machine that has been let in a node of the manager's Ray cluster, and ends when the node
+# ends. The join client starts it (agent/machine/join).
 #
 # Given by the environment:
 #   SPOT_MACHINE_ID   what the cloud calls this machine
 #   SPOT_HEAD         address of the Ray head, host:port
 #   SPOT_ADDRESS      the machine's own private address
 #   SPOT_SLOTS        how many workers it has room for
-#   RAY_AUTH_MODE, RAY_AUTH_TOKEN   how it proves that it belongs
+#   RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token
 #   SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
 #   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 set -eu
 
-for name in SPOT_MACHINE_ID SPOT_HEAD SPOT_ADDRESS SPOT_SLOTS RAY_AUTH_TOKEN; do
+for name in SPOT_MACHINE_ID SPOT_HEAD SPOT_ADDRESS SPOT_SLOTS RAY_AUTH_TOKEN_PATH; do
     eval "value=\${$name:-}"
     if [ -z "$value" ]; then
-        echo "boot: $name is not set; the launch must hand it to the machine" >&2
+        echo "boot: $name is not set; the join door has to hand it out" >&2
         exit 64
     fi
 done

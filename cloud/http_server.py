@@ -6,6 +6,7 @@ are nor how long a request may be on its way, so this is done here, once for the
 
 * a connection has `REQUEST_S_MAX` for each whole request, which has at most `HEAD_BYTES_MAX` and
   `BODY_BYTES_MAX`, and `STALL_S_MAX` to take an answer;
+* with TLS, its handshake is part of the time for the first request;
 * a process has at most `CONNECTIONS_MAX` of them. For a new one the connection goes that has waited
   longest for a request, so a peer that asks at once is served. If all are being answered, new ones wait
   in the system's queue.
@@ -16,6 +17,7 @@ A lack of files is waited out and not logged: at a full table asyncio logs a tho
 import asyncio
 import errno
 import socket
+import ssl
 from typing import Any
 
 import h11
@@ -89,7 +91,9 @@ CROWD = Crowd()
 class Listener:
     """One address. `url` is known once it listens."""
 
-    def __init__(self, app: ASGIApp, crowd: Crowd = CROWD) -> None:
+    def __init__(
+        self, app: ASGIApp, crowd: Crowd = CROWD, tls: ssl.SSLContext | None = None
+    ) -> None:
         # What strangers send is worth no line in a log: "warning" has one for each bad request.
         self._config = Config(
             app, log_config=None, log_level="error", access_log=False, server_header=False,
@@ -98,6 +102,7 @@ class Listener:
         self._config.load()
         self._state = ServerState()
         self._crowd = crowd
+        self._tls = tls
         self._socket: socket.socket | None = None
         self._entering = set[asyncio.Task[Any]]()
         self.url = ""
@@ -110,7 +115,7 @@ class Listener:
         listening.setblocking(False)
         listening.listen(BACKLOG)
         self._socket = listening
-        self.url = url_of(listening)
+        self.url = url_of(listening, "http" if self._tls is None else "https")
         self.resume()
 
     def close(self) -> None:
@@ -153,12 +158,18 @@ class Listener:
         task = asyncio.create_task(self._enter(protocol, taken))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
+        if self._tls is not None:
+            protocol.entering = task
+            self._crowd.wait(protocol)
 
     async def _enter(self, protocol: "_Protocol", taken: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        patience_s = None if self._tls is None else REQUEST_S_MAX
         try:
-            await loop.connect_accepted_socket(lambda: protocol, taken)
-        except OSError:
+            await loop.connect_accepted_socket(
+                lambda: protocol, taken, ssl=self._tls, ssl_handshake_timeout=patience_s
+            )
+        except (OSError, asyncio.CancelledError):  # or its place was given to a newer one
             taken.close()
             self._crowd.leave(protocol)
 
@@ -171,13 +182,17 @@ class _Protocol(H11Protocol):
         self._crowd = crowd
         self._body_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self.entering: asyncio.Task[None] | None = None  # as long as the handshake lasts
 
     def abort(self) -> None:
-        if self.transport is not None:
+        if self.entering is not None:
+            self.entering.cancel()
+        elif self.transport is not None:
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.entering = None
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -242,6 +257,6 @@ def bound(host: str, port: int) -> socket.socket:
     return taken
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -170,12 +170,14 @@ class Sold(msgspec.Struct, frozen=True, kw_only=True):
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """What is true of a cloud everywhere: how it bills, and what traffic between machines costs.
 
-    `billing` names a rule of `bidding.markets.billing`. The prices per GB are what a byte costs in
-    total that is sent from one zone, or one region, to another. One call starts up to `launch_max`
-    equal machines, all of them or none.
+    `billing` names a rule of `bidding.markets.billing`. It counts from the launch, or from when the
+    machine runs if a pending one is free. The prices per GB are what a byte costs in total that is
+    sent from one zone, or one region, to another. One call starts up to `launch_max` equal machines,
+    all of them or none.
     """
 
     billing: Name
+    pending_is_free: bool = False
     bids: Bids = "none"
     zone_usd_per_gb: Usd = 0.0
     region_usd_per_gb: Usd = 0.0
@@ -268,6 +270,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[Name, Name]
     index: Count = 0
     address: Name = ""
+    identity: Name = ""  # what the cloud signs that it is, if that is not its id
     ended_at_s: Time | None = None
     ended_by: EndedBy | None = None
     refusal: Refusal | None = None

@@ -39,6 +39,24 @@ def made_secret(path: Path) -> str:
     return secret(path)
 
 
+def environment(path: Path) -> dict[str, str]:
+    """Return the NAME=VALUE lines of a file that only its owner may read.
+
+    Raises ValueError for a file that others can read, and for a line of another form.
+    """
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"{path}: others can read it; it holds secrets, so: chmod 600 {path}")
+    found = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{path}, line {number}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
 def write(path: Path, content: bytes) -> None:
     """Write all of it or nothing, readable by the owner alone, and wait until the disk has it.
 

@@ -24,8 +24,10 @@ COPY cloud cloud
 COPY orchestrator orchestrator
 RUN pip install --no-deps .
 
+# Where the first-boot script of every machine looks for Python.
+RUN mkdir -p /opt/spot/bin && ln -s /usr/local/bin/python /opt/spot/bin/python
+
 COPY docker/instance.sh /usr/local/bin/instance
-COPY docker/identity.py /usr/local/lib/spot/identity.py
 
 RUN useradd --uid 10001 --create-home spot
 USER spot

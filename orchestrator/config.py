@@ -28,6 +28,7 @@ FILE_NAME = "orchestrator.toml"
 ENV_PREFIX = "ORCHESTRATOR__"
 FILE_BYTES_MAX = 64 * 1024
 PROBLEMS_SHOWN_MAX = 5
+SIGNS_MIN = 3  # of an idle manager's life, one a control period, before a machine gives it up
 VALUE_LINES_MAX = 100  # a single value longer than this gets an approximate line number
 SECRET = re.compile(
     r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
@@ -61,6 +62,8 @@ class Manager(SettingsSection):
     """Tag on every machine we buy; machines with another tag are never touched."""
     control_period_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0
     """How often prices are weighed and machines compared with what we intended."""
+    door_port: Port = 0
+    """Port of the join door, at ray.head_address; 0 keeps the port of the last time, or any."""
     usd_per_h: Usd = 0.0
     """What the manager's own machine costs; it is part of every bill and counts against budgets."""
     redis_url: Text | None = Field(default=None, examples=["redis://127.0.0.1:6379/0"])
@@ -221,6 +224,9 @@ class Aws(SettingsSection):
         default=None, examples=["https://sqs.us-east-1.amazonaws.com/111122223333/orchestrator"]
     )
     """The queue of interruptions. Not set: only the machines themselves say that they will go."""
+    certificates: Text | None = Field(default=None, examples=["aws-identity.pem"])
+    """File with the certificates by which AWS signs identity documents (RSA-2048, one for each of
+    the regions). Not set: no machine of AWS can join."""
     endpoint_url: Text | None = Field(default=None, examples=["http://127.0.0.1:4566"])
     """Where all calls go, for a private endpoint or a test. Not set: to AWS."""
 
@@ -272,11 +278,16 @@ class Azure(SettingsSection):
     """The public key that Azure wants for every machine; no port is open for it."""
     disk_gb: Annotated[int, Field(ge=30, le=4095)] = 64
     """Size of a machine's disk; it has to hold the image."""
+    certificates: Text | None = Field(default=None, examples=["azure-authorities.pem"])
+    """File with the certificates of the authorities that issue metadata.azure.com. Not set: no
+    machine of Azure can join."""
     sign_in: Text = "default"
     """Who the manager is: "default" is what `az login` left or the environment has, "managed" this
     machine's own identity, and anything else the client id of one of its identities."""
     endpoint: Text = "https://management.azure.com"
     """Where Azure is asked; change it for Azure's other clouds and for tests."""
+    prices_endpoint: Text = "https://prices.azure.com"
+    """Where the public price list is asked, without a key."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -306,6 +317,7 @@ class Azure(SettingsSection):
             disk_gb=self.disk_gb,
             sign_in=self.sign_in,
             endpoint=self.endpoint,
+            prices_endpoint=self.prices_endpoint,
             boot_script=boot_script,
         )
 
@@ -335,6 +347,9 @@ class Limits(SettingsSection):
     """A machine that has not joined after this long is given back, and its pool is avoided."""
     launch_grace_s: Seconds = 30.0
     """How long a machine that we asked for may be missing from the provider's list."""
+    silent_after_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """How long a machine goes on without a word from a manager that lives. Then it ends itself, so
+    that it does not go on costing money when the manager's machine is gone."""
     script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576
     """Largest script that can be submitted."""
     parcel_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 33_554_432
@@ -360,6 +375,11 @@ class Config(SettingsSection):
     @property
     def state_dir(self) -> Path:
         return Path(self.manager.state_dir)
+
+    @property
+    def silent_after_s(self) -> float:
+        """Return how long a machine waits for a word, several of which have to fit in."""
+        return max(self.limits.silent_after_s, SIGNS_MIN * self.manager.control_period_s)
 
 
 def in_force(config: Config) -> dict[str, str]:
@@ -520,10 +540,15 @@ def _resolve(config: Config, folder: Path) -> Config:
         return str(Path.home() / path[2:] if path.startswith("~/") else folder / path)
 
     manager = config.manager.model_copy(update={"state_dir": absolute(config.manager.state_dir)})
-    local = config.local
+    local, aws, azure = config.local, config.aws, config.azure
     if local.prices is not None:
         local = local.model_copy(update={"prices": absolute(local.prices)})
-    return config.model_copy(update={"manager": manager, "local": local})
+    if aws.certificates is not None:
+        aws = aws.model_copy(update={"certificates": absolute(aws.certificates)})
+    if azure.certificates is not None:
+        azure = azure.model_copy(update={"certificates": absolute(azure.certificates)})
+    parts = {"manager": manager, "local": local, "aws": aws, "azure": azure}
+    return config.model_copy(update=parts)
 
 
 # --- secrets -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from cloud.model import (
     Traits,
 )
 from cloud.ranges import (
+    Amount,
     Count,
     Haste,
     JobName,
@@ -142,6 +143,17 @@ class Terminated(Event, frozen=True, kw_only=True):
     ref: Ref
 
 
+class BootSeen(Event, frozen=True, kw_only=True):
+    """A machine said at the join door how far its first boot is, `took_s` after it began.
+
+    `admitted`: it has proved who it is; `node`: it is a node of our cluster, and its agent may start.
+    """
+
+    machine_id: Name
+    phase: Literal["admitted", "node"]
+    took_s: Amount
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
@@ -201,6 +213,7 @@ AnyEvent = (
     | Launched
     | LaunchFailed
     | Terminated
+    | BootSeen
     | JobSubmitted
     | JobCancelled
     | JobResumed

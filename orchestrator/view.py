@@ -40,6 +40,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     disk_usd: float = 0.0  # part of the cost
     egress_usd: float = 0.0  # part of the cost
     bid_usd_per_h: float | None = None  # None if the market takes no bids
+    boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

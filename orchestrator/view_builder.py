@@ -123,6 +123,7 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
         disk_usd=ledger.disk_so_far_usd(lease, at_s),
         egress_usd=lease.egress_usd if lease.prices else 0.0,
         bid_usd_per_h=lease.request.bid_usd_per_h,
+        boot=lease.boot,
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 # Ray's own, ours (settings may hold the password of a Redis), and what only an agent needs.
-OURS = re.compile(r"RAY_|ORCHESTRATOR_|REDIS|SPOT_(HEAD|METADATA_URL|IDENTITY|DEPLOYMENT)$")
+OURS = re.compile(r"RAY_|ORCHESTRATOR_|REDIS|SPOT_(HEAD|METADATA_URL|END_SIGN|DEPLOYMENT)$")
 CLOUDS = re.compile(
     r"(AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDSDK|MSI|IDENTITY)_(\w*_)?"
     r"(KEY|KEY_ID|ACCOUNT|SECRET|TOKEN|PASSWORD|CREDENTIALS|FILE|HEADER|URI|STRING)$"

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ from cloud.model import Notice, NoticeKind
 METADATA_URL = "http://169.254.169.254"
 URL_VARIABLE = "SPOT_METADATA_URL"
 MACHINE_VARIABLE = "SPOT_MACHINE_ID"
+SIGN_VARIABLE = "SPOT_END_SIGN"  # a file that appears when the machine is about to end itself
 
 POLL_S = 1.0
 TIMEOUT_S = 1.0
@@ -78,8 +80,9 @@ class _Events(msgspec.Struct, frozen=True, rename="pascal"):
 class Watcher:
     """What the cloud announces about one machine.
 
-    `machine_id` is the cloud's name for the machine (on Azure its VM name). Only one thread at a
-    time may use a watcher.
+    `machine_id` is the cloud's name for the machine (on Azure its VM name). The file `sign` is the
+    announcement of the machine itself, which ends because no manager is there. Only one thread at
+    a time may use a watcher.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Watcher:
         *,
         clock: Clock | None = None,
         timeout_s: float = TIMEOUT_S,
+        sign: Path | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme != "http" or not parts.hostname:
@@ -97,6 +101,7 @@ class Watcher:
         self._machine_id = machine_id
         self._clock = clock or SystemClock()
         self._timeout_s = timeout_s
+        self._sign = sign
         self._token = ""
         self._told: dict[NoticeKind, str] = {}
         self._event_id = ""
@@ -108,13 +113,17 @@ class Watcher:
     def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> "Watcher":
         """Return the watcher of the machine that this process runs on."""
         url = environment.get(URL_VARIABLE) or METADATA_URL
-        return cls(environment.get(MACHINE_VARIABLE, ""), url)
+        sign = environment.get(SIGN_VARIABLE)
+        machine_id = environment.get(MACHINE_VARIABLE, "")
+        return cls(machine_id, url, sign=Path(sign) if sign else None)
 
     def poll(self) -> Notice | None:
         """Return a new notice, or a new deadline of an earlier one; never raise.
 
         `failures` counts the polls without a usable answer since the last one that had it.
         """
+        if self._sign is not None and self._sign.exists():
+            return self._news("terminate", "by itself", None)
         try:
             notice = self._ask()
         except _Silence:

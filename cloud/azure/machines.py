@@ -217,6 +217,7 @@ def machine_of(vm: Vm, view: View | None) -> Machine:
         launched_at_s=_seconds(vm.properties.time_created),
         tags={name: value for name, value in tags.items() if name not in OUR_TAGS},
         refusal=refusal,
+        identity=vm.properties.vm_id.lower(),
     )
 
 
@@ -266,6 +267,7 @@ def leftover_of(
         kind=kind,
         created_at_s=_seconds(str(created)) if created else seen_s,
         token=match["vm"],
+        tags={DEPLOYMENT_TAG: deployment},  # its name's mark says as much
     )
 
 

@@ -21,7 +21,8 @@ from cloud.errors import CloudError
 from cloud.http_server import Listener
 from cloud.local.api import Api
 from cloud.local.books import Ledger, start_of_market
-from cloud.local.service import LocalCloud, read_boot_env
+from cloud.local.identity import KEY
+from cloud.local.service import LocalCloud
 from cloud.market import LOCAL, Conduct, SpotMarket
 from cloud.open_files import raise_limit
 from cloud.replay import read_prices
@@ -142,10 +143,10 @@ def main() -> int:
     with (options.dir / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for line in private.mend(options.dir, [options.dir / "token"]):
+            for line in private.mend(options.dir, [options.dir / "token", options.dir / KEY]):
                 print(line, file=sys.stderr)  # noqa: T201
             if options.boot_env:
-                read_boot_env(options.boot_env)
+                private.environment(options.boot_env)
             asyncio.run(serve(options))
         except BlockingIOError:
             print(f"another local cloud uses {options.dir}", file=sys.stderr)  # noqa: T201

@@ -2,6 +2,7 @@
 
 EC2: instance metadata service version 2; a session token first, and 404 for what does not apply.
 Azure: scheduled events; an incarnation number and a list of events, which may be acknowledged.
+In both, `/identity?nonce=` answers who the machine is, signed by this cloud for the nonce.
 Both give times in whole seconds. They are rounded down here, so that a machine never relies on time
 that it does not have.
 """
@@ -9,6 +10,7 @@ that it does not have.
 import json
 import math
 import secrets
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any, Protocol
@@ -28,6 +30,7 @@ TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TTL_MAX_S = 21_600
 TOKENS_MAX = 256
+NONCE_MAX = 64
 AZURE_API_VERSIONS = ("2019-08-01", "2020-07-01")
 
 
@@ -49,9 +52,24 @@ class Fate(Protocol):
         ...
 
 
-def metadata_app(dialect: Dialect, fate: Fate, clock: Clock) -> ASGIApp:
-    """Return the metadata service of one machine."""
-    return _Ec2(fate, clock).app if dialect == "ec2" else _Azure(fate).app
+def metadata_app(
+    dialect: Dialect, fate: Fate, clock: Clock, sign: Callable[[str], str] | None = None
+) -> ASGIApp:
+    """Return the metadata service of one machine; `sign` says for a nonce who it is."""
+    app = _Ec2(fate, clock).app if dialect == "ec2" else _Azure(fate).app
+    if sign is not None:
+        app.router.routes.append(Route("/identity", _identity(sign)))
+    return app
+
+
+def _identity(sign: Callable[[str], str]) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        nonce = request.query_params.get("nonce", "")
+        if request.headers.get("metadata", "").lower() != "true" or not 0 < len(nonce) <= NONCE_MAX:
+            return PlainTextResponse("", 400)
+        return PlainTextResponse(sign(nonce))
+
+    return answer
 
 
 def _utc(at_s: float) -> datetime:

@@ -19,11 +19,15 @@ from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 
+from starlette.types import ASGIApp
+
+from cloud import private
 from cloud.clock import Clock
 from cloud.http_server import Listener
 from cloud.local import processes, short_path
 from cloud.local.books import Ledger
-from cloud.local.metadata import metadata_app
+from cloud.local.identity import Signer
+from cloud.local.metadata import Fate, metadata_app
 from cloud.log_bounds import bound_logs
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice, Recipe
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
@@ -44,21 +48,6 @@ def _say(line: str) -> None:
     """Print a line; a full disk loses it, but does not end the cloud."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def read_boot_env(path: Path) -> dict[str, str]:
-    """Read the NAME=VALUE lines that a machine fetches at its first boot, secrets included."""
-    if path.stat().st_mode & 0o077:
-        raise ValueError(f"{path}: others can read it; it holds secrets, so: chmod 600 {path}")
-    found = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{path}, line {number}: expected NAME=VALUE")
-        found[name] = value
-    return found
 
 
 def _short_way(directory: Path) -> Path:
@@ -137,6 +126,7 @@ class LocalCloud:
         boot = blake2b(boot_script.read_bytes(), digest_size=8).hexdigest()
         self.recipe = Recipe({"boot": boot})
         self._boot_env = boot_env
+        self._signer = Signer(self._ledger.path.parent)
         self._hosts: dict[str, _Host] = {}
         self._changed = asyncio.Event()
 
@@ -230,8 +220,7 @@ class LocalCloud:
         return self.core.machine(machine.id).state == "running"
 
     async def _start(self, machine: Machine) -> None:
-        dialect = self.core.market.dialect(machine.pool.zone)
-        listener = Listener(metadata_app(dialect, _Fate(self, machine.id), self.clock))
+        listener = Listener(self._metadata(machine))
         await listener.listen(machine.address)
         disk = self._new_disk(machine.id)
         with (disk / "console.log").open("ab") as console:
@@ -241,7 +230,7 @@ class LocalCloud:
                     "-m",
                     "cloud.local.machine_init",
                     str(os.getpid()),
-                    str(self._boot_script),
+                    str(self._boot(machine, disk)),
                 ],
                 env=self._environment(machine, disk, listener.url),
                 cwd=disk,
@@ -253,6 +242,22 @@ class LocalCloud:
         host = self._hosts[machine.id] = _Host(listener, init)
         asyncio.get_running_loop().add_reader(host.exited, self._exited, machine.id)
 
+    def _metadata(self, machine: Machine) -> ASGIApp:
+        """Return the metadata service of a machine."""
+        dialect = self.core.market.dialect(machine.pool.zone)
+
+        def sign(nonce: str) -> str:
+            return self._signer.sign(machine, nonce, self.clock.now_s())
+
+        return metadata_app(dialect, self._fate(machine.id), self.clock, sign)
+
+    def _fate(self, machine_id: str) -> Fate:
+        return _Fate(self, machine_id)
+
+    def _boot(self, machine: Machine, disk: Path) -> Path:  # noqa: ARG002 - others have one each
+        """Return what a machine runs first."""
+        return self._boot_script
+
     def _environment(self, machine: Machine, disk: Path, metadata_url: str) -> dict[str, str]:
         """Return a new machine's environment: nothing from our process, then what it fetches."""
         slots = {kind.name: kind.slots for kind in self.core.market.catalogue.types}
@@ -260,7 +265,7 @@ class LocalCloud:
             "PATH": os.defpath,
             "HOME": str(disk),
             "LANG": "C.UTF-8",
-            **(read_boot_env(self._boot_env) if self._boot_env else {}),
+            **(private.environment(self._boot_env) if self._boot_env else {}),
             processes.MARKER: machine.id,
             "SPOT_DEPLOYMENT": machine.tags.get(DEPLOYMENT_TAG, ""),
             "SPOT_ADDRESS": machine.address,

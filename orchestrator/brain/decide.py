@@ -50,6 +50,7 @@ from orchestrator.brain import (
 from orchestrator.brain.sentences import remember
 from orchestrator.events import (
     AnyEvent,
+    BootSeen,
     CatalogueSeen,
     EventSetAside,
     JobCancelled,
@@ -141,6 +142,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             inventory.on_launch_failed(state, out, event)
         case Terminated():
             inventory.on_terminated(state, out, event)
+        case BootSeen():
+            inventory.on_boot_seen(state, out, event)
         case JobSubmitted():
             jobs.on_submitted(state, out, event)
         case JobCancelled():

@@ -9,7 +9,14 @@ from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from cloud.model import DEPLOYMENT_TAG, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
 from orchestrator.brain import jobs, leases, ledger, staffing
-from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
+from orchestrator.events import (
+    BootSeen,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    Terminated,
+)
 from orchestrator.formatting import plural
 from orchestrator.state import (
     Job,
@@ -73,10 +80,14 @@ def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -
     price = leases.cost_now_usd_per_h(state, lease.pool, lease.request.market)
     why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
     lease.machine_id, lease.known_at_s = machine.id, state.now_s
+    lease.identity, lease.address = machine.identity, machine.address
     state.machines[machine.id] = lease.token
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
     ledger.start_charging(state, lease, price, machine.launched_at_s)
+    traits = leases.place_of(state, lease.pool.place).traits
+    if traits is not None and traits.pending_is_free and machine.state == "pending":
+        lease.pending_at_s = machine.launched_at_s
     if lease.request.market == "spot":
         known = state.pools[lease.pool.key]
         known.record = known.record.sold(state.now_s)
@@ -120,6 +131,8 @@ def _never_ran(
         if lease.state == "intended":
             _begin(state, out, lease, machine)
         record = state.pools[lease.pool.key].record
+        if lease.pending_at_s is not None:
+            lease.pending_at_s = at_s
         leases.end(state, out, lease, "provider", at_s, why)
         state.pools[lease.pool.key].record = record  # it refused, and took nothing that worked
     if not machine.gone:
@@ -237,6 +250,7 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record what changed about a listed machine that a lease claims."""
+    _note_seen(state, lease, machine)
     at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
     given_back = lease.state == "ending" and machine.ended_by != "provider"
     if machine.state == "failed" and not given_back:
@@ -247,6 +261,8 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
             _settle_unheard(state, out, lease, machine)
             return
         adopt(state, out, lease, machine)
+    lease.identity = machine.identity or lease.identity
+    lease.address = machine.address or lease.address
     if machine.gone and given_back:
         leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
     elif machine.gone and lease.state == "pending":
@@ -259,6 +275,16 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
         why = f"{lease.machine_id} runs; its agent has yet to join"
         move_lease(lease, "booting", state.now_s, why)
         note(out, lease.machine_id, why)
+
+
+def _note_seen(state: State, lease: Lease, machine: Machine) -> None:
+    """Note that a list has this machine, and whether it is still on its way to run."""
+    asked_at_s = leases.place_of(state, lease.pool.place).listed_at_s
+    lease.seen_at_s, lease.missed_at_s = asked_at_s, None
+    if machine.state == "pending" and lease.pending_at_s is not None:
+        lease.pending_at_s = max(lease.pending_at_s, asked_at_s)
+    elif machine.state == "running":
+        ledger.runs(state, lease)
 
 
 def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
@@ -298,11 +324,18 @@ def _settle_missing(
         if lease.state == "intended":
             if place.listed_at_s >= lease.intended_at_s + grace_s:
                 leases.drop(state, out, lease, "the provider does not list it: it never started")
-        elif place.listed_at_s >= lease.known_at_s + grace_s:
-            if lease.state == "ending":
-                leases.end(state, out, lease, "user", state.now_s, "the provider lists it no more")
-            else:
-                lose(state, out, lease, state.now_s, f"{lease.machine_id} vanished from the list")
+            continue
+        if lease.seen_at_s is not None and lease.missed_at_s is None:
+            lease.missed_at_s = place.listed_at_s
+        # A young machine may be missing from a list that lags, but not one that is silent as well.
+        certain = lease.missed_at_s is not None and lease.agent == "silent"
+        if not certain and place.listed_at_s < lease.known_at_s + grace_s:
+            continue
+        gone_at_s = state.now_s if lease.missed_at_s is None else lease.missed_at_s
+        if lease.state == "ending":
+            leases.end(state, out, lease, "user", gone_at_s, "the provider lists it no more")
+        else:
+            lose(state, out, lease, gone_at_s, f"{lease.machine_id} vanished from the list")
 
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
@@ -322,6 +355,19 @@ def _end_unclaimed(state: State, out: list[AnyAction], ref: Ref, because: str) -
 # --- reports of the machine itself -----------------------------------------------------------
 
 
+def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
+    """Record how far a machine's first boot is; it runs, whatever the list says yet."""
+    lease = leases.lease_of(state, event.machine_id)
+    if lease is None or event.phase in lease.boot:
+        return
+    lease.boot = {**lease.boot, event.phase: event.took_s}
+    what = "proved who it is" if event.phase == "admitted" else "is a node of the cluster"
+    why = f"{event.machine_id} {what}, {event.took_s:.1f} s after its first boot began"
+    if lease.state == "pending":
+        move_lease(lease, "booting", state.now_s, why)
+    note(out, event.machine_id, why)
+
+
 def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> None:
     lease = leases.lease_of(state, event.machine_id)
     if lease is None:
@@ -336,6 +382,7 @@ def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> N
 
 def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
     lease.agent = "there"
+    ledger.runs(state, lease)
     if not lease.announced:
         lease.goes_at_s = None
         took_s = state.now_s - lease.intended_at_s

@@ -134,7 +134,7 @@ def intend(
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
-    billing = traits_of(state, pool.place).billing
+    billing = billing_at(state, pool.place)
     ceiling = ledger.ceiling_usd_per_h(
         kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
     )
@@ -436,6 +436,11 @@ def lease_of(state: State, machine_id: str) -> Lease | None:
 
 def place_of(state: State, place: Place) -> PlaceState:
     return state.places.setdefault(place.key, PlaceState(place=place))
+
+
+def billing_at(state: State, place: Place) -> str:
+    """Return the name of the rule by which a place bills: what its cloud says, else the settings'."""
+    return traits_of(state, place).billing
 
 
 def grace_s(state: State, place: Place) -> float:

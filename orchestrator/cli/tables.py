@@ -46,6 +46,15 @@ def toned(word: str) -> Text:
     return Text(word, style=TONES.get(word, "yellow"))
 
 
+def _state(one: MachineView) -> Text:
+    """Return a machine's state; while it boots, with the last phase that is over, and when."""
+    said = toned(one.state)
+    if one.boot and one.state in ("pending", "booting"):
+        phase, took_s = max(one.boot.items(), key=lambda item: item[1])
+        said.append(f", {phase} {duration(took_s)}", "default")
+    return said
+
+
 class Reasoned:
     """A table with a reason for every row: beside the row if there is room, else below it.
 
@@ -131,7 +140,7 @@ def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
     )
     for one in held[:MACHINES_SHOWN] + gone[-ENDED_SHOWN:]:
         made.add(
-            one.id, toned(one.state), one.pool, one.market.replace("_", " "), usd(one.price_usd_per_h),
+            one.id, _state(one), one.pool, one.market.replace("_", " "), usd(one.price_usd_per_h),
             usd(one.cost_usd), duration((one.ended_at_s or now_s) - one.launched_at_s),
             why=(one.why_ended or one.why_bought).removeprefix(f"{one.id} "),
         )  # fmt: skip

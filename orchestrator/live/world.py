@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, assert_never
 import msgspec
 import redis.asyncio
 
-from agent.keys import EVENTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
+from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError, Unknown
@@ -38,6 +38,7 @@ from orchestrator.actions import (
 from orchestrator.brain import layout_changes, layout_choice
 from orchestrator.brain.layout_choice import Question
 from orchestrator.brain.sentences import sentence
+from orchestrator.door.guests import guests_of
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
     AnyEvent,
@@ -125,6 +126,8 @@ class LiveWorld:
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown_at_s = 0.0
+        self._newest: State | None = None
+        self._shows_later = False
         self._asked: tuple[Question, ...] = ()
         self._foreseeing = False
         self._broken: BaseException | None = None
@@ -257,7 +260,7 @@ class LiveWorld:
         known: dict[tuple[Pool, Market], Quote] = {}
         sold: Sold | None = None
         sold_at_s = quoted_at_s = told_at_s = -math.inf
-        pause_s = 0.0
+        pause_s, failing = 0.0, ""
         while True:
             try:
                 if self._clock.now_s() >= sold_at_s + provider.pace.sold_s:
@@ -287,9 +290,14 @@ class LiveWorld:
                 else:
                     fresh = ()
                 pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
-            except CloudError:
+            except CloudError as error:
                 pause_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                if error.code != failing:
+                    failing = error.code
+                    why = f"does not say what it sells: {error}; asking again and again"
+                    await self.perform(Note(who=place.key, because=why))
             else:
+                failing = ""
                 now_s = self._clock.now_s()
                 # Without a regular event the prices would be taken for old.
                 if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
@@ -418,14 +426,28 @@ class LiveWorld:
     # --- showing ----------------------------------------------------------------------------
 
     async def show(self, state: State) -> None:
-        now_s = self._clock.now_s()
-        if now_s - self._shown_at_s >= VIEW_S:
-            self._shown_at_s = now_s
+        """Publish now, or in a moment if that was done a moment ago: the newest state is shown."""
+        self._newest = state
+        wait_s = self._shown_at_s + VIEW_S - self._clock.now_s()
+        if not 0 < wait_s <= VIEW_S:
+            self._shown_at_s = self._clock.now_s()
             await self.publish(state)
+        elif not self._shows_later:
+            self._shows_later = True
+            self._spawn(self._show_later(wait_s))
+
+    async def _show_later(self, wait_s: float) -> None:
+        """Publish what would else wait for the next event: machines wait to be expected."""
+        await asyncio.sleep(wait_s)
+        self._shows_later = False
+        if self._newest is not None:
+            self._shown_at_s = self._clock.now_s()
+            await self.publish(self._newest)
 
     async def publish(self, state: State) -> None:
         view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
-        await self._store.set(VIEW, msgspec.json.encode(view))
+        said = {VIEW: msgspec.json.encode(view), GUESTS: msgspec.json.encode(guests_of(state))}
+        await self._store.mset(said)
         asked = layout_changes.questions(state)
         if asked != self._asked and not self._foreseeing:
             self._asked, self._foreseeing = asked, True

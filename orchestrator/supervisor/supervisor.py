@@ -1,6 +1,7 @@
 """The house: the one process on the manager's machine that owns all the others.
 
-It starts Redis, the Ray head, the local cloud, the manager with its keeper, and the dashboard.
+It starts Redis, the Ray head, the join door, the local cloud, the manager with its keeper, and the
+dashboard.
 It restarts a part that dies, and ends all of them when it ends. It holds no state of the
 product, so it may be killed at any moment: the next house sweeps up what the last one left.
 
@@ -34,9 +35,13 @@ from cloud.open_files import raise_limit
 from orchestrator.client import House as HouseFile
 from orchestrator.client import post
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
+from orchestrator.door import certificate
+from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
+from orchestrator.live.clouds import enabled
+from orchestrator.live.clouds import obstacle as cloud_obstacle
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
@@ -86,6 +91,7 @@ class House:
         self._redis: RedisServer | None = None
         self._page: socket.socket | None = None  # its port, which outlives its process
         self._page_started_s = 0.0
+        self._door: socket.socket | None = None  # the join door's port, for the house's life
         self._pulse: Pulse | None = None
         self._felt_s = 0.0
         self._bounded_s = 0.0
@@ -101,8 +107,7 @@ class House:
 
     def start(self) -> None:
         """Start all parts, each after the parts it needs, and return when they are ready."""
-        if not self.config.local.enabled:  # there is no other provider yet
-            raise HouseError("no provider is enabled; set local.enabled = true")
+        self._look_at_clouds()
         for line in self.places.secure():
             _say(line)
         self._look_at_memory()
@@ -113,7 +118,9 @@ class House:
         self._env = self._environment()
         self._start_redis()
         self._choose_addresses()
+        self._open_door()
         self._start_cloud()
+        self._start_door()
         self._start_manager()
         if self.config.dashboard.enabled:
             self._start_dashboard()
@@ -183,8 +190,8 @@ class House:
         self.places.house.unlink(missing_ok=True)
         if (page := self._children.pop("dashboard", None)) is not None:
             processes.end(page)
-        if self._page is not None:
-            self._page.close()
+        for listening in filter(None, (self._page, self._door)):
+            listening.close()
         if (cloud := self._children.pop("cloud", None)) is not None:
             processes.end(cloud)
         if (ray := self._children.pop("ray", None)) is not None:
@@ -230,6 +237,19 @@ class House:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _look_at_clouds(self) -> None:
+        """Refuse to start if no cloud is left to buy from, and say which one is closed and why."""
+        names = enabled(self.config)
+        closed = [why for name in names if (why := cloud_obstacle(self.config, name))]
+        if len(closed) == len(names):
+            raise HouseError(
+                "; ".join(closed)
+                or "no cloud is enabled, so nothing could be bought; set local.enabled or "
+                "aws.enabled to true, or azure.subscription"
+            )
+        for why in closed:
+            _say(why)
+
     def _look_at_memory(self) -> None:
         """Say it if the keeper's memory could not outlive it, before anything depends on that."""
         if warning := obstacle(self.places.checkpoints):
@@ -257,27 +277,78 @@ class House:
             post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 
     def _choose_addresses(self) -> None:
-        """Choose where the Ray head listens, and write it to the boot file of later machines."""
+        """Choose where the Ray head listens, and write what the door hands out to machines."""
         host = self.config.ray.head_address
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
         if self.config.ray.dashboard:
             self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
         token = private.secret(self.places.secret("ray"))
         lines = {
-            "PATH": self._env["PATH"],
             "SPOT_HEAD": self._ray_address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
-            processes.MARK: self.places.identity,
         }
-        text = "".join(f"{key}={value}\n" for key, value in lines.items())
-        private.write(self.places.secret("boot"), text.encode())
+        private.write(self.places.secret("boot"), _lines(lines))
+
+    def _open_door(self) -> None:
+        """Bind the join door's port, that of the last time if it can be had, and publish it.
+
+        Machines that are there know the door by this address and by its certificate.
+        """
+        host, port = self.config.ray.head_address, self.config.manager.door_port
+        known = read_door(self.places)
+        if known is not None and known.address.rpartition(":")[0] == host and not port:
+            port = int(known.address.rpartition(":")[2])
+        try:
+            self._door = bound(host, port)
+        except OSError as error:
+            if port == self.config.manager.door_port:
+                raise HouseError(
+                    f"manager.door_port: {host} port {port or 'any'} cannot be used ({error.strerror}); "
+                    f"{instead_of(error, 'ray.head_address', 'manager.door_port')}"
+                ) from error
+            self._door = bound(host, 0)
+        address = url_of(self._door).removeprefix("http://")
+        fingerprint = certificate.make_if_missing(self.places.secret("door"))
+        publish_door(self.places, DoorFile(address=address, fingerprint=fingerprint))
+
+    def _start_door(self) -> None:
+        """Start the process that serves the door, on the port that this house keeps."""
+        assert self._door is not None
+        number = self._door.fileno()
+        words = ["--house", str(self.places.state_dir), "--socket", str(number)]
+        if self._config_path is not None:
+            words += ["--config", str(self._config_path)]
+        self._children["door"] = processes.start(
+            [sys.executable, "-P", "-m", "orchestrator.door", *words],
+            env=self._env,
+            log=self.places.log("door"),
+            cwd=Path.cwd(),
+            files=[number],
+        )
 
     def _start_cloud(self) -> None:
-        local = self.config.local
-        words = ["--boot-env", str(self.places.secret("boot"))]
+        """Start the local cloud, whose machines boot as those of any cloud do.
+
+        What they find in their environment besides is what a machine's image holds.
+        """
+        local, folder = self.config.local, self.places.cloud_dir
+        if not local.enabled:
+            return
+        image = {
+            "PATH": self._env["PATH"],
+            "SPOT_PYTHON": sys.executable,
+            processes.MARK: self.places.identity,
+        }
+        folder.mkdir(mode=0o700, exist_ok=True)
+        private.write(folder / "image.env", _lines(image))
+        script = first_boot_of(self.config, self.places, "local")
+        private.write(folder / "first_boot.sh", script.encode())
+        (folder / "first_boot.sh").chmod(0o700)
+        words = ["--boot-env", str(folder / "image.env")]
+        words += ["--boot-script", str(folder / "first_boot.sh")]
         words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
         if local.prices:
             words += ["--prices", local.prices]
@@ -447,8 +518,13 @@ class House:
 
     def _restart(self, name: str) -> None:
         """Restart a dead part, and after it the parts that depend on it."""
-        if name in ("cloud", "dashboard"):
-            (self._start_cloud if name == "cloud" else self._start_page)()
+        starts = {
+            "cloud": self._start_cloud,
+            "dashboard": self._start_page,
+            "door": self._start_door,
+        }
+        if name in starts:
+            starts[name]()
             return
         try:
             self._start_manager()
@@ -489,6 +565,10 @@ class House:
         if self._stopping:
             raise ToldToEnd("told to end while it was starting; nothing is left of it")
         time.sleep(0.02)
+
+
+def _lines(environment: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}={value}\n" for name, value in environment.items()).encode()
 
 
 @contextlib.contextmanager

@@ -81,11 +81,9 @@ class RayHead:
         done = subprocess.run([sys.executable, "-c", LOOK, *words], env=environment, timeout=120)
         return done.returncode == 0
 
-    def boot_environment(self) -> str:
-        """The lines that a machine fetches at its first boot."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    def handed_out(self) -> str:
+        """The lines that a machine gets at the join door."""
         lines = {
-            "PATH": path,
             "SPOT_HEAD": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,13 @@ from sockets import Door, doors, paths
 
 from agent.keeper.storage import memory_log
 from agent.keys import EVENTS
+from agent.machine.join.door import Door as JoinDoor
+from agent.machine.join.door import NoAnswer, TurnedAway
+from cloud.local.identity import Signer
 from cloud.local.processes import living
+from cloud.model import Machine, Pool
 from orchestrator.config import load
+from orchestrator.door.address import read_door
 from orchestrator.events import AnyEvent
 from orchestrator.supervisor import processes, supervisor
 from orchestrator.view import Sentence
@@ -101,8 +107,13 @@ def test_every_listening_socket_refuses_a_stranger(busy_house):
     house = busy_house
     pids = living({"none": house.process.pid}) | {house.process.pid}
     found = doors(pids)
+    address = read_door(house.places).address
+
+    def _kind(door: Door) -> str:
+        return "join" if f"{door.address}:{door.port}" == address else kind_of(door)
+
     kinds = {_kind(door) for door in found}
-    assert kinds >= {"board", "cloud", "metadata", "ray", "keeper", "worker"}
+    assert kinds >= {"board", "cloud", "metadata", "ray", "keeper", "worker", "join"}
     assert {door.is_local for door in found if _kind(door) != "ray"} == {True}
     for door in found:
         who = command_line(door.pid), door
@@ -110,7 +121,7 @@ def test_every_listening_socket_refuses_a_stranger(busy_house):
             assert door.grpc_answers() == {"UNAUTHENTICATED"}, who
         elif _kind(door) == "metadata":  # as on every cloud: whoever is on the machine may ask
             assert door.web_answers() == {404}, who
-        elif _kind(door) in {"keeper", "worker"}:  # our own protocol, without a proof of the secret
+        elif _kind(door) in {"keeper", "worker", "join"}:  # another protocol than this stranger's
             assert door.web_answers() == set(), who
         else:
             answers = door.web_answers()
@@ -121,7 +132,7 @@ def test_every_listening_socket_refuses_a_stranger(busy_house):
         assert any(folder.stat().st_mode & 0o077 == 0 for folder in folders), path
 
 
-def _kind(door: Door) -> str:
+def kind_of(door: Door) -> str:
     words = command_line(door.pid)
     if "cloud.local" in words:
         return "cloud" if door.address == "127.0.0.1" else "metadata"
@@ -191,7 +202,7 @@ def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
     logs = [house.log, *house.places.log("x").parent.iterdir()]
     before = sum(log.stat().st_size for log in logs)
     with contextlib.ExitStack() as idle:
-        for url in (told.dashboard_url, cloud):
+        for url in (told.dashboard_url, cloud, f"https://{read_door(house.places).address}"):
             for _ in range(IDLE):
                 at = httpx.URL(url)
                 idle.enter_context(socket.create_connection((at.host, at.port), 30))
@@ -200,10 +211,34 @@ def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
         house.reached(step + 3)
         assert answered(house, told.dashboard_url, "view", "dashboard") == 200
         assert answered(house, f"{cloud}/", "places", "cloud") == 200
+        assert joining(house) == "no lease expects"
     assert sum(log.stat().st_size for log in logs) - before < 100_000
     kill(house, "orchestrator.dashboard")
+    kill(house, "orchestrator.door")
+    until("the door", lambda: joining(house) == "no lease expects")
     until("the page", lambda: answered(house, told.dashboard_url, "view", "dashboard") == 200)
     assert house.client().house() == told
+
+
+def joining(house: RunningHouse) -> str:
+    """What the door says to a machine with genuine papers that no lease expects."""
+    door = read_door(house.places)
+    client = JoinDoor(door.address, door.fingerprint)
+    pool = Pool("local", "east", "east-a", "small")
+    machine = Machine(
+        id="i-none", token="t", pool=pool, market="spot", state="running", launched_at_s=0.0,
+        tags={}, address="127.0.0.1",
+    )  # fmt: skip
+    try:
+        ticket = client.call("GET", "/nonce", None, 20.0)
+        signature = Signer(house.places.cloud_dir).sign(machine, ticket["nonce"], time.time())
+        asked = {"cloud": "local", "deployment": "default", "ticket": ticket, "claim": "c" * 64}
+        client.call("POST", "/join", {**asked, "proof": {"signature": signature}}, 20.0)
+    except TurnedAway as refused:
+        return str(refused)[:16]
+    except NoAnswer:
+        return ""
+    return "let in"
 
 
 def kill(house: RunningHouse, words: str) -> None:

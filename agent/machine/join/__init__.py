@@ -1,0 +1,1 @@
+"""The join client of a machine, and its dead man. Standard library only: it starts in no time."""

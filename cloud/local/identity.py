@@ -1,0 +1,109 @@
+"""Identities of the local cloud's machines: signed by a key that the cloud makes for itself.
+
+The signed message has the form of the real clouds', so the door reads one format. The key stays
+with the cloud, and its certificate lies beside it for whoever wants to verify.
+"""
+
+import base64
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs7
+from cryptography.x509.oid import NameOID
+
+from cloud import private
+from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64
+from cloud.model import Machine, Place
+
+EXPIRES_S = 600.0
+YEARS = 10
+KEY, CERTIFICATE = "identity.token", "identity.pem"
+
+
+class _Document(msgspec.Struct, frozen=True):
+    machine_id: str
+    region: str
+    address: str
+    nonce: str
+    created_s: float
+    expires_s: float
+
+
+class Signer:
+    """The cloud's side: it keeps the key in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / KEY).exists() or not (folder / CERTIFICATE).exists():
+            _make(folder)
+        key = serialization.load_pem_private_key(private.secret(folder / KEY).encode(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key = key
+        self._certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+
+    def sign(self, machine: Machine, nonce: str, now_s: float) -> str:
+        """Return what the machine's metadata service answers about who it is, for this nonce."""
+        document = _Document(
+            machine_id=machine.id,
+            region=machine.pool.region,
+            address=machine.address,
+            nonce=nonce,
+            created_s=now_s,
+            expires_s=now_s + EXPIRES_S,
+        )
+        message = (
+            pkcs7.PKCS7SignatureBuilder()
+            .set_data(msgspec.json.encode(document))
+            .add_signer(self._certificate, self._key, hashes.SHA256())
+            .sign(serialization.Encoding.DER, [pkcs7.PKCS7Options.Binary])
+        )
+        return base64.b64encode(message).decode()
+
+
+def _make(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "local cloud")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    private.write(folder / KEY, key.private_bytes(serialization.Encoding.PEM, form, plain))
+    private.write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+
+
+class LocalIdentity:
+    """The verifier, with the certificate that the local cloud has written."""
+
+    def __init__(self, certificate: x509.Certificate) -> None:
+        self._certificate = certificate
+
+    @classmethod
+    def at(cls, folder: Path) -> "LocalIdentity":
+        return cls(x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes()))
+
+    def __call__(self, proof: Proof, nonce: str, now_s: float) -> Identity | Doubt:
+        try:
+            message = SignedMessage(from_base64(proof.signature))
+            document = msgspec.json.decode(message.content, type=_Document)
+        except (NotSigned, msgspec.DecodeError) as error:
+            return Doubt(f"the signed identity: {error}")
+        if not message.is_signed_by(self._certificate):
+            return Doubt("the signed identity is not signed by this local cloud")
+        if document.nonce != nonce:
+            return Doubt("the signed identity was made for another nonce")
+        if not document.created_s - 1.0 <= now_s <= document.expires_s:
+            return Doubt("the signed identity has expired")
+        return Identity(Place("local", document.region), document.machine_id, document.address)

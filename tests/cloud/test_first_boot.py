@@ -1,0 +1,53 @@
+"""The first-boot script: one text for all machines of a recipe, without a secret."""
+
+import subprocess
+
+import pytest
+
+from cloud.first_boot import ENDS, user_data
+
+GIVEN = {
+    "door": "10.0.0.4:7443",
+    "fingerprint": "ab" * 32,
+    "deployment": "default",
+    "cloud": "aws",
+    "silent_after_s": 600.0,
+}
+USER_DATA_MAX = 16_384  # on EC2, before base64
+
+
+@pytest.mark.parametrize("cloud", sorted(ENDS))
+def test_it_is_one_small_script_that_a_plain_shell_understands(cloud: str):
+    """It begins as cloud-init wants it, `sh -n` reads it, and the same values give the same text."""
+    text = user_data(**{**GIVEN, "cloud": cloud})
+    read = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True)
+    assert (read.returncode, read.stderr) == (0, "")
+    assert text.startswith("#!/bin/sh\n")
+    assert len(text.encode()) < USER_DATA_MAX
+    assert text == user_data(**{**GIVEN, "cloud": cloud})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("door", "10.0.0.4"),
+        ("door", "10.0.0.4:0"),
+        ("door", "10.0.0.4:70000"),
+        ("door", "$(reboot):7443"),
+        ("door", "manager.example:7443"),
+        ("fingerprint", "AB" * 32),
+        ("fingerprint", "ab" * 31 + "; "),
+        ("fingerprint", "ab" * 32 + "\n"),
+        ("deployment", "ours; reboot"),
+        ("deployment", "ours\n"),
+        ("deployment", ""),
+        ("cloud", "gcp"),
+        ("silent_after_s", 0.0),
+        ("silent_after_s", float("nan")),
+        ("silent_after_s", float("inf")),
+    ],
+)
+def test_what_is_no_value_does_not_reach_the_shell(name: str, value: object):
+    """The text is run as root, so each value has its form and nothing else."""
+    with pytest.raises(ValueError):
+        user_data(**{**GIVEN, name: value})

@@ -1,0 +1,234 @@
+"""The join door: the machine that a lease expects gets in once, and nobody else does at all."""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+import redis.asyncio
+from door_scene import CLAIM, TOKEN, Scene
+
+from agent.keys import GUESTS, INBOX
+from agent.machine.join.door import Door as DoorClient
+from agent.machine.join.door import NoAnswer, TurnedAway
+from cloud.local.identity import Signer
+from cloud.model import Machine
+from orchestrator.door import certificate
+from orchestrator.door.app import Door
+from orchestrator.door.guests import Guest
+
+pytestmark = pytest.mark.processes
+
+ATTEMPTS = 1000
+IDLE = 1100  # at a door with 256 places
+TIMEOUT_S = 20.0
+GUEST = Guest("local", "i-1", "i-1", "127.0.0.1")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, server) -> Iterator[Scene]:
+    folder = tmp_path / "door"
+    folder.mkdir()
+    with Scene(folder, server.url).open() as scene:
+        yield scene
+
+
+def ask(scene: Scene, **changed: object) -> dict:
+    client = scene.client()
+    ticket = client.call("GET", "/nonce", None, TIMEOUT_S)
+    return client.call(
+        "POST", "/join", scene.application(scene.machine(), ticket, **changed), TIMEOUT_S
+    )
+
+
+def events(scene: Scene) -> list[dict]:
+    return [msgspec.json.decode(fields[b"e"]) for _, fields in scene.redis.xrange(INBOX)]
+
+
+def test_the_expected_machine_gets_in_once(scene: Scene):
+    """Its own process may ask again, since an answer may be lost; every other one is refused."""
+    scene.expect(GUEST)
+    answer = ask(scene, took_s=1.5)
+    assert answer["machine_id"] == "i-1"
+    assert answer["environment"] == {"RAY_AUTH_TOKEN": TOKEN, "SPOT_HEAD": "127.0.40.1:1"}
+    assert ask(scene) == answer
+    with pytest.raises(TurnedAway, match="joined before"):
+        ask(scene, claim="d" * 64)
+    (first, _) = events(scene)
+    assert (first["type"], first["phase"], first["took_s"]) == ("BootSeen", "admitted", 1.5)
+
+
+class Attempts:
+    """Ways in that are none, each with a word of what the door says to it."""
+
+    def __init__(self, scene: Scene, ask: Callable[..., dict]) -> None:
+        self._scene, self._ask = scene, ask
+        self._ours, self._taken = scene.machine(), scene.machine("i-taken")
+        stranger = scene.folder / "stranger"
+        stranger.mkdir(exist_ok=True)
+        self._other = Signer(stranger)
+        away, elsewhere = scene.machine("i-away"), scene.machine("i-1", "127.0.0.3")
+        self.kinds = {
+            "nonce was used": self._replayed,
+            "the nonce was used": lambda: self._of(self._ours, self._replayed()["ticket"]),
+            "has joined before": self._second,
+            "no lease expects": lambda: self._of(scene.machine("i-2")),
+            "for another nonce": lambda: self._of(self._ours, signed_nonce="0123456789"),
+            "given to this address": lambda: self._of(self._ours, self._ask("127.0.0.2")),
+            "one that was given": self._of_another_time,
+            "identity has expired": lambda: self._of(self._ours, signed_s=time.time() - 700),
+            "of another deployment": lambda: self._of(self._ours, deployment="theirs"),
+            "is listed at 127.0.0.9": lambda: self._of(away),
+            "is listed at 127.0.0.3": lambda: self._of(elsewhere),
+            "not signed by this": self._forged,
+            "machines of aws": lambda: self._of(self._ours, cloud="aws"),
+        }
+
+    def _of(self, machine: Machine, ticket: dict | None = None, **changed: object) -> dict:
+        return self._scene.application(machine, ticket or self._ask(), **changed)
+
+    def _replayed(self) -> dict:
+        """What a machine has joined with a moment ago."""
+        said = self._of(self._taken)
+        self._ask(join=said)
+        return said
+
+    def _second(self) -> dict:
+        self._replayed()
+        return self._of(self._taken, claim="d" * 64)
+
+    def _of_another_time(self) -> dict:
+        ticket = self._ask()
+        return self._of(self._ours, {**ticket, "made_ms": ticket["made_ms"] + 1})
+
+    def _forged(self) -> dict:
+        ticket = self._ask()
+        signed = self._other.sign(self._ours, ticket["nonce"], time.time())
+        return self._of(self._ours, ticket, proof={"signature": signed})
+
+
+EXPECTED = (
+    GUEST,
+    Guest("local", "i-taken", "i-taken", "127.0.0.1"),
+    Guest("local", "i-away", "i-away", "127.0.0.9"),
+)
+
+
+def test_there_are_many_ways_in_that_are_none(scene: Scene):
+    """Each over a connection as a machine makes it; after them all, the genuine one gets in."""
+    scene.expect(*EXPECTED)
+
+    def call(source: str = "127.0.0.1", join: dict | None = None) -> dict:
+        if join is None:
+            return scene.client(source).call("GET", "/nonce", None, TIMEOUT_S)
+        return scene.client(source).call("POST", "/join", join, TIMEOUT_S)
+
+    for word, attempt in Attempts(scene, call).kinds.items():
+        with pytest.raises(TurnedAway, match=word):
+            call(join=attempt())
+    assert call(join=scene.application(scene.machine(), call()))["machine_id"] == "i-1"
+
+
+def test_of_a_thousand_others_none_gets_in(scene: Scene):
+    """Drawn from the same ways, at the application itself, which is faster."""
+    scene.expect(*EXPECTED)
+    draw = random.Random(7)
+    with asyncio.Runner() as runner:
+        store, door = runner.run(made(scene))
+
+        def call(source: str = "127.0.0.1", join: dict | None = None) -> dict:
+            return msgspec.json.decode(runner.run(answer(door, source, join)).content)
+
+        attempts = Attempts(scene, call).kinds
+        let_in = 0
+        for _ in range(ATTEMPTS):
+            word = draw.choice(list(attempts))
+            said = runner.run(answer(door, "127.0.0.1", attempts[word]()))
+            let_in += said.status_code != 403
+            assert word in said.json()["why"]
+        runner.run(store.aclose())
+    assert let_in == 0
+
+
+async def made(scene: Scene) -> "tuple[redis.asyncio.Redis, Door]":
+    return scene.door()
+
+
+async def answer(door: Door, source: str, join: dict | None) -> httpx.Response:
+    transport = httpx.ASGITransport(app=door.app, client=(source, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="https://door") as client:
+        return await (client.get("/nonce") if join is None else client.post("/join", json=join))
+
+
+def test_a_nonce_expires(scene: Scene):
+    """A minute after it was given, by the door's own clock."""
+    now_s = time.time()
+    made = scene.desk.ticket("127.0.0.1", now_s - 61)
+    ticket = msgspec.to_builtins(made)
+    scene.expect(GUEST)
+    with pytest.raises(TurnedAway, match="nonce has expired"):
+        scene.client().call("POST", "/join", scene.application(scene.machine(), ticket), TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], {"cloud": "local"}, {"ticket": {"seal": "é"}}, "x" * 300_000]
+)
+def test_nonsense_is_answered_without_a_line_in_the_log(scene: Scene, said: object, capfd):
+    with pytest.raises(NoAnswer):
+        scene.client().call("POST", "/join", said, TIMEOUT_S)
+    with pytest.raises(NoAnswer):
+        scene.client().call("POST", "/word", said, TIMEOUT_S)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene):
+    """Only news of the manager is a word: what it wrote before the door began is none."""
+    scene.expect(GUEST)
+    ask(scene)
+    client, sign = scene.client(), {"machine_id": "i-1", "claim": CLAIM}
+    silent_s = client.call("POST", "/word", sign, TIMEOUT_S)["silent_s"]
+    scene.redis.set(GUESTS, b"{}")
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while silent_s > TIMEOUT_S and time.monotonic() < deadline_s:
+        silent_s = client.call("POST", "/word", {**sign, "phase": "node"}, TIMEOUT_S)["silent_s"]
+    assert silent_s < TIMEOUT_S
+    assert events(scene)[-1]["phase"] == "node"
+    with pytest.raises(TurnedAway, match="no machine that has joined"):
+        client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
+
+
+def test_without_its_store_the_door_lets_nobody_in(scene: Scene, server):
+    """Redis is where it would note who has joined; the machine asks again."""
+    scene.expect(GUEST)
+    server.stop()
+    with pytest.raises(NoAnswer, match="503"):
+        ask(scene)
+
+
+def test_a_machine_tells_its_door_from_another(scene: Scene, tmp_path: Path):
+    """It sends nothing to a door that has not the certificate that its user data names."""
+    scene.expect(GUEST)
+    other = certificate.make_if_missing(tmp_path / "other.token")
+    client = DoorClient(scene.address, other)
+    with pytest.raises(NoAnswer, match="has not the certificate"):
+        client.call("GET", "/nonce", None, TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("said", "count"), [(b"", IDLE), (b"\x16\x03\x01", 300), (b"GET / HTTP/1.1\r\n\r\n", 300)]
+)
+def test_idle_strangers_keep_no_machine_out(scene: Scene, said: bytes, count: int):
+    """However many connect and say nothing, half a handshake, or no handshake at all."""
+    scene.expect(GUEST)
+    host, _, port = scene.address.rpartition(":")
+    with ExitStack() as strangers:
+        for _ in range(count):
+            one = strangers.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
+            one.sendall(said)
+        assert ask(scene)["machine_id"] == "i-1"
