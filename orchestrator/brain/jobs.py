@@ -21,6 +21,7 @@ from agent.messages import (
     WorkerLost,
 )
 from bidding.markets.billing import HOUR_S
+from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted, PartSetAside
@@ -164,10 +165,12 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
-    usd_per_h, machines = cheapest
-    needed = ledger.needed_usd(state.settings, usd_per_h)
+    usd_per_h, machines, place = cheapest
+    terms = leases.terms_of(state, place)
+    needed = ledger.needed_usd(state.settings, terms, usd_per_h)
     held_s = needed / usd_per_h * HOUR_S
-    reserve_s = ledger.reserve_usd(state.settings, usd_per_h) / usd_per_h * HOUR_S
+    reserve_usd = ledger.reserve_usd(state.settings, terms.billing, usd_per_h)
+    reserve_s = reserve_usd / usd_per_h * HOUR_S
     manager = 0.0 if account is None else account.manager_usd_per_h * held_s / HOUR_S
     meanwhile = f", ${manager:.4f} of it for the manager's own machine" if manager else ""
     because = (
@@ -179,8 +182,8 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
     return Least(usd=needed + manager, because=because)
 
 
-def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
-    """Return the lowest ceiling per hour for this many slots, and the machines that have it.
+def _cheapest(state: State, slots: int) -> tuple[float, str, Place] | None:
+    """Return the lowest ceiling per hour for so many slots, the machines that have it, and where.
 
     It is `None` while no pool is known to sell.
     """
@@ -193,7 +196,7 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
             kind, "spot", known.spot_usd_per_h, state.settings.disk_usd_per_h
         )
         count = -(-slots // kind.slots)
-        found.append((ceiling * count, f"{count} x {kind.name}"))
+        found.append((ceiling * count, f"{count} x {kind.name}", known.pool.place))
     return min(found, default=None)
 
 
@@ -303,7 +306,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
                 continue
             if not leases.free_to_bring(state, heir, lease.pool):
                 continue  # the job may still buy there, if that is worth the transfer
-            if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
+            terms = leases.terms_of(state, lease.pool.place)
+            if ledger.affordable(state, heir, terms, lease.ceiling_usd_per_h):
                 del state.jobs[lease.job].leases[lease.token]
                 ledger.hand_over(state, lease, heir)
                 heir.leases[lease.token] = None
@@ -573,12 +577,12 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
     """Drain the jobs whose budget runs out, while the reserve still pays for stopping."""
-    dry = ledger.runs_out(state.account, state.settings, state.now_s)
+    dry = ledger.runs_out(state, state.account)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:
             _give_up_if_poor(state, out, job)
             continue
-        if dry or ledger.runs_out(job.account, state.settings, state.now_s):
+        if dry or ledger.runs_out(state, job.account):
             account = state.account if dry else job.account
             spent = ledger.spent_usd(account, state.now_s)
             why = (

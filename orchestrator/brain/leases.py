@@ -140,7 +140,8 @@ def intend(
     )
     most = min(part.count, traits_of(state, pool.place).launch_max)
     unbid = ledger.ceiling_usd_per_h(kind, market, known.spot_usd_per_h, settings.disk_usd_per_h)
-    count = ledger.payable(state, job, (unbid, price), egress_usd, most)
+    terms = terms_of(state, pool.place)
+    count = ledger.payable(state, job, terms, (unbid, price), egress_usd, most)
     if count == 0:
         return 0
     request = LaunchRequest(
@@ -441,6 +442,10 @@ def place_of(state: State, place: Place) -> PlaceState:
 def billing_at(state: State, place: Place) -> str:
     """Return the name of the rule by which a place bills: what its cloud says, else the settings'."""
     return traits_of(state, place).billing
+
+
+def terms_of(state: State, place: Place) -> ledger.Terms:
+    return ledger.Terms(billing_at(state, place), grace_s(state, place))
 
 
 def grace_s(state: State, place: Place) -> float:
