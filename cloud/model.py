@@ -128,7 +128,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     """A price seen at a moment; it holds until the next quote of the same pool and market."""
 
     pool: Pool
-    at_s: Number
+    at_s: Time
     price_usd_per_h: Number
     market: Market = "spot"
 

@@ -66,6 +66,14 @@ class EventSetAside(Event, frozen=True, kw_only=True):
     why: Text
 
 
+class PartSetAside(Event, frozen=True, kw_only=True):
+    """A job or a pool on which a turn fails that cannot be left out: nothing of it is used."""
+
+    part: Literal["job", "pool"]
+    name: Name
+    why: Text
+
+
 class CatalogueSeen(Event, frozen=True, kw_only=True):
     """What a place sells, and how machines are made there from now on."""
 
@@ -195,6 +203,7 @@ AnyEvent = (
     | ManagerStarted
     | Tick
     | EventSetAside
+    | PartSetAside
     | CatalogueSeen
     | PlaceClosed
     | QuotesSeen

@@ -6,7 +6,7 @@ that is not finite or absurdly large never gets into the state, where it would m
 decision fail. What no single range can say stands here.
 """
 
-from cloud.ranges import TIME_S_MAX, flaw_in, shown
+from cloud.ranges import flaw_in, shown
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 
 
@@ -28,8 +28,3 @@ def flaw_of_spec(spec: JobSpec) -> str:
         f"slots_min={shown(spec.slots_min)} and slots_max={shown(spec.slots_max)}: "
         "slots_min must not be above slots_max"
     )
-
-
-def is_time(value: float) -> bool:
-    """Return whether the value can be a time; a simulated clock may be below zero."""
-    return -TIME_S_MAX <= value <= TIME_S_MAX

@@ -19,7 +19,6 @@ from orchestrator.state import (
     note,
     want_layout,
 )
-from orchestrator.validity import is_time
 
 LAUNCHES_PER_PERIOD_MAX = 64
 KEEP_QUOTES_S = 300.0  # the whole history is written each time
@@ -68,7 +67,7 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
         price, at_s = quote.price_usd_per_h, min(quote.at_s + state.skew_s, state.now_s)
         if known is None or at_s < known.quoted_at_s or not ledger.credible(price):
             continue
-        if not is_time(quote.at_s) or known.pool.place != event.place:
+        if known.pool.place != event.place:
             continue
         if quote.market == "on_demand":
             known.kind = replace(known.kind, on_demand_usd_per_h=price)

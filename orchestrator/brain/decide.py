@@ -61,6 +61,7 @@ from orchestrator.events import (
     Listed,
     ListFailed,
     ManagerStarted,
+    PartSetAside,
     PlaceClosed,
     QuotesKept,
     QuotesSeen,
@@ -81,6 +82,8 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     if isinstance(event, ManagerStarted):
         state.skew_s = max(0.0, state.now_s - event.at_s)
     _move_time(state, event)
+    if isinstance(event, PartSetAside):
+        jobs.set_aside(state, out, event)  # before an alarm that is due meets it
     while state.alarms and state.alarms[0][0] <= state.now_s:
         _, alarm, key = heappop(state.alarms)
         _ring(state, out, alarm, key)
@@ -111,7 +114,7 @@ def _move_time(state: State, event: AnyEvent) -> None:
 
 def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912
     match event:
-        case Tick():
+        case Tick() | PartSetAside():
             pass  # only its time matters: the due alarms have rung
         case EventSetAside():
             what = f"{event.kind} {event.entry}".strip()

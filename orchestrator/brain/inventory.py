@@ -33,6 +33,7 @@ from orchestrator.state import (
 )
 
 STRANGERS_MAX = 1000
+SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two ways
 
 # --- the outcome of a launch -----------------------------------------------------------------
 
@@ -446,8 +447,11 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
     if notice.kind == "rebalance":
         note(out, notice.machine_id, "the cloud says that it may be taken soon; it works on")
         return
-    if lease.announced and lease.goes_at_s == notice.deadline_s:
-        return
+    if lease.announced and lease.goes_at_s is not None:
+        later_s = notice.deadline_s - lease.goes_at_s
+        if -SAME_NOTICE_S <= later_s <= SAME_NOTICE_S:
+            lease.goes_at_s += min(later_s, 0.0)  # it came by two ways: the earlier deadline holds
+            return
     left_s = notice.deadline_s - state.now_s
     why = f"{notice.machine_id} will be taken in {left_s:.0f} s"
     silent = lease.agent == "silent" and lease.goes_at_s is not None

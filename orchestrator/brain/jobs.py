@@ -21,9 +21,10 @@ from agent.messages import (
     WorkerLost,
 )
 from bidding.markets.billing import HOUR_S
+from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers
-from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted, PartSetAside
 from orchestrator.formatting import loss, memory, nth, plural, usd
 from orchestrator.state import (
     Account,
@@ -31,6 +32,7 @@ from orchestrator.state import (
     LayoutState,
     Lease,
     Moved,
+    PoolState,
     State,
     consider,
     leases_of,
@@ -163,10 +165,12 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
-    usd_per_h, machines = cheapest
-    needed = ledger.needed_usd(state.settings, usd_per_h)
+    usd_per_h, machines, place = cheapest
+    terms = leases.terms_of(state, place)
+    needed = ledger.needed_usd(state.settings, terms, usd_per_h)
     held_s = needed / usd_per_h * HOUR_S
-    reserve_s = ledger.reserve_usd(state.settings, usd_per_h) / usd_per_h * HOUR_S
+    reserve_usd = ledger.reserve_usd(state.settings, terms.billing, usd_per_h)
+    reserve_s = reserve_usd / usd_per_h * HOUR_S
     manager = 0.0 if account is None else account.manager_usd_per_h * held_s / HOUR_S
     meanwhile = f", ${manager:.4f} of it for the manager's own machine" if manager else ""
     because = (
@@ -178,8 +182,8 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
     return Least(usd=needed + manager, because=because)
 
 
-def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
-    """Return the lowest ceiling per hour for this many slots, and the machines that have it.
+def _cheapest(state: State, slots: int) -> tuple[float, str, Place] | None:
+    """Return the lowest ceiling per hour for so many slots, the machines that have it, and where.
 
     It is `None` while no pool is known to sell.
     """
@@ -192,7 +196,7 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
             kind, "spot", known.spot_usd_per_h, state.settings.disk_usd_per_h
         )
         count = -(-slots // kind.slots)
-        found.append((ceiling * count, f"{count} x {kind.name}"))
+        found.append((ceiling * count, f"{count} x {kind.name}", known.pool.place))
     return min(found, default=None)
 
 
@@ -302,7 +306,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
                 continue
             if not leases.free_to_bring(state, heir, lease.pool):
                 continue  # the job may still buy there, if that is worth the transfer
-            if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
+            terms = leases.terms_of(state, lease.pool.place)
+            if ledger.affordable(state, heir, terms, lease.ceiling_usd_per_h):
                 del state.jobs[lease.job].leases[lease.token]
                 ledger.hand_over(state, lease, heir)
                 heir.leases[lease.token] = None
@@ -337,6 +342,44 @@ def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
 
 def slots_held(state: State, job: Job) -> int:
     return sum(state.leases[token].type.slots for token in job.leases)
+
+
+def set_aside(state: State, out: list[AnyAction], event: PartSetAside) -> None:
+    """Forget all values of a job or a pool, because a turn fails on them, and go on without.
+
+    The job has failed, and can be resumed: what it has committed is with the keeper. Its machines
+    are given back as ones that no lease claims. A pool is not bought from until it is sold anew.
+    """
+    note(out, event.name, f"set aside, because the manager cannot decide with it: {event.why}")
+    if event.part == "pool":
+        known = state.pools.get(event.name)
+        if known is not None:
+            fresh = PoolState(pool=known.pool, kind=known.kind, sold=False, leases=known.leases)
+            state.pools[event.name] = fresh
+        return
+    for worker in [w for w in state.workers.values() if w.job == event.name]:
+        del state.workers[worker.id]
+    mine = [lease for lease in state.leases.values() if lease.job == event.name]
+    for lease in mine:
+        leases.disown(state, out, lease, f"{event.name} is set aside")
+    for names in (state.live_jobs, state.unsettled, state.considered):
+        names.pop(event.name, None)
+    job = state.jobs.get(event.name)
+    if job is None:
+        return
+    because = f"the manager cannot decide with what it knows of it: {event.why}; {RESUME}"
+    spent_usd = ledger.forget(state, job, mine)
+    account = Account(cap_usd=job.spec.budget_usd, at_s=state.now_s, spent_usd=spent_usd)
+    state.jobs[event.name] = Job(
+        spec=job.spec,
+        status="FAILED",
+        because=because,
+        history=[Moved(state.now_s, "FAILED", because)],
+        submitted_at_s=job.submitted_at_s,
+        ended_at_s=state.now_s,
+        account=account,
+    )
+    out.append(CloseJob(job=event.name, because=because))
 
 
 def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> None:
@@ -534,12 +577,12 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
     """Drain the jobs whose budget runs out, while the reserve still pays for stopping."""
-    dry = ledger.runs_out(state.account, state.settings, state.now_s)
+    dry = ledger.runs_out(state, state.account)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:
             _give_up_if_poor(state, out, job)
             continue
-        if dry or ledger.runs_out(job.account, state.settings, state.now_s):
+        if dry or ledger.runs_out(state, job.account):
             account = state.account if dry else job.account
             spent = ledger.spent_usd(account, state.now_s)
             why = (

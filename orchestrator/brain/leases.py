@@ -134,13 +134,14 @@ def intend(
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
-    billing = traits_of(state, pool.place).billing
+    billing = billing_at(state, pool.place)
     ceiling = ledger.ceiling_usd_per_h(
         kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
     )
     most = min(part.count, traits_of(state, pool.place).launch_max)
     unbid = ledger.ceiling_usd_per_h(kind, market, known.spot_usd_per_h, settings.disk_usd_per_h)
-    count = ledger.payable(state, job, (unbid, price), egress_usd, most)
+    terms = terms_of(state, pool.place)
+    count = ledger.payable(state, job, terms, (unbid, price), egress_usd, most)
     if count == 0:
         return 0
     request = LaunchRequest(
@@ -357,6 +358,23 @@ def on_ending_alarm(state: State, out: list[AnyAction], token: str) -> None:
         _terminate(state, out, lease, f"it is still there: {lease.why_ended}")
 
 
+def disown(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
+    """Give a machine back without its lease, whose values cannot be used any more.
+
+    An intent without a machine is left to the list, which shows what no lease claims.
+    """
+    del state.leases[lease.token]
+    state.pools[lease.pool.key].leases.pop(lease.token, None)
+    place = place_of(state, lease.pool.place)
+    place.listing_wanted = True
+    if lease.machine_id:
+        state.machines.pop(lease.machine_id, None)
+        place.orphans[lease.machine_id] = state.now_s
+        out.append(Terminate(ref=lease.ref, because=because))
+    else:
+        note(out, lease.token, because)
+
+
 def drop(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """The intent came to nothing: no machine, no cost, and the token is never used again."""
     end(state, out, lease, None, state.now_s, because)
@@ -419,6 +437,10 @@ def lease_of(state: State, machine_id: str) -> Lease | None:
 
 def place_of(state: State, place: Place) -> PlaceState:
     return state.places.setdefault(place.key, PlaceState(place=place))
+
+
+def terms_of(state: State, place: Place) -> ledger.Terms:
+    return ledger.Terms(traits_of(state, place).billing, grace_s(state, place))
 
 
 def grace_s(state: State, place: Place) -> float:

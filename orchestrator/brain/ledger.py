@@ -17,7 +17,9 @@ back at once, and its reserve is used up at that price. If whole hours are bille
 reserved as well.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bidding.markets.billing import HOUR_S, LOCAL, RULES, cost_usd, price_at, rule_of
 from bidding.markets.history import USD_PER_H_MAX
@@ -80,16 +82,32 @@ def left_usd(account: Account, at_s: float) -> float | None:
     return account.cap_usd - spent_usd(account, at_s) - committed_usd(account, at_s)
 
 
-def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
+class Terms(NamedTuple):
+    """What a place adds to the cost of a machine that is not seen: its rule, and how long that is."""
+
+    billing: str
+    grace_s: float
+
+
+def runs_out(state: State, account: Account) -> bool:
     """Return whether spent + committed would pass the cap before the next check.
 
     A launch counts from its start, because we may learn of its machine late and then owe all of it.
     """
-    left = left_usd(account, at_s)
-    period_s = settings.control_period_s
+    left = left_usd(account, state.now_s)
+    if left is None or account.leases == 0:
+        return False
+    period_s = state.settings.control_period_s
     growth = (account.usd_per_h - account.draining_usd_per_h) * period_s / HOUR_S
-    growth += account.intended_usd_per_h * (settings.launch_grace_s + period_s) / HOUR_S
-    return left is not None and growth > left - CENT_FRACTION and account.leases > 0
+    growth += account.intended_usd_per_h * (_longest_grace_s(state) + period_s) / HOUR_S
+    return growth > left - CENT_FRACTION
+
+
+def _longest_grace_s(state: State) -> float:
+    """Return how long the list of any place may miss a machine that was launched."""
+    paces = (place.pace for place in state.places.values())
+    graces = (pace.grace_s for pace in paces if pace is not None)
+    return max(state.settings.launch_grace_s, max(graces, default=0.0))
 
 
 def ceiling_usd_per_h(
@@ -111,24 +129,28 @@ def ceiling_usd_per_h(
     return most + disk_usd_per_h
 
 
-def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
-    return ceiling_usd_per_h * (settings.reserve_s + _owed_s(settings)) / HOUR_S
+def reserve_usd(settings: Settings, billing: str, ceiling_usd_per_h: float) -> float:
+    return ceiling_usd_per_h * (settings.reserve_s + _owed_s(billing)) / HOUR_S
 
 
-def _owed_s(settings: Settings) -> float:
+def _owed_s(billing: str) -> float:
     """Return an hour if whole hours are billed, since the rest of a begun hour is owed."""
-    quantum_s = RULES[settings.billing].quantum_s
+    quantum_s = RULES[billing].quantum_s
     return quantum_s if quantum_s >= HOUR_S else 0.0
 
 
-def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: float = 0.0) -> bool:
+def affordable(state: State, job: Job, terms: Terms, ceiling_usd_per_h: float) -> bool:
     """Return whether one more machine can be reserved for, without giving back others at once."""
-    needed = needed_usd(state.settings, ceiling_usd_per_h) + egress_usd
-    return pays(purses(state, job), needed)
+    return pays(purses(state, job), needed_usd(state.settings, terms, ceiling_usd_per_h))
 
 
 def payable(
-    state: State, job: Job, usd_per_h: tuple[float, float], egress_usd: float, most: int
+    state: State,
+    job: Job,
+    terms: Terms,
+    usd_per_h: tuple[float, float],
+    egress_usd: float,
+    most: int,
 ) -> int:
     """Return how many machines with this ceiling and price can be reserved for at once, of `most`.
 
@@ -136,9 +158,10 @@ def payable(
     """
     ceiling, price = usd_per_h
     settings = state.settings
-    one_usd = needed_usd(settings, ceiling) + egress_usd
-    reserved_usd = reserve_usd(settings, ceiling) + egress_usd
-    unseen_usd = (price + settings.disk_usd_per_h) * _unseen_s(settings) / HOUR_S
+    one_usd = needed_usd(settings, terms, ceiling) + egress_usd
+    reserved_usd = reserve_usd(settings, terms.billing, ceiling) + egress_usd
+    unseen_s = _unseen_s(settings, _longest_grace_s(state))
+    unseen_usd = (price + settings.disk_usd_per_h) * unseen_s / HOUR_S
     found = purses(state, job)
     count = 0
     while count < most and pays(found, one_usd):
@@ -158,22 +181,23 @@ def purses(state: State, job: Job) -> list[tuple[float, float]]:
         left = left_usd(account, state.now_s)
         if left is not None:
             others = account.usd_per_h * 2 * settings.control_period_s / HOUR_S
-            others += account.intended_usd_per_h * _unseen_s(settings) / HOUR_S
+            unseen_s = _unseen_s(settings, _longest_grace_s(state))
+            others += account.intended_usd_per_h * unseen_s / HOUR_S
             found.append((left, others))
     return found
 
 
-def needed_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
+def needed_usd(settings: Settings, terms: Terms, ceiling_usd_per_h: float) -> float:
     """Return the least money needed to buy a machine.
 
     It is the machine's reserve and what the machine may cost before the next check.
     """
-    unseen_usd = ceiling_usd_per_h * _unseen_s(settings) / HOUR_S
-    return reserve_usd(settings, ceiling_usd_per_h) + unseen_usd
+    unseen_usd = ceiling_usd_per_h * _unseen_s(settings, terms.grace_s) / HOUR_S
+    return reserve_usd(settings, terms.billing, ceiling_usd_per_h) + unseen_usd
 
 
-def _unseen_s(settings: Settings) -> float:
-    return settings.launch_grace_s + 2 * settings.control_period_s
+def _unseen_s(settings: Settings, grace_s: float) -> float:
+    return grace_s + 2 * settings.control_period_s
 
 
 def open_lease(state: State, lease: Lease, job: Job) -> None:
@@ -181,10 +205,16 @@ def open_lease(state: State, lease: Lease, job: Job) -> None:
     for account in (state.account, job.account):
         settle(account, state.now_s)
         account.leases += 1
-        account.committed_usd += reserve_usd(state.settings, lease.ceiling_usd_per_h)
+        account.committed_usd += _whole_usd(state, lease, lease.ceiling_usd_per_h)
         account.committed_usd += lease.egress_usd
-    lease.reserve_usd = reserve_usd(state.settings, lease.ceiling_usd_per_h)
+    lease.reserve_usd = _whole_usd(state, lease, lease.ceiling_usd_per_h)
     _intend_rate(state, lease, 1)
+
+
+def _whole_usd(state: State, lease: Lease, ceiling_usd_per_h: float) -> float:
+    """Return the reserve of a lease by the rule under which it began."""
+    billing = lease.billing or state.settings.billing
+    return reserve_usd(state.settings, billing, ceiling_usd_per_h)
 
 
 def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: float) -> None:
@@ -332,6 +362,46 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
             account.usd_per_h, account.traffic_usd_per_h = account.manager_usd_per_h, 0.0
 
 
+def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
+    """Take a job that cannot be computed with out of the sum of all; return what it has spent.
+
+    The sum is made anew from the other jobs, as the job's values may have made it no number. What
+    its machines cost until they have ended is charged now, as long as they may take.
+    """
+    whole, at_s = state.account, state.now_s
+    others = [one.account for one in state.jobs.values() if one is not job]
+    for account in others:
+        settle(account, at_s)
+    spent = spent_usd(whole, at_s)
+    mine = _number(spent_usd(job.account, at_s))
+    manager = _number(manager_usd(whole, at_s))
+    if not math.isfinite(spent):
+        spent = sum((account.spent_usd for account in others), 0.0) + mine + manager
+    held_usd = sum((_number(e.usd_per_h) for e in gone if e.machine_id), 0.0)
+    held_usd *= state.settings.drain_s / HOUR_S
+    state.account = Account(
+        cap_usd=whole.cap_usd,
+        at_s=at_s,
+        spent_usd=spent + held_usd,
+        usd_per_h=whole.manager_usd_per_h + sum((a.usd_per_h for a in others), 0.0),
+        on_demand_usd=_number(on_demand_usd(whole, at_s)),
+        on_demand_usd_per_h=sum((a.on_demand_usd_per_h for a in others), 0.0),
+        committed_usd=sum((a.committed_usd for a in others), 0.0),
+        draining_usd_per_h=sum((a.draining_usd_per_h for a in others), 0.0),
+        intended_usd_per_h=sum((a.intended_usd_per_h for a in others), 0.0),
+        manager_usd=manager,
+        manager_usd_per_h=whole.manager_usd_per_h,
+        traffic_usd=_number(traffic_usd(whole, at_s)),
+        traffic_usd_per_h=sum((a.traffic_usd_per_h for a in others), 0.0),
+        leases=sum(a.leases for a in others),
+    )
+    return mine + held_usd
+
+
+def _number(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
 def hand_over(state: State, lease: Lease, to: Job) -> None:
     """Charge the lease to a different job from now on."""
     _accrue(state, lease)
@@ -417,7 +487,7 @@ def _raise_ceiling(state: State, lease: Lease) -> bool:
     market, price = lease.request.market, lease.price_usd_per_h
     bid = lease.request.bid_usd_per_h
     ceiling = ceiling_usd_per_h(lease.type, market, price, lease.disk_usd_per_h, bid)
-    whole = reserve_usd(state.settings, ceiling)
+    whole = _whole_usd(state, lease, ceiling)
     both = accounts(state, lease)
     lefts = [left_usd(account, state.now_s) for account in both]
     if any(left is not None and whole - lease.reserve_usd > left for left in lefts):

@@ -164,7 +164,8 @@ def offers(state: State, job: Job) -> list[Offer]:
 def _needed_usd(state: State, offer: Offer) -> float:
     """The least that must be there to buy one machine of it."""
     ceiling = ceiling_of(state, offer)
-    return ledger.needed_usd(state.settings, ceiling) + offer.egress_usd
+    terms = leases.terms_of(state, offer.pool.place)
+    return ledger.needed_usd(state.settings, terms, ceiling) + offer.egress_usd
 
 
 def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:

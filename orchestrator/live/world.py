@@ -7,7 +7,6 @@ Failures of the outside world are never raised into the loop; only a newer manag
 import asyncio
 import contextlib
 import math
-import traceback
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar, assert_never
 
@@ -20,7 +19,7 @@ from cloud.clock import Clock, ticks
 from cloud.errors import CloudError, Unknown
 from cloud.model import Closed, Market, Place, Pool, Quote, Sold
 from cloud.provider import Provider
-from cloud.ranges import explain, flaw_in, shown_text
+from cloud.ranges import explain, flaw_in
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
@@ -56,6 +55,7 @@ from orchestrator.events import (
 )
 from orchestrator.journal import RedisJournal
 from orchestrator.live.price_files import QuoteStore
+from orchestrator.loop import said_of
 from orchestrator.state import State
 from orchestrator.validity import conflict_in, flaw_of
 from orchestrator.view_builder import view_of
@@ -206,10 +206,7 @@ class LiveWorld:
 
     async def set_aside(self, event: AnyEvent, error: Exception) -> EventSetAside:
         """Set the present event aside, because deciding about it fails."""
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
-        said = shown_text(f"{type(error).__name__}: {error}")
-        why = f"deciding about it failed twice in {where} ({said})"
+        why = f"deciding about it failed twice in {said_of(error)}"
         return await self._put_aside(self._journal.inbox_id, event, why)
 
     async def _put_aside(self, entry: str, said: AnyEvent | bytes, why: str) -> EventSetAside:

@@ -10,7 +10,7 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from cloud.model import Machine
+from cloud.model import Machine, Pool
 from orchestrator.actions import OpenJob, Regroup, StartWorker
 from orchestrator.simulated.keeper import SimulatedJob
 from orchestrator.simulated.scenario import STATE_BYTES, Scenario
@@ -37,6 +37,7 @@ class Fleet:
     def __init__(self, scenario: Scenario, timeline: Timeline, luck: Luck, inbox: Inbox) -> None:
         self.machines: dict[str, SimulatedMachine] = {}
         self.jobs: dict[str, SimulatedJob] = {}
+        self.pools: dict[str, Pool] = {}  # of every machine that ever booted
         self._scenario = scenario
         self._pace = scenario.pace
         self._timeline = timeline
@@ -48,6 +49,7 @@ class Fleet:
     def boot(self, machine: Machine, slots: int) -> None:
         booted = SimulatedMachine(machine, slots)
         self.machines[machine.id] = booted
+        self.pools[machine.id] = machine.pool
         if not self._luck.chance(self._luck.faults.never_joins):
             self._timeline.after(self._pace.join_s, lambda: self._join(booted))
             wait_s = self._luck.wait_s(self._luck.faults.agent_dies_per_h)
@@ -197,6 +199,7 @@ class Fleet:
             self._scenario,
             (self._timeline, self._inbox),
             self._crash,
+            self.pools,
         )
 
     def regroup(self, action: Regroup) -> None:

@@ -19,6 +19,7 @@ EPSILON_USD = 1e-6
 CALLED_BACK_S_MAX = 180.0
 AWAY_S_MAX = 120.0  # the longest time that a manager may be suspended without a break
 ROUNDING_S = 1e-3
+SILENCES_MAX = 2  # of one region that may follow each other
 TRIES_MAX = 6  # the most tries of one call that fail in a row on a bad day
 
 
@@ -34,12 +35,13 @@ class Watcher:
         self._settings = scenario.settings
         faults, settings = scenario.faults, scenario.settings
         self._time_leaps = bool(faults.killed or faults.clock_jump_every_s or faults.clock_set_back)
-        tries = TRIES_MAX if faults.unreachable else 1
+        tries = TRIES_MAX if faults.unreachable or faults.throttled else 1
         self.unowned_s_max = (
             settings.launch_grace_s
             + tries * (settings.listing_period_s + settings.control_period_s)
             + (tries - 1) * settings.drain_s / 4
             + 2 * scenario.pace.answer_s
+            + SILENCES_MAX * faults.silent_s
             + (AWAY_S_MAX if self._time_leaps else 0.0)
         )
         self._turns: list[tuple[AnyEvent, Sequence[AnyAction]]] = []
@@ -59,6 +61,7 @@ class Watcher:
         """Check all invariants; to be called after every event that a manager has finished."""
         actions = [action for _, more in self._turns for action in more]
         self._machines_are_owned(state)
+        self._nothing_remains()
         self._steps_do_not_go_back(state)
         self._money_suffices(state)
         self._changes_are_told(state, actions)
@@ -152,11 +155,24 @@ class Watcher:
                 self._generations[action.job] = generation
                 _layout_is_sound(state, action)
             elif isinstance(action, Terminate):
-                tags = self._world.cloud.machine(action.ref.id).tags
+                tags = self._world.places.tags_of(action.ref.id)
+                if tags is None:
+                    tags = self._tags_of(action.machine_id)
                 if tags.get(DEPLOYMENT_TAG) != self._settings.deployment:
                     raise Breach(f"{action.machine_id} is not ours: {action.because}")
         if len(state.leases) > self._settings.machines_max:
             raise Breach(f"{len(state.leases)} leases, machines_max={self._settings.machines_max}")
+
+    def _tags_of(self, name: str) -> dict[str, str]:
+        """Return the tags of a machine, or of what a machine has left over and is gone by now."""
+        return self._world.cloud.machine(name.removeprefix("disk-")).tags
+
+    def _nothing_remains(self) -> None:
+        now_s = self._world.timeline.now_s
+        for name, since_s in self._world.places.since_s.items():
+            age_s = now_s - max(since_s, self._world.born_s)
+            if age_s > self.unowned_s_max:
+                raise Breach(f"{name} has been left behind for {age_s:.0f} s")
 
     def _books_agree(self, state: State) -> None:
         """Check that the indices agree with what they index, and that a wake-up is due in time."""

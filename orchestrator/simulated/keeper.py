@@ -1,6 +1,6 @@
 """A simulated job, which commits steps as long as all workers of its layout are there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agent.layout import Layout
 from agent.messages import (
@@ -16,7 +16,13 @@ from agent.messages import (
     When,
     WorkerLost,
 )
-from orchestrator.simulated.scenario import STATE_BYTES, Scenario, profile_of
+from cloud.model import Pool
+from orchestrator.simulated.scenario import (
+    STATE_BYTES,
+    Scenario,
+    gradient_bytes,
+    profile_of,
+)
 from orchestrator.simulated.timeline import Inbox, Timeline
 
 
@@ -29,8 +35,14 @@ class SimulatedJob:
         scenario: Scenario,
         around: tuple[Timeline, Inbox],
         crash: Callable[[str], None],
+        pools: Mapping[str, Pool],
     ) -> None:
-        """Make a job that has no worker yet; `crash` ends the process of a worker."""
+        """Make a job that has no worker yet; `crash` ends the process of a worker.
+
+        `pools` says where each machine is, for the count of what steps send between zones.
+        """
+        self.sent_usd = self._step_usd = 0.0
+        self._pools = pools
         self.id = order.job
         self.steps_total = scenario.steps
         self._crash, self._crashes_at = crash, scenario.crashes_at_step
@@ -138,6 +150,7 @@ class SimulatedJob:
         last = self.steps_total if self._crashes_at is None else self._crashes_at
         steps = min(int((now_s - self._began_s) / self._step_s), last - self.step)
         self.step += steps
+        self.sent_usd += steps * self._step_usd
         self._began_s += steps * self._step_s
 
     def _apply(self, layout: Layout, pause_s: float) -> None:
@@ -150,7 +163,7 @@ class SimulatedJob:
         if self.step == self.steps_total:
             self._timeline.at(now_s + pause_s, lambda: self._last_commit(version))
             return
-        self._step_s = self._step_of(layout)
+        self._step_s, self._step_usd = self._step_of(layout), self._traffic_usd(layout)
         self._began_s = now_s + pause_s
         left_s = (self.steps_total - self.step) * self._step_s
         first_s = self._began_s + self._step_s * 1.001
@@ -182,6 +195,21 @@ class SimulatedJob:
             for replica in layout.replicas
         )
         return each_s * longest_s + self._pace.overhead_s
+
+    def _traffic_usd(self, layout: Layout) -> float:
+        """Return the cost of what a step sends, message by message: replicas exchange sums."""
+        traits = self._scenario.traits
+        if traits is None or not (traits.zone_usd_per_gb or traits.region_usd_per_gb):
+            return 0.0
+        total, width = 0.0, layout.width
+        for stage in range(layout.depth):
+            pools = [self._pools[self.present[r.workers[stage]]] for r in layout.replicas]
+            for one in pools:
+                for other in pools:
+                    near = one.region == other.region
+                    price = traits.zone_usd_per_gb if near else traits.region_usd_per_gb
+                    total += 0.0 if one.zone == other.zone else price
+        return total * 2 * gradient_bytes(self._scenario) / layout.depth / width / 1e9
 
     def _first_commit(self, version: int, generation: int, pause_s: float) -> None:
         if self._version != version:
@@ -241,6 +269,7 @@ class SimulatedJob:
         if self._version != version or self._layout is None:
             return
         self._stand_still()
+        self.sent_usd += (self.steps_total - self.step) * self._step_usd
         self.step, version = self.steps_total, self._version
         self._tell_step(self._layout)
         self._timeline.after(self._pace.result_s, lambda: self._result(version))

@@ -6,7 +6,7 @@ import msgspec
 
 from agent.profile import Link, Network, Profile, Section
 from cloud.market import GIB, Catalogue, Conduct, SpotMarket, Zone
-from cloud.model import InstanceType
+from cloud.model import InstanceType, Traits
 from cloud.simulated import SimulatedCloud
 from orchestrator.events import JobSpec
 from orchestrator.settings import Settings
@@ -38,8 +38,25 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     clock_jump_every_s: float = 0.0
     listing_lag_s: float = 0.0
     slow_per_h: float = 0.0  # per worker: spells in which it takes several times as long
+    silent_every_s: float = 0.0  # a region answers nothing for `silent_s`
+    silent_s: float = 0.0
+    refused: float = 0.0  # of launches, with any scope
+    throttled: float = 0.0  # of launches and lists
+    launch_fails: float = 0.0  # after the answer; what was made has to be ended
+    leaves_disk: float = 0.0  # of machines that end
+    notice_twice: float = 0.0  # by two ways, with deadlines a few seconds apart
+    nothing_sold_s: float = 0.0  # from the start on there is no capacity anywhere
 
 
+PLACES = Faults(
+    silent_every_s=1800.0,
+    silent_s=600.0,
+    refused=0.1,
+    throttled=0.05,
+    launch_fails=0.1,
+    leaves_disk=0.2,
+    notice_twice=0.5,
+)
 FAULTS = {
     "none": Faults(),
     "mixed": Faults(
@@ -105,6 +122,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace = Pace()
     conduct: Conduct = Conduct()
     settings: Settings = Settings(deployment="simulated")
+    traits: Traits | None = None  # of the cloud, as it says itself
 
 
 def month(days: float, instances: int, seed: int, faults: str = "none") -> Scenario:
@@ -178,6 +196,35 @@ def wild(seed: int) -> Scenario:
         misjudged=dice.choice((1.0, 1.0, 0.7, 1.5)),
         room=dice.choice((4.0, 4.0, 0.7)) if job_slots > 2 and sections > 1 else 4.0,
     )
+
+
+def unruly(seed: int) -> Scenario:
+    """Return a deployment drawn from the seed whose places misbehave besides.
+
+    Its cloud may start several machines with one call, and take money for traffic between zones.
+    """
+    scenario = wild(seed)
+    dice = Random(seed + 10_000)  # noqa: S311 - replayable by design
+    names = ("refused", "throttled", "launch_fails", "leaves_disk", "notice_twice")
+    more = {name: getattr(PLACES, name) for name in names if dice.random() < 0.6}
+    if dice.random() < 0.6:
+        more |= {"silent_every_s": PLACES.silent_every_s, "silent_s": dice.choice((60.0, 600.0))}
+    usd_per_gb = dice.choice((0.0, 0.0005, 0.02))
+    return msgspec.structs.replace(
+        scenario,
+        faults=msgspec.structs.replace(scenario.faults, **more),
+        traits=Traits(
+            billing=scenario.settings.billing,
+            launch_max=dice.choice((1, 4, 64)),
+            zone_usd_per_gb=usd_per_gb,
+            region_usd_per_gb=usd_per_gb,
+        ),
+    )
+
+
+def gradient_bytes(scenario: Scenario) -> float:
+    """Return the bytes of the simulated model's gradients."""
+    return STATE_BYTES / (4 if scenario.sections else 3)
 
 
 def profile_of(scenario: Scenario) -> Profile:

@@ -7,7 +7,7 @@ import msgspec
 
 from agent.messages import NoticeSeen
 from cloud.errors import CloudError, Refused, Unknown
-from cloud.model import LaunchRequest, Listing, Place, Ref
+from cloud.model import LaunchRequest, Listing, Market, Place, Pool, Ref
 from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, SimulatedCloud
 from orchestrator.actions import (
     AnyAction,
@@ -40,6 +40,7 @@ from orchestrator.live.price_files import QuoteStore
 from orchestrator.settings import Settings
 from orchestrator.simulated.disturbances import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet
+from orchestrator.simulated.places import Places
 from orchestrator.simulated.scenario import DAY_S, Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline
 from orchestrator.state import State, keys_of
@@ -64,6 +65,10 @@ class SimulatedWorld:
         self.luck = Luck(scenario.seed, scenario.faults)
         self.inbox = Inbox(self.timeline, self.luck)
         self.fleet = Fleet(scenario, self.timeline, self.luck, self.inbox)
+        self.places = Places(cloud.places(), self.timeline, self.luck)
+        self.launched_at_s: dict[tuple[Pool, Market], list[float]] = {}
+        self.listed_at_s: dict[Place, list[float]] = {}
+        self._traits = scenario.traits
         self.bad_days = BadDays(cloud, self.fleet, self.timeline, self.luck, self.inbox)
         self.end_s = self.timeline.now_s + scenario.days * DAY_S
         self.evictions = self.launches = self.restarts = 0
@@ -166,7 +171,9 @@ class SimulatedWorld:
         for place in self.cloud.places():
             quotes = tuple(self.cloud.quotes(self.timeline.now_s, place))
             self._answers += [
-                CatalogueSeen(at_s=wall_s, place=place, sold=self.cloud.sold(place)),
+                CatalogueSeen(
+                    at_s=wall_s, place=place, sold=self.cloud.sold(place), traits=self._traits
+                ),
                 QuotesSeen(at_s=wall_s, place=place, quotes=quotes),
             ]
 
@@ -193,15 +200,20 @@ class SimulatedWorld:
 
     def _launch(self, request: LaunchRequest) -> None:
         now_s = self.timeline.now_s
+        self.launched_at_s.setdefault((request.pool, request.market), []).append(now_s)
         lost = self.luck.chance(self.luck.faults.unreachable)
+        lost = lost or self.places.is_silent(request.pool.place)
         try:
+            self.places.refuse(request)
             if lost and self.luck.chance(0.5):
                 raise Unknown("the request was lost")
             if now_s < self.bad_days.dry_until_s:
                 raise Refused("pool", "NoCapacity", f"{request.pool.key}: {DROUGHT}")
             machines = self.cloud.launch_all(request, now_s)
             for machine, key in zip(machines, keys_of(request), strict=True):
-                if machine.id not in self.alive:
+                if machine.id not in self.alive and self.places.fails(machine):
+                    self.cloud.terminate([machine.id], now_s)
+                elif machine.id not in self.alive:
                     self.launches += 1
                     self.alive[machine.id] = (key, now_s)
             self.await_point("launched")
@@ -221,10 +233,11 @@ class SimulatedWorld:
             self._answer(Launched(at_s=0.0, token=request.token, machine=machine))
 
     def _terminate(self, ref: Ref) -> None:
-        if self.luck.chance(self.luck.faults.unreachable):
+        if self.luck.chance(self.luck.faults.unreachable) or self.places.is_silent(ref.place):
             return
-        self.cloud.terminate([ref.id], self.timeline.now_s)
-        self._gone(ref.id)
+        if not self.places.end(ref):
+            self.cloud.terminate([ref.id], self.timeline.now_s)
+            self._gone(ref.id)
         self.await_point("terminated")
         self._answer(Terminated(at_s=0.0, ref=ref))
 
@@ -232,15 +245,22 @@ class SimulatedWorld:
         if self.luck.chance(self.luck.faults.unreachable):
             self._answer(ListFailed(at_s=0.0, place=place, error="no answer"))
             return
+        self.listed_at_s.setdefault(place, []).append(self.timeline.now_s)
+        try:
+            self.places.check_list(place)
+        except CloudError as error:
+            self._answer(ListFailed(at_s=0.0, place=place, error=str(error)))
+            return
         seen_s = self.timeline.now_s - self.luck.faults.listing_lag_s
-        machines = tuple(
-            m for m in self.cloud.machines(region=place.region) if m.launched_at_s <= seen_s
-        )
+        listed = self.places.machines(place, self.cloud.machines(region=place.region))
+        machines = tuple(machine for machine in listed if machine.launched_at_s <= seen_s)
         self._answer(
             Listed(
                 at_s=0.0,
                 asked_at_s=self._wall_s,
-                listing=Listing(place=place, machines=machines),
+                listing=Listing(
+                    place=place, machines=machines, leftovers=self.places.left_in(place)
+                ),
             )
         )
 
@@ -253,8 +273,9 @@ class SimulatedWorld:
                     self.fleet.boot(change.machine, self._slots[change.machine.pool.type])
             case Noticed():
                 if change.notice.machine_id in self.alive:
-                    seen = NoticeSeen(at_s=0.0, notice=change.notice)
-                    self.inbox.report(seen, self._pace.notice_poll_s)
+                    for notice in self.places.deadlines(change.notice):
+                        seen = NoticeSeen(at_s=0.0, notice=notice)
+                        self.inbox.report(seen, self._pace.notice_poll_s)
             case Evicted():
                 if change.machine_id in self.alive:
                     self.evictions += 1
@@ -268,5 +289,6 @@ class SimulatedWorld:
                 assert_never(change)
 
     def _gone(self, machine_id: str) -> None:
-        self.alive.pop(machine_id, None)
+        if self.alive.pop(machine_id, None) is not None:
+            self.places.machine_ended(self.cloud.machine(machine_id))
         self.fleet.machine_dies(machine_id)

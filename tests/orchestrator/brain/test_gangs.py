@@ -1,5 +1,6 @@
 """Several machines of one pool in one call: all or none, one lease for each, one token for all."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -106,7 +107,7 @@ def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_lef
         queue = h.only(h.wait(2.0), Launch)
     assert asked[:4] == [8, 4, 2, 1]
     assert set(asked[4:]) == {1}
-    assert all(later - before >= 178.0 for before, later in zip(at_s[3:], at_s[4:], strict=False))
+    assert all(later - before >= 178.0 for before, later in pairwise(at_s[3:]))
 
 
 def test_a_budget_for_a_part_of_a_gang_buys_that_part(hand: Any) -> None:

@@ -19,9 +19,10 @@ from cloud.model import (
     Refusal,
     Room,
     Sold,
+    Traits,
 )
 from orchestrator.actions import Launch, ListMachines, Terminate
-from orchestrator.brain import leases, situation
+from orchestrator.brain import leases, ledger, situation
 from orchestrator.events import CatalogueSeen, Listed, ListFailed, QuotesSeen
 
 EAST, WEST = Place("local", "east"), Place("local", "west")
@@ -232,3 +233,44 @@ def test_a_quote_on_demand_replaces_the_price_of_the_table(hand: Any) -> None:
     h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
     assert leases.cost_now_usd_per_h(h.state, ABROAD, "on_demand") == 0.5
     assert h.state.pools[ABROAD.key].spot_usd_per_h == 0.02
+
+
+def test_each_place_bills_by_its_own_clouds_rule_and_reserves_for_its_own_grace(hand: Any) -> None:
+    """One cloud by the hour with a list that lags two minutes, one by the second; the settings say a third."""
+    h = hand(billing="azure", budget_usd=100.0, launch_grace_s=30.0)
+    h.start()
+    hourly = Traits(billing="aws_2016", bids="required", region_usd_per_gb=0.05)
+    pace = Pace(list_s=60.0, offers_s=300.0, sold_s=3600.0, grace_s=120.0, boot_s=600.0)
+    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,))
+    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold, traits=hourly, pace=pace))
+    quote = Quote(pool=ABROAD, at_s=h.at_s, price_usd_per_h=0.02)
+    h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
+    assert situation.rule_at(h.state, WEST, "spot").name == "aws_2016"
+    assert situation.rule_at(h.state, EAST, "spot").name == "azure"
+    far, near = leases.terms_of(h.state, WEST), leases.terms_of(h.state, EAST)
+    assert (far.grace_s, near.grace_s) == (120.0, 30.0)
+    settings = h.state.settings
+    more_s = 3600.0 + 120.0 - 30.0
+    assert ledger.needed_usd(settings, far, 1.0) - ledger.needed_usd(settings, near, 1.0) == (
+        pytest.approx(more_s / 3600.0)
+    )
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    assert launch.request.pool == ABROAD
+    assert h.leases[0].billing == "aws_2016"
+    assert launch.request.bid_usd_per_h is not None
+    offers = {o.pool.place: o.billing for o in situation.offers(h.state, h.job)}
+    assert offers == {WEST: "aws_2016", EAST: "azure"}
+
+
+def test_one_notice_that_comes_by_two_ways_is_one_notice(hand: Any) -> None:
+    """From the machine and from the cloud, seconds apart: the earlier deadline holds, and it is said once."""
+    h = hand(on_demand_allowed=False).running(slots_max=1)
+    machine = h.leases[0].machine_id
+    h.notice(machine, 120.0)
+    said = len(h.said)
+    out = h.notice(machine, 118.0) + h.notice(machine, 123.0)
+    assert not out
+    assert len(h.said) == said
+    assert h.state.leases[h.state.machines[machine]].goes_at_s == h.at_s + 118.0
+    assert h.words(h.notice(machine, 60.0))
