@@ -1,7 +1,6 @@
 """Half precision with a scaled loss: what overflows is skipped by all alike, and the scale goes where the state goes."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from crews import Crew, ends_alike, played_alone
 from torch import nn
 
+from agent.errors import NotFinite
 from agent.messages import Rewound, WorkerReady
 
 TOY = Path(__file__).with_name("scaled_toy.py")
@@ -208,16 +208,10 @@ for step in session.steps(20):
 """
 
 
-@pytest.mark.processes
-def test_what_is_not_finite_at_any_scale_is_no_overflow(tmp_path: Path) -> None:
+def test_what_is_not_finite_at_any_scale_is_no_overflow(by_hand: Callable[[str], None]) -> None:
     """A scaler skips, and its scale goes down; once it makes nothing larger any more, the job fails as ever."""
-    script = tmp_path / "train.py"
-    script.write_text(FOR_EVER)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode
-    assert "step 4: the loss is nan" in done.stderr.splitlines()[-1]
+    with pytest.raises(NotFinite, match="step 4: the loss is nan"):
+        by_hand(FOR_EVER)
 
 
 BFLOAT = """
