@@ -72,6 +72,8 @@ def warm_up() -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     schedule.step()
+    # A recording asks for the table of what may be overridden, which takes long to make.
+    torch.overrides.is_tensor_method_or_property(torch.Tensor.add)
 
 
 def keep_memory() -> None:

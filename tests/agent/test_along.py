@@ -14,7 +14,7 @@ from agent.source.parcel import File, pack
 
 pytestmark = pytest.mark.processes
 
-STEPS = 40
+STEPS = 24
 FILES = {
     "train.py": """
 import sys

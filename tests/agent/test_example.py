@@ -1,11 +1,9 @@
 """The example is a script as a person would write it, and trains the same model wherever it runs."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from crews import Crew
+from crews import Crew, Nursery
 
 from agent.messages import Rewound
 
@@ -63,14 +61,14 @@ def plain() -> str:
     return "\n".join(lines) + "\n"
 
 
-def python(*arguments: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=150
-    )
-    return done.stdout.splitlines()
+def digested(crew: Crew, *arguments: str) -> list[str]:
+    """What the example prints alone, and the sum of its weights."""
+    script = crew.folder / "digest.py"
+    script.write_text(DIGEST)
+    return crew.nursery.play([str(script), str(EXAMPLE), *arguments], crew.folder).splitlines()
 
 
-def test_five_lines_differ_from_a_plain_script(tmp_path: Path) -> None:
+def test_five_lines_differ_from_a_plain_script(tmp_path: Path, nursery: Nursery) -> None:
     """Without our five lines nothing of us is left, and the script still trains, to the same loss."""
     script = tmp_path / "plain.py"
     script.write_text(plain())
@@ -79,15 +77,15 @@ def test_five_lines_differ_from_a_plain_script(tmp_path: Path) -> None:
     code = plain().partition('"""')[2].partition('"""')[2].lower()
     assert "session" not in code
     assert "agent" not in code
-    still = ("--dropout", "0")
-    theirs = python(str(script), *SMALL, *still)
-    ours = python(str(EXAMPLE), *SMALL, *still)
+    theirs, ours = (
+        nursery.play([str(path), *SMALL, "--dropout", "0"], tmp_path) for path in (script, EXAMPLE)
+    )
     assert _final(ours) == pytest.approx(_final(theirs), abs=2e-4)
 
 
 def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
     """Workers are killed while it trains; weights and printed losses are those of a run alone."""
-    *lines, sha = python("-c", DIGEST, str(EXAMPLE), *SMALL)
+    *lines, sha = digested(crew, *SMALL)
     first, second, _ = crew.begin(3, EXAMPLE.read_text(), *SMALL)
     crew.reach(3)
     crew.kill(first)
@@ -101,13 +99,12 @@ def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
     assert crew.of(Rewound) == []
 
 
-@pytest.mark.parametrize("owned", [False, True])
-def test_cut_into_stages_it_gives_the_same_bits(crew: Crew, owned: bool) -> None:
+def test_cut_into_stages_it_gives_the_same_bits(crew: Crew) -> None:
     """The example, unchanged, as 2 x 2 and after a loss as a chain of 3: weights and printed losses are those of
     a run alone."""
     layers = ("--layers", "3")
-    *lines, sha = python("-c", DIGEST, str(EXAMPLE), *SMALL, *layers)
-    crew.depth, crew.owned = 2, owned
+    *lines, sha = digested(crew, *SMALL, *layers)
+    crew.depth, crew.owned = 2, True
     first, *_ = crew.begin(4, EXAMPLE.read_text(), *SMALL, *layers)
     crew.reach(4)
     crew.shape(3)
@@ -119,6 +116,7 @@ def test_cut_into_stages_it_gives_the_same_bits(crew: Crew, owned: bool) -> None
     assert set(crew.printed()) <= set(lines)
 
 
-def _final(lines: list[str]) -> float:
-    assert lines[-1].startswith("final held-out loss ")
-    return float(lines[-1].rpartition(" ")[2])
+def _final(printed: str) -> float:
+    last = printed.splitlines()[-1]
+    assert last.startswith("final held-out loss ")
+    return float(last.rpartition(" ")[2])

@@ -12,13 +12,14 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import injection
 import msgspec
 import pytest
-from crews import Crew, KeeperProcess, Nursery, RedisProcess, until
+from crews import Crew, KeeperProcess, Nursery, RedisProcess, played_alone, until
 from explain import state_of
 from injection import Fault, Kind, Line, Plan
 
@@ -61,6 +62,14 @@ PLACES = {
     depth: [point for points in PHASES for point in points if point not in out]
     for depth, out in NOT_PASSED.items()
 }
+# Two chains that have all layers differ from one by what is among replicas only.
+MENUS = {1: PHASES, 2: ((*REDUCED, *HANDED),), 3: PHASES}
+# The points of deaths that chains of sole owners do not pass.
+KILLED = {
+    1: ("step: microbatch computed", "step: sums sent", "morph: hand-over begun"),
+    2: ("step: sums taken", "morph: part sent"),
+    3: (),
+}
 SILENT: tuple[Kind, ...] = ("stop", "term", "hang", "corrupt", "reset", "exception", "memory")
 # Where nobody else is needed, and no code of the script's or of torch's runs.
 UNAIDED = (
@@ -92,9 +101,9 @@ def keeper_faults() -> list[Fault]:
 
 
 def of_every_kind(depth: int) -> list[Fault]:
-    """Everything of the menu in every phase, and every point at least once, as a seed has it."""
+    """Everything of the menu in every phase, and every point at least once, as a seed has it; and some kills."""
     dice, found = random.Random(SEED + depth), list[Fault]()
-    for phase in PHASES:
+    for phase in MENUS[depth]:
         points = [point for point in phase if point in PLACES[depth]]
         kinds = list(SILENT)
         dice.shuffle(points)
@@ -102,6 +111,7 @@ def of_every_kind(depth: int) -> list[Fault]:
         pairs = zip(itertools.cycle(points), itertools.cycle(kinds), strict=False)
         count = max(len(points), len(kinds))
         found += [_fault(dice, *pair) for pair in itertools.islice(pairs, count)]
+    found += [_fault(dice, point, "kill") for point in KILLED[depth]]
     dice.shuffle(found)
     return found
 
@@ -253,17 +263,29 @@ class Job:
 
     # --- the end --------------------------------------------------------------------------------------
 
-    def ends_alike(self, alone: tuple[list[str], bytes]) -> None:
+    def ends_alike(self) -> None:
         """The end, with the bits of one process; and each step is in Redis's own journal exactly once."""
+        end, alone = self.opened + 1, self.crew.folder / "alone" / "out.pt"
+        alone.parent.mkdir()
+        for out in (self.out, alone):
+            out.with_name("out.pt.end").write_text(str(end))
         self.open_to(STEPS)
-        assert until("the end", lambda: self.crew.of(JobCompleted))[0].step == STEPS
-        lines, weights = alone
+        assert until("the end", lambda: self.crew.of(JobCompleted))[0].step == end
+        script, *arguments = command(self.depth, self.crew.folder, alone)
+        lines, weights = played_alone(Path(script), alone, *arguments[:-1])
         # What fails beside the script leaves its traceback in the log as well.
         told = {line for line in self.crew.printed() if line.startswith("step ")}
         assert told <= set(lines)
         assert self.out.read_bytes() == weights
         assert self.crew.of(Rewound) == []
-        assert commits(self.crew.redis) == list(range(1, STEPS + 1))
+        assert commits(self.crew.redis) == list(range(1, end + 1))
+
+
+LEAVES = """\
+    end = Path(f"{out}.end")
+    if end.exists() and step + 1 == int(end.read_text()):
+        break
+"""
 
 
 def commits(server: RedisProcess) -> list[int]:
@@ -280,30 +302,23 @@ def commits(server: RedisProcess) -> list[int]:
 
 
 def command(depth: int, folder: Path, out: Path) -> list[str]:
-    """A script of each sort; the one that is cut has half its blocks, to be recorded and cut again so often."""
-    if depth == 1:
-        return [str(HERE / "toy.py"), str(STEPS), "0", str(out)]
-    script = folder / "train.py"
-    script.write_text(
-        (HERE / "deep_toy.py").read_text().replace("blocks: int = 4", "blocks: int = 2")
-    )
-    return [str(script), str(STEPS), str(out)]
+    """A script of each sort, which leaves its loop at the step in OUT.end, if there is one.
+
+    The one that is cut has half its blocks, to be recorded and cut again so often.
+    """
+    script, text = folder / "train.py", (HERE / ("toy.py", "deep_toy.py")[depth > 1]).read_text()
+    text = text.replace("blocks: int = 4", "blocks: int = 2")
+    loop, saves = text.rindex("for step in"), "if session.leader:\n{}    torch.save"
+    indent = " " * (loop - text.rindex("\n", 0, loop) - 1)
+    saves = f"{indent}{saves.format(indent)}"
+    assert saves in text
+    script.write_text(text.replace(saves, textwrap.indent(LEAVES, indent) + saves))
+    return [str(script), str(STEPS), *["0"] * (depth == 1), str(out)]
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=["flat", "deep", "owned"])
 def depth(request: pytest.FixtureRequest) -> int:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def alone(depth: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
-    """What the script prints and saves in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    out = folder / "out.pt"
-    done = subprocess.run(
-        [sys.executable, *command(depth, folder, out)], capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines(), out.read_bytes()
 
 
 @pytest.fixture
@@ -314,33 +329,39 @@ def trial(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iter
 
 
 @pytest.mark.processes
-def test_twenty_kills(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> None:
+@pytest.mark.parametrize("depth", [3], indirect=True, ids=["owned"])
+def test_twenty_kills(trial: Trial, depth: int) -> None:
     """Twenty workers are killed in one run, at every point of a step, of a morph and of a snapshot."""
     job = Job(trial, depth, backup_every_steps=2)
     for number, fault in enumerate(twenty_kills(depth)):
         job.suffer(number, fault)
-    job.ends_alike(alone)
+    job.ends_alike()
     killed = [line.point for line in job.happened()]
     assert len(killed) == 20
     assert set(killed) == set(PLACES[depth])
+    points = {point for phase in PHASES for point in phase}
+    assert points == {*killed, *KILLED[1], *KILLED[2]}, "every point is one of a death"
 
 
 @pytest.mark.processes
-def test_the_menu(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> None:
-    """Stopped, ended, hung, damaged, cut off, failed and out of memory, at every point of a worker."""
+def test_the_menu(trial: Trial, depth: int) -> None:
+    """Stopped, ended, hung, damaged, cut off, failed and out of memory, at every point of a worker; killed at some."""
     job = Job(trial, depth, backup_every_steps=2)
     for number, fault in enumerate(of_every_kind(depth)):
         job.suffer(number, fault)
-    job.ends_alike(alone)
+    job.ends_alike()
     happened = job.happened()
-    assert {line.point for line in happened} == set(PLACES[depth])
-    for phase in PHASES:
-        assert {line.kind for line in happened if line.point in phase} == set(SILENT)
+    passed = {point for phase in MENUS[depth] for point in phase} & set(PLACES[depth])
+    assert {line.point for line in happened} == passed
+    for phase in MENUS[depth]:
+        assert {line.kind for line in happened if line.point in phase} >= set(SILENT)
+    assert {line.point for line in happened if line.kind == "kill"} == set(KILLED[depth])
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 3], indirect=True, ids=["flat", "owned"])
 def test_the_keeper_finds_who_hangs(
-    trial: Trial, depth: int, alone: tuple[list[str], bytes], monkeypatch: pytest.MonkeyPatch
+    trial: Trial, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other hangs in a hand-over, or between a step's sum and the next step, and says that it is alive. It
     is given up, and nobody else; the others commit on."""
@@ -351,13 +372,14 @@ def test_the_keeper_finds_who_hangs(
     points = [point for point in due if point in PLACES[depth]]
     for number, point in enumerate(points):
         job.suffer(number, Fault(point=point, passing=1, kind="hang"))
-    job.ends_alike(alone)
+    job.ends_alike()
     assert [line.point for line in job.happened()] == points
     found = [lost for lost in trial.of(WorkerLost) if lost.detail.startswith("it hangs")]
     assert len(found) == len(points)
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 3], indirect=True, ids=["flat", "owned"])
 def test_a_gradient_that_is_not_finite(trial: Trial, depth: int) -> None:
     """One microbatch's NaN on one worker: all fail with the step's number, and it is not committed."""
     job = Job(trial, depth)
@@ -373,10 +395,7 @@ def test_a_gradient_that_is_not_finite(trial: Trial, depth: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("depth", [1], indirect=True, ids=["flat"])
-def test_a_keeper_that_fails(
-    redis_process: RedisProcess, nursery: Nursery, tmp_path: Path, alone: tuple[list[str], bytes]
-) -> None:
+def test_a_keeper_that_fails(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> None:
     """Full disks, a store that refuses, what nobody foresaw, and death, at every point of a save."""
     keeper = KeeperProcess(redis_process, tmp_path)
     trial = Trial(redis_process, nursery, tmp_path, keeper)
@@ -386,7 +405,7 @@ def test_a_keeper_that_fails(
         for _, group in itertools.groupby(keeper_faults(), lambda fault: fault.point):
             suffered = _keeper_suffers(job, keeper, suffered, list(group))
         _renew(keeper, "")
-        job.ends_alike(alone)
+        job.ends_alike()
     finally:
         trial.close()
     assert {line.point for line in job.happened()} == set(injection.KEEPER)

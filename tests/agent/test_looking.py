@@ -7,7 +7,7 @@ from crews import Crew, ends_alike_in_two
 
 pytestmark = pytest.mark.processes
 
-STEPS = 20
+STEPS = 14
 SCRIPT = f"""
 import sys
 import torch

@@ -16,7 +16,7 @@ from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, Wor
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("deep_toy.py")
-STEPS = 30
+STEPS = 24
 BLOCKS = (10, 26)  # behind the first block, and behind the third: no layer is on two stages
 MADE = "microbatches=MICROBATCHES)\n"
 
@@ -196,7 +196,7 @@ def test_the_keeper_goes_with_who_is_left_out_before_its_layers_were_fetched(
     assert out.read_bytes() == alone[1]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", [0, 2])
 def test_the_keeper_and_a_sole_owner_are_killed_at_once(
     mortal: Crew, alone: tuple[list[str], bytes], place: int
 ) -> None:

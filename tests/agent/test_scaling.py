@@ -1,7 +1,6 @@
 """Half precision with a scaled loss: what overflows is skipped by all alike, and the scale goes where the state goes."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from crews import Crew, ends_alike, played_alone
 from torch import nn
 
+from agent.errors import NotFinite
 from agent.messages import Rewound, WorkerReady
 
 TOY = Path(__file__).with_name("scaled_toy.py")
@@ -75,7 +75,7 @@ def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path
 
 
 HALF = Path(__file__).with_name("half_toy.py")
-HALF_STEPS = 40
+HALF_STEPS = 28
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +99,20 @@ def test_a_scaled_loss_in_every_shape(
     assert {"inf", "nan"} <= {line.split()[-1] for line in alone[0][12:]}, "it overflows on the way"
     begin(crew, 4, 1, owned=owned)
     for number, depth in enumerate((2, 4, 1, 3, 2, 4, 2), start=1):
-        crew.reach(4 * number)
+        crew.reach(3 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
     ends_alike(crew, alone, HALF_STEPS)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("owned", [False, True])
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize(("place", "owned"), [(0, True), (2, False)])
 def test_the_scale_survives_the_loss_of_a_stage(
     crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
 ) -> None:
     """One of a chain of three is killed, a newcomer takes its place; then all are, and others apply the logged sums again
     as a chain of two: what overflowed is found there as well."""
     hold = Path(f"{crew.folder / 'out.pt'}.hold")
-    hold.write_text("25")
+    hold.write_text("18")
     workers = begin(crew, 3, 3, owned=owned, backup_every_steps=40)
     crew.reach(9)
     crew.kill(workers[place])
@@ -166,10 +165,10 @@ def test_whatever_a_script_does_with_its_scaler(crew: Crew, tmp_path: Path, use:
         assert before in text
         text = text.replace(before, after)
     script.write_text(text)
-    lines, weights = played_alone(script, tmp_path / "alone" / "out.pt", "30")
+    lines, weights = played_alone(script, tmp_path / "alone" / "out.pt", "20")
     crew.depth, crew.owned = 2, True
-    crew.begin(2, script.read_text(), "30", str(crew.folder / "out.pt"))
-    ends_alike(crew, (lines, weights), 30)
+    crew.begin(2, script.read_text(), "20", str(crew.folder / "out.pt"))
+    ends_alike(crew, (lines, weights), 20)
 
 
 TWO = """
@@ -189,10 +188,10 @@ def test_two_optimizers_skip_each_for_itself(crew: Crew, tmp_path: Path) -> None
         text = text.replace(call, call + call.replace("optimizer", "second"))
     script = tmp_path / "train.py"
     script.write_text(text)
-    alone = played_alone(script, tmp_path / "alone" / "out.pt", "30")
+    alone = played_alone(script, tmp_path / "alone" / "out.pt", "20")
     crew.depth, crew.owned = 2, True
-    crew.begin(2, text, "30", str(crew.folder / "out.pt"))
-    ends_alike(crew, alone, 30)
+    crew.begin(2, text, "20", str(crew.folder / "out.pt"))
+    ends_alike(crew, alone, 20)
 
 
 FOR_EVER = """
@@ -209,16 +208,10 @@ for step in session.steps(20):
 """
 
 
-@pytest.mark.processes
-def test_what_is_not_finite_at_any_scale_is_no_overflow(tmp_path: Path) -> None:
+def test_what_is_not_finite_at_any_scale_is_no_overflow(by_hand: Callable[[str], None]) -> None:
     """A scaler skips, and its scale goes down; once it makes nothing larger any more, the job fails as ever."""
-    script = tmp_path / "train.py"
-    script.write_text(FOR_EVER)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode
-    assert "step 4: the loss is nan" in done.stderr.splitlines()[-1]
+    with pytest.raises(NotFinite, match="step 4: the loss is nan"):
+        by_hand(FOR_EVER)
 
 
 BFLOAT = """
@@ -249,13 +242,12 @@ if session.leader:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("depth", [1, 2])
-def test_bfloat16_has_the_same_bits_at_any_depth(crew: Crew, tmp_path: Path, depth: int) -> None:
-    """Blocks that compute in half precision, in one piece and cut between them."""
+def test_bfloat16_has_the_same_bits_in_stages(crew: Crew, tmp_path: Path) -> None:
+    """Blocks that compute in half precision, cut between them."""
     script = tmp_path / "train.py"
     script.write_text(BFLOAT)
     _, weights = played_alone(script, tmp_path / "alone" / "out.pt")
-    crew.depth = depth
+    crew.depth = 2
     crew.begin(2, BFLOAT, str(crew.folder / "out.pt"))
     crew.completed()
     assert (crew.folder / "out.pt").read_bytes() == weights

@@ -1,7 +1,5 @@
 """One worker stutters: it gets fewer microbatches, is left out, is tried again, and the numbers never change."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,10 +67,5 @@ def _all_in(crew: Managed) -> bool:
 
 def _losses_are_those_alone(crew: Managed, out: Path) -> None:
     printed = crew.printed()
-    alone = subprocess.run(
-        [sys.executable, str(STUTTER), str(len(printed)), "0", str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert printed == alone
+    alone = crew.nursery.play([str(STUTTER), str(len(printed)), "0", str(out)], out.parent)
+    assert printed == alone.splitlines()

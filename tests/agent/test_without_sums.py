@@ -14,7 +14,7 @@ from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, Wor
 pytestmark = pytest.mark.processes
 
 TOY, DEEP = (Path(__file__).with_name(name) for name in ("toy.py", "deep_toy.py"))
-STEPS = 60
+STEPS = 36
 
 
 @pytest.fixture(scope="module")

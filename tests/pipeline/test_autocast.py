@@ -113,7 +113,7 @@ def has_lstm(dtype: torch.dtype) -> bool:
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

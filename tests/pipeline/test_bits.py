@@ -27,9 +27,20 @@ def check(model: str, name: str, depth: int, counts, **options):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna", "zero-bubble", "eager"])
-def test_two_stages_are_one_process(model, name):
-    """Every kind of model, cut by its measured times, trains to the same bits under every schedule."""
+def test_two_stages_are_one_process(model):
+    """Every kind of model, cut by its measured times, trains to the same bits; its backward in two halves."""
+    check(model, "zero-bubble", 2, (4,))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *(("tied", "gpipe"), ("resnet", "1f1b"), ("unet", "varuna"), ("seq2seq", "eager")),
+        *(("lstm", "gpipe"), ("repeated", "varuna"), ("codes", "eager"), ("twins", "1f1b")),
+    ],
+)
+def test_two_stages_under_any_schedule(model, name):
+    """Which schedule it is matters to no model; any pair may be drawn below."""
     check(model, name, 2, (4,))
 
 
@@ -39,8 +50,10 @@ def test_three_stages_two_replicas(model):
     check(model, "1f1b", 3, (4, 1))
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("name", "counts"), [("1f1b", (4, 1)), ("zero-bubble", (3,))])
+@pytest.mark.parametrize(
+    ("model", "name", "counts"),
+    [(m, *((("1f1b", (4, 1)), ("zero-bubble", (3,)))[i % 2])) for i, m in enumerate(MODELS)],
+)
 def test_sums_in_any_order_differ_by_rounding(model, name, counts):
     """With `deterministic=False` gradients take the memory of one, and losses are those of one process to 1e-6. (Weights
     are farther apart where a gradient is nothing but rounding, which Adam makes as large as any.)"""
@@ -52,8 +65,10 @@ def test_sums_in_any_order_differ_by_rounding(model, name, counts):
     assert found == pytest.approx(losses, rel=1e-6)
 
 
-@pytest.mark.parametrize("model", ["tied", "resnet", "lstm", "seq2seq"])
-@pytest.mark.parametrize("name", MODULO)
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(m, MODULO[i % len(MODULO)]) for i, m in enumerate(["tied", "resnet", "lstm", "seq2seq"])],
+)
 def test_modulo_placement(model, name):
     """Two chunks on each worker change nothing either, though a worker then hands over to itself."""
     check(model, name, 2, (2, 4))
@@ -64,17 +79,17 @@ def test_a_cut_behind_a_convolution():
     check("unet", "gpipe", 2, (1,), cuts=[2])
 
 
-@pytest.mark.parametrize("model", ["tied", "resnet", "seq2seq"])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+@pytest.mark.parametrize(
+    ("model", "name"), [("tied", "gpipe"), ("resnet", "1f1b"), ("seq2seq", "varuna")]
+)
 def test_recompute_replays_dropout(model, name):
     """A stage that forgets its activations draws the same dropout and buffers when it computes again."""
     check(model, name, 3, (5,), recompute=(True,) * 3)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
-def test_recompute_takes_the_same_kernels(name):
+def test_recompute_takes_the_same_kernels():
     """An LSTM has another kernel where no gradients are wanted; a forward to be recomputed does not take it."""
-    check("lstm", name, 2, (3,), recompute=(True,) * 2)
+    check("lstm", "varuna", 2, (3,), recompute=(True,) * 2)
 
 
 @st.composite

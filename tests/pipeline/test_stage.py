@@ -183,7 +183,7 @@ def test_in_halves_a_group_norm_with_channels_last_is_asked_for_its_input_too():
     same_at_every_cut(Pictures, "zero-bubble")
 
 
-@pytest.mark.parametrize("order", ["pqrs", "rpqs", "qrps", "srqp"])
+@pytest.mark.parametrize("order", ["pqrs", "srqp"])
 def test_in_halves_each_weight_has_the_gradient_of_the_whole(order):
     """Weights with a use in common count once, in whatever order they come, and no half needs what another has
     given back."""

@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
+
+from agent.errors import Misuse
 
 SCRIPT = """
 import torch
@@ -33,19 +37,15 @@ session.save("last.pt", {"steps": 4})
 """
 
 
-def run(folder: Path, *, bad: bool = False) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(SCRIPT.replace("BAD", str(bad)))
-    return subprocess.run(
+def test_alone_everything_lies_below_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("BAD", "False"))
+    done = subprocess.run(
         [sys.executable, "train.py"],
-        cwd=folder,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
     )
-
-
-def test_alone_everything_lies_below_the_working_folder(tmp_path: Path) -> None:
-    done = run(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     output = tmp_path / "output"
     assert (output / "metrics.csv").read_text() == "0\n1\n2\n3\n"
@@ -55,9 +55,13 @@ def test_alone_everything_lies_below_the_working_folder(tmp_path: Path) -> None:
     assert names == ["kept", "kept/best.pt", "last.pt", "metrics.csv"]
 
 
-def test_alone_a_path_that_leads_out_is_refused_as_in_a_job(tmp_path: Path) -> None:
-    done = run(tmp_path, bad=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(
-        "session.save(path): 'plots/../best.pt' cannot lie in session.output: it may not lead out of the folder"
+def test_alone_a_path_that_leads_out_is_refused_as_in_a_job(
+    tmp_path: Path, by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    says = (
+        r"session\.save\(path\): 'plots/\.\./best\.pt' cannot lie in session\.output: "
+        "it may not lead out of the folder$"
     )
+    with pytest.raises(Misuse, match=says):
+        by_hand(SCRIPT.replace("BAD", "True"))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from agent.proof.batch import batch_of
+from agent.proof.digest import digests
 
 Pair = namedtuple("Pair", "x y")
 
@@ -71,11 +72,20 @@ def test_norms_are_for_those_who_round_otherwise() -> None:
     assert near.norms == pytest.approx(far.norms)
 
 
+ELSEWHERE = """
+import torch
+from agent.proof.batch import batch_of
+from agent.proof.digest import digests
+print(batch_of([{'a', 'b', 'c'}, {'x': 1.5}]).bits)
+print(digests({'': [torch.arange(1000.0), torch.ones(3, dtype=torch.int64)]})[0].bits)
+"""
+
+
 def test_another_process_comes_to_the_same() -> None:
     """Whatever it hashes words to."""
-    code = (
-        "from agent.proof.batch import batch_of\n"
-        "print(batch_of([{'a', 'b', 'c'}, {'x': 1.5}]).bits)"
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == batch_of([{"a", "b", "c"}, {"x": 1.5}]).bits
+    batch = batch_of([{"a", "b", "c"}, {"x": 1.5}])
+    (layer,) = digests({"": [torch.arange(1000.0), torch.ones(3, dtype=torch.int64)]})
+    assert [int(line) for line in done.stdout.split()] == [batch.bits, layer.bits]

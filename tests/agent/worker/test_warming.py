@@ -1,10 +1,10 @@
 """A newcomer has the memory of its first step before it says that it is ready."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from crews import Nursery
 
 from agent.net.mesh import STATE
 from agent.protocol import Part
@@ -62,16 +62,14 @@ for mine, theirs in zip(model.parameters(), other.parameters()):
 """
 
 
-def came(how: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", COMING, how], capture_output=True, text=True, check=True, timeout=120
-    )
-    return int(done.stdout)
-
-
-def test_the_state_and_the_first_step_of_a_newcomer_find_their_memory() -> None:
+def test_the_state_and_the_first_step_of_a_newcomer_find_their_memory(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     """Of what one that is not ready for it has to map (some 250 MB) next to nothing is left."""
-    assert came("warm") < came("cold") / 5
+    script = tmp_path / "coming.py"
+    script.write_text(COMING)
+    warm, cold = (int(nursery.play([str(script), how], tmp_path)) for how in ("warm", "cold"))
+    assert warm < cold / 5
 
 
 def test_no_byte_of_a_landing_is_used_twice_and_nothing_else_lands_there() -> None:
