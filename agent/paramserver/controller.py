@@ -81,7 +81,7 @@ class Ledger:
         spans: dict[int, list[Done]] = {}
         for done in message.done:
             spans.setdefault(done.span.block, []).append(done)
-        entered = self._done.setdefault(message.clock, {})
+        entered = self._done.get(message.clock, {})
         if all(self.next[block] > message.clock or block in entered for block in spans):
             return ""  # it is said for the second time
         for block, dones in spans.items():
@@ -92,7 +92,7 @@ class Ledger:
                 at = one.span.last
             if at != self._work.grains or block in entered or self.next[block] > message.clock:
                 return f"clock {message.clock} of block {block} is not done once: {dones}"
-        entered.update(spans)
+        self._done.setdefault(message.clock, {}).update(spans)
         for block in spans:
             while block in self._done.get(self.next[block], ()):
                 self.next[block] += 1
@@ -296,7 +296,8 @@ class Controller:
         ready = number in self.mirroring and number not in self.awaited | set(self.moves)
         if not ready or self.owners[number] not in self.nodes:
             return []
-        order = Move(partition=number, to=self.replicas[number], mirror=True)
+        to, at = self.replicas[number], self.committed
+        order = Move(partition=number, to=to, mirror=True, committed=at)
         return [(self.owners[number], order)]
 
     def _route(self) -> Out:
@@ -505,7 +506,7 @@ class Controller:
 
     def _move(self, at: int, to: str) -> Move:
         whole = self.replicas[at] != to or at in self.mirroring
-        return Move(partition=at, to=to, whole=whole)
+        return Move(partition=at, to=to, whole=whole, committed=self.committed)
 
     def _settle_replicas(self) -> Out:
         """Give every partition a replica, where reliable machines have come or are leaving."""
