@@ -180,8 +180,7 @@ class Controller:
             case Received():
                 return self._receive(message, now_s)
             case Saved():
-                self._keep(message)
-                return []
+                return self._keep(message)
             case Failed():
                 return self._end(message.why)
         return self._settle(now_s)
@@ -255,26 +254,33 @@ class Controller:
         if len(self._received) < self.plan.partitions:
             return []
         self.committed, self.pushing = message.clock, None
-        out = self._to_all(Committed(clock=self.committed)) + self._save()
+        out = self._to_all(Committed(clock=self.committed))
         if self.ending and self.committed >= self.ledger.closed:
-            return out + self._end(self.ending)
+            last = bool(self.plan.save_every)
+            return out + (self._save(last) if last else self._end(self.ending))
+        out += self._save()
         out += self._push()
         displaced = any(name not in self._staying() for name in set(self.replicas))
         return out + (self._settle(now_s) if displaced else [])
 
-    def _save(self) -> Out:
+    def _save(self, last: bool = False) -> Out:
+        """Have the committed clock written to the store, every so often and at the end."""
         every = self.plan.save_every
-        if not every or self.committed < self.saved + every or self._saving:
+        if not last and (not every or self.committed < self.saved + every or self._saving):
             return []
         self._saving = {self.committed: set()}
         return self._to_all(Save(clock=self.committed))
 
-    def _keep(self, message: Saved) -> None:
+    def _keep(self, message: Saved) -> Out:
         have = self._saving.get(message.clock)
-        if have is not None:
-            have.add(message.partition)
-            if len(have) == self.plan.partitions:
-                self.saved, self._saving = message.clock, {}
+        if have is None:
+            return []
+        have.add(message.partition)
+        if len(have) < self.plan.partitions:
+            return []
+        self.saved, self._saving = message.clock, {}
+        done = self.ending and self.saved >= self.ledger.closed
+        return self._end(self.ending) if done else []
 
     def _installed(self, sender: str, message: Installed) -> Out:
         number = message.partition
@@ -432,6 +438,8 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
+        for clock in self._saving:
+            out += self._to_all(Save(clock=clock))
         out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {

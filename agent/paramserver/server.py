@@ -374,6 +374,7 @@ class Server:
     def _save(self, message: Save) -> Out:
         out: Out = []
         for number, replica in self.replicas.items():
+            replica.commit(message.clock)
             if replica.committed == message.clock:
                 self._store.write(number, message.clock, every_row(replica.rows))
                 out.append((CONTROLLER, Saved(partition=number, clock=message.clock)))
