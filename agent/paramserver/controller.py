@@ -208,6 +208,11 @@ class Controller:
         if lacking:
             return self._load(lacking)
         self.begun_s = now_s
+        if len(self._reliable()) < 2:
+            self.notes.append(
+                "not protected: the job has fewer than two reliable machines, so the loss of one "
+                "costs what the store does not have"
+            )
         self.blocks = dict(targets)
         self._place_all()
         return self._roll_all(-1, lost=[]) + self._settle(now_s)

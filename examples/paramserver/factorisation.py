@@ -40,7 +40,7 @@ class Factorisation(Application):
 
     grainwise = False
 
-    def __init__(self, users=300, items=200, ratings=20_000, rank=8, clocks=10):
+    def __init__(self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE):
         self.users, self.columns, self.values = loaders.ratings(users, items, ratings)
         self.items = ratings
         self.tables = (
@@ -48,7 +48,7 @@ class Factorisation(Application):
             Table("items", items, rank, initial=_small(rank, 0.7)),
         )
         self.stop = Stop(clocks=clocks)
-        self.rate = RATE
+        self.rate = rate
 
     def process_range(self, lo, hi, params):
         users, at_user = np.unique(self.users[lo:hi], return_inverse=True)

@@ -20,7 +20,7 @@ class Topics(Application):
         self.documents, self.words = loaders.topics(documents, words, length, kinds)
         self.items, self.kinds, self.vocabulary = len(self.words), kinds, words
         self.tables = (
-            Table("tokens", self.items, 1, "int64"),  # topic + 1; 0 is none yet
+            Table("tokens", self.items, 1, "int64", item_state=True),  # topic + 1; 0 is none yet
             Table("words", words, kinds, "int64"),
             Table("documents", documents, kinds, "int64"),
             Table("all", 1, kinds, "int64"),
