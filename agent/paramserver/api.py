@@ -3,6 +3,7 @@
 The same file runs in one process (`run_alone`) and on any number of machines.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -201,7 +202,10 @@ def run_alone(application: Application, work: Work | None = None) -> Alone:
 
 
 def touched(application: Application, work: Work, block: int) -> dict[str, Array]:
-    """Return the keys that one block reads, from a dry run over first rows."""
+    """Return the keys that one block reads, from a dry run over first rows.
+
+    It only saves asking later, so what goes wrong in it is left to be named by the real run.
+    """
     tables, found = checked(application), dict[str, list[Array]]()
 
     def read(table: Table, keys: Array) -> Array:
@@ -210,5 +214,6 @@ def touched(application: Application, work: Work, block: int) -> dict[str, Array
 
     for clock in range(work.batches):
         lo, hi = work.items(block, clock, 0, work.grains)
-        process(application, lo, hi, Params(tables, read, clock))
+        with contextlib.suppress(ApplicationError):
+            process(application, lo, hi, Params(tables, read, clock))
     return {name: np.unique(np.concatenate(keys)) for name, keys in found.items()}

@@ -81,7 +81,7 @@ class Ledger:
         spans: dict[int, list[Done]] = {}
         for done in message.done:
             spans.setdefault(done.span.block, []).append(done)
-        entered = self._done.setdefault(message.clock, {})
+        entered = self._done.get(message.clock, {})
         if all(self.next[block] > message.clock or block in entered for block in spans):
             return ""  # it is said for the second time
         for block, dones in spans.items():
@@ -92,7 +92,7 @@ class Ledger:
                 at = one.span.last
             if at != self._work.grains or block in entered or self.next[block] > message.clock:
                 return f"clock {message.clock} of block {block} is not done once: {dones}"
-        entered.update(spans)
+        self._done.setdefault(message.clock, {}).update(spans)
         for block in spans:
             while block in self._done.get(self.next[block], ()):
                 self.next[block] += 1
@@ -180,8 +180,7 @@ class Controller:
             case Received():
                 return self._receive(message, now_s)
             case Saved():
-                self._keep(message)
-                return []
+                return self._keep(message)
             case Failed():
                 return self._end(message.why)
         return self._settle(now_s)
@@ -209,6 +208,11 @@ class Controller:
         if lacking:
             return self._load(lacking)
         self.begun_s = now_s
+        if len(self._reliable()) < 2:
+            self.notes.append(
+                "not protected: the job has fewer than two reliable machines, so the loss of one "
+                "costs what the store does not have"
+            )
         self.blocks = dict(targets)
         self._place_all()
         return self._roll_all(-1, lost=[]) + self._settle(now_s)
@@ -255,26 +259,33 @@ class Controller:
         if len(self._received) < self.plan.partitions:
             return []
         self.committed, self.pushing = message.clock, None
-        out = self._to_all(Committed(clock=self.committed)) + self._save()
+        out = self._to_all(Committed(clock=self.committed))
         if self.ending and self.committed >= self.ledger.closed:
-            return out + self._end(self.ending)
+            last = bool(self.plan.save_every)
+            return out + (self._save(last) if last else self._end(self.ending))
+        out += self._save()
         out += self._push()
         displaced = any(name not in self._staying() for name in set(self.replicas))
         return out + (self._settle(now_s) if displaced else [])
 
-    def _save(self) -> Out:
+    def _save(self, last: bool = False) -> Out:
+        """Have the committed clock written to the store, every so often and at the end."""
         every = self.plan.save_every
-        if not every or self.committed < self.saved + every or self._saving:
+        if not last and (not every or self.committed < self.saved + every or self._saving):
             return []
         self._saving = {self.committed: set()}
         return self._to_all(Save(clock=self.committed))
 
-    def _keep(self, message: Saved) -> None:
+    def _keep(self, message: Saved) -> Out:
         have = self._saving.get(message.clock)
-        if have is not None:
-            have.add(message.partition)
-            if len(have) == self.plan.partitions:
-                self.saved, self._saving = message.clock, {}
+        if have is None:
+            return []
+        have.add(message.partition)
+        if len(have) < self.plan.partitions:
+            return []
+        self.saved, self._saving = message.clock, {}
+        done = self.ending and self.saved >= self.ledger.closed
+        return self._end(self.ending) if done else []
 
     def _installed(self, sender: str, message: Installed) -> Out:
         number = message.partition
@@ -296,7 +307,8 @@ class Controller:
         ready = number in self.mirroring and number not in self.awaited | set(self.moves)
         if not ready or self.owners[number] not in self.nodes:
             return []
-        order = Move(partition=number, to=self.replicas[number], mirror=True)
+        to, at = self.replicas[number], self.committed
+        order = Move(partition=number, to=to, mirror=True, committed=at)
         return [(self.owners[number], order)]
 
     def _route(self) -> Out:
@@ -431,6 +443,8 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
+        for clock in self._saving:
+            out += self._to_all(Save(clock=clock))
         out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {
@@ -505,7 +519,7 @@ class Controller:
 
     def _move(self, at: int, to: str) -> Move:
         whole = self.replicas[at] != to or at in self.mirroring
-        return Move(partition=at, to=to, whole=whole)
+        return Move(partition=at, to=to, whole=whole, committed=self.committed)
 
     def _settle_replicas(self) -> Out:
         """Give every partition a replica, where reliable machines have come or are leaving."""

@@ -149,6 +149,7 @@ class Helpee:
 
     def forget(self, helper: str) -> None:
         """Take back what a helper had that is gone, if it has not completed it."""
+        self.helpers = [name for name in self.helpers if name != helper]
         for piece in self.pieces.values():
             if piece.helper == helper and piece.done is None:
                 piece.cancelled = piece.refused = True

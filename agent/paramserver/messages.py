@@ -128,12 +128,13 @@ class Saved(Message, frozen=True, kw_only=True):
 
 
 class Move(Message, frozen=True, kw_only=True):
-    """To a server: hand a partition over (`mirror`: make a replica there, and keep it)."""
+    """To a server: hand a partition over, or (`mirror`) make a replica there of `committed`."""
 
     partition: int
     to: str
     mirror: bool = False
     whole: bool = True
+    committed: int = -1
 
 
 class Contents(msgspec.Struct, frozen=True):

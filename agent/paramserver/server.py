@@ -192,9 +192,10 @@ class Replica:
         self.coming: list[tuple[int, list[Section]]] = []
 
     def commit(self, clock: int) -> None:
+        """Go on to a clock that has come; a replica that lacks it stays where it is."""
         while self.coming and self.coming[0][0] <= clock:
-            put(self.rows, self.coming.pop(0)[1])
-        self.committed = max(self.committed, clock)
+            self.committed, sections = self.coming.pop(0)
+            put(self.rows, sections)
 
 
 class Store(Protocol):
@@ -299,6 +300,7 @@ class Server:
         part = self.parts.get(number)
         if part is None:
             return []
+        part.commit(message.committed)
         if message.mirror:
             sections, at = part.at_commit(), part.committed
             part.pushed = at  # the new replica has nothing of later clocks
@@ -349,6 +351,7 @@ class Server:
                 if replica is not None:
                     replica.commit(message.clock)
                     replica.coming = []
+                    assert replica.committed == message.clock or number not in message.lost
             else:
                 self.replicas.pop(number, None)
             if message.owners[number] != self.name or number in message.lost:
@@ -371,6 +374,7 @@ class Server:
     def _save(self, message: Save) -> Out:
         out: Out = []
         for number, replica in self.replicas.items():
+            replica.commit(message.clock)
             if replica.committed == message.clock:
                 self._store.write(number, message.clock, every_row(replica.rows))
                 out.append((CONTROLLER, Saved(partition=number, clock=message.clock)))

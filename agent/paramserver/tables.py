@@ -87,6 +87,7 @@ class Table(NamedTuple):
     rule: Rule | None = None
     exact: bool = False  # sums are the same bits in every order
     own_writes: bool = True  # a worker sees what it wrote, before others do
+    item_state: bool = False  # rows belong to items, and are read as the clock before left them
 
     @property
     def reads_own(self) -> bool:

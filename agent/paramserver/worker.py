@@ -5,6 +5,7 @@ have it the controller is notified. Only batches that the controller then lists 
 may die at any point of this and leaves nothing torn.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -181,11 +182,12 @@ class Worker:
         self.extra: Extra | None = None
         self._redone: dict[int, Extra] = {}
         self._leaving: set[int] = set()
+        self._alone_since: dict[int, int] = {}  # from which clock on nobody else did a block
         self._let_go: dict[int, int] = {}  # released blocks: from which clock on
         self._batches: dict[str, Batch] = {}
         self._said: list[Finished] = []  # that may not have been heard
         self._unseen: list[tuple[int, dict[str, Changes]]] = []  # own changes newer than the cache
-        self._missing = False
+        self._blocked: list[Turn | Extra] = []  # until rows come
         self.route: list[str] = []
         self._version = -1
 
@@ -275,6 +277,7 @@ class Worker:
         self.helpee.helpers, self.helper.helpees = groups
         self.route, self._version = message.owners, message.version
         self.own = dict.fromkeys(message.blocks, message.clock + 1)
+        self._alone_since = dict(self.own)
         return self._subscribe(message.blocks)
 
     def _grant(self, message: Grant) -> Out:
@@ -285,6 +288,7 @@ class Worker:
         }
         for block in new:
             self._let_go.pop(block, None)
+        self._alone_since.update(new)
         self.own.update(new)
         return self._subscribe(list(new))
 
@@ -322,7 +326,7 @@ class Worker:
         seen = min(ages)
         self._unseen = [one for one in self._unseen if one[0] > seen]
         self.helper.drop_old(seen)
-        self._missing = False
+        self._blocked = []
         return []
 
     def _release(self, message: Release) -> Out:
@@ -376,11 +380,9 @@ class Worker:
             self._begin()
         if self.extra is None:
             out = self._next_extra()
-        if self._missing:
-            return None, out
-        if self.extra is not None:
+        if self.extra is not None and self.extra not in self._blocked:
             return Run(self.extra.tail.spans[0], self.extra.tail.clock, self.extra), out
-        if self.turn is None or not self.turn.tail.spans:
+        if self.turn is None or not self.turn.tail.spans or self.turn in self._blocked:
             return None, out
         out += self.helper.report(self.turn.tail, now_s)
         span, due = self.turn.tail.spans[0], self.helper.until_report(self.turn.tail)
@@ -427,7 +429,7 @@ class Worker:
             try:
                 process(self.application, lo, hi, params)
             except Missing as missing:
-                self._missing = True
+                self._blocked.append(part)
                 return self._ask({missing.table.name: np.unique(missing.keys)}, only_new=True)
             except ApplicationError as error:
                 self.failed = True
@@ -462,8 +464,10 @@ class Worker:
                 out += self._flush_help(part.source, part)
         return out + self._advance()
 
-    def _reader(self, part: Turn | Extra):  # type: ignore[no-untyped-def] # noqa: ANN202
+    def _reader(self, part: Turn | Extra) -> Callable[[Table, Array], Array]:
         def read(table: Table, keys: Array) -> Array:
+            if table.item_state:
+                self._demand_exact(part, table, keys)
             rows = self.cache.get(table, keys)
             if not table.reads_own:
                 return rows
@@ -473,6 +477,14 @@ class Worker:
             return part.changes[table.name].over(keys, rows) if table.name in part.changes else rows
 
         return read
+
+    def _demand_exact(self, part: Turn | Extra, table: Table, keys: Array) -> None:
+        """Raise `Missing` until rows have what others did to these items in earlier clocks."""
+        clock = part.tail.clock
+        foreign = isinstance(part, Extra) and isinstance(part.source, Order)
+        alone = clock if foreign else self._alone_since.get(part.tail.spans[0].block, clock)
+        if (np.array(self.cache.ages)[keys % self._partitions] < alone - 1).any():
+            raise Missing(table, keys[:0])
 
     def _over(self, clock: int, changes: Changes, keys: Array, rows: Array) -> Array:
         """Add own changes of a clock to rows of partitions whose servers have not closed it."""
@@ -511,6 +523,8 @@ class Worker:
             if piece.done is not None:
                 done += piece.done
                 turn.measured += piece.measured
+                helped = {one.span.block for one in piece.done}
+                self._alone_since.update(dict.fromkeys(helped, turn.clock + 1))
                 continue
             redone = self._redone[piece.number]
             turn.measured += redone.measured

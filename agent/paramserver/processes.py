@@ -1,0 +1,420 @@
+"""The machines in processes of their own, with sockets between them.
+
+Each process listens; whoever has something for it connects and sends, so of each pair the messages
+stay in order. Rows travel as the payloads of frames, without copies. A node looks for messages
+between grains.
+"""
+
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.errors import AgentError, WireError
+from agent.net.front import BACKLOG, Front
+from agent.net.handshake import Door
+from agent.net.wire import Connection, dial
+from agent.paramserver import messages
+from agent.paramserver.api import Application, Stop, checked, even
+from agent.paramserver.controller import Controller, Plan
+from agent.paramserver.help import Settings
+from agent.paramserver.member import Member, join
+from agent.paramserver.messages import CONTROLLER, Beat, End, Leave, Message, Out, Section
+from agent.paramserver.server import Server
+from agent.paramserver.worker import Bound, Worker
+from agent.protocol import AnyMessage, Part, PeerHello
+
+HOST = "127.0.0.1"
+BEAT_S = 1.0
+LOOK_S = 0.2
+START_S = 60.0
+
+
+class Book(Message, frozen=True, kw_only=True):
+    """To all: where each process listens."""
+
+    addresses: dict[str, str]
+
+
+class Introduced(Message, frozen=True, kw_only=True):
+    """To the controller: where a new process listens."""
+
+    address: str
+    pid: int
+
+
+Said = messages.AnyMessage | Book | Introduced
+
+
+def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
+    """Return a message as bytes, and its arrays apart."""
+    pieces: list[memoryview] = []
+    at = 0
+
+    def hook(value: Any) -> Any:
+        nonlocal at
+        if not isinstance(value, np.ndarray):
+            raise NotImplementedError
+        array = np.ascontiguousarray(value)
+        place = (array.dtype.str, array.shape, at)
+        at += array.nbytes
+        pieces.append(memoryview(array.reshape(-1).view(np.uint8)))
+        return place
+
+    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
+
+
+def _decoded(meta: bytes, payload: memoryview) -> Message:
+    def hook(kind: type, value: Any) -> Any:  # noqa: ARG001
+        dtype, shape, at = value
+        count = int(np.prod(shape))
+        return np.frombuffer(payload, np.dtype(dtype), count, at).reshape(shape)
+
+    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Said, dec_hook=hook)
+    message: Message = decoder.decode(meta)
+    return message
+
+
+class Post:
+    """Sends to processes by name, and puts what comes into one queue.
+
+    The end of a connection comes through the queue as well: the name, and nothing.
+    """
+
+    def __init__(self, name: str, secret: str) -> None:
+        self.name, self._secret = name, secret
+        self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
+        self.book: dict[str, str] = {}
+        self._out: dict[str, Connection] = {}
+        self.bytes_out = 0
+        listener = socket.create_server((HOST, 0), backlog=BACKLOG)
+        self.address = f"{HOST}:{listener.getsockname()[1]}"
+        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
+
+    def send(self, target: str, message: Message) -> None:
+        """Send, or do nothing if the other process is gone: the controller says so to all."""
+        if target == self.name:
+            self.inbox.put((self.name, message))
+            return
+        connection = self._out.get(target)
+        if connection is None and target in self.book:
+            hello = PeerHello(worker=self.name, serial=1)
+            try:
+                connection = dial(self.book[target], self._secret, hello, to=target)
+            except WireError:
+                return
+            self._out[target] = connection
+        if connection is None:
+            return
+        meta, pieces = _encoded(message)
+        self.bytes_out += sum(piece.nbytes for piece in pieces)
+        try:
+            connection.send(Part(generation=0, step=0, tag="said", extra=meta), *pieces)
+        except WireError:
+            self._out.pop(target, None)
+            self.book.pop(target, None)
+
+    def close(self) -> None:
+        self._front.close()
+        for connection in self._out.values():
+            connection.close()
+
+    def _receive(self, connection: Connection, hello: AnyMessage) -> None:
+        if not isinstance(hello, PeerHello):
+            connection.close()
+            return
+        try:
+            while True:
+                part, payload = connection.receive()
+                if isinstance(part, Part):
+                    self.inbox.put((hello.worker, _decoded(part.extra, payload)))
+        except WireError:
+            pass  # the usual end
+        finally:
+            connection.close()
+            self.inbox.put((hello.worker, None))
+
+
+class Folder:
+    """The store of committed clocks: a file for each partition and clock."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def write(self, partition: int, clock: int, sections: list[Section]) -> None:
+        arrays = {}
+        for section in sections:
+            arrays[f"keys {section.table}"] = section.keys
+            arrays[f"rows {section.table}"] = section.values
+        path = self._path(partition, clock)
+        with path.with_suffix(f".{os.getpid()}").open("wb") as file:
+            np.savez(file, **arrays)
+        path.with_suffix(f".{os.getpid()}").replace(path)
+
+    def read(self, partition: int, clock: int) -> list[Section]:
+        with np.load(self._path(partition, clock)) as found:
+            names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
+            return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
+
+    def _path(self, partition: int, clock: int) -> Path:
+        return self._folder / f"{partition}-{clock}.npz"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process of a job needs to know."""
+
+    module: str
+    kind: str
+    folder: str  # of the module
+    arguments: dict[str, Any] = {}
+    blocks: int = 12
+    grains: int = 20
+    batches: int = 1
+    partitions: int = 4
+    expected: int = 2
+    slack: int | None = 0
+    help_size: int = 0
+    save_every: int = 1
+    store: str = ""
+    grain_s: float = 0.0  # of sleep, in place of computing that other processes would be slowed by
+
+    def application(self) -> Application:
+        if self.folder not in sys.path:
+            sys.path.insert(0, self.folder)
+        made: Application = getattr(importlib.import_module(self.module), self.kind)(
+            **self.arguments
+        )
+        checked(made)
+        return made
+
+    def plan(self, application: Application) -> Plan:
+        return Plan(
+            work=even(application.items, self.blocks, self.grains, self.batches),
+            stop=application.stop,
+            partitions=self.partitions,
+            expected=self.expected,
+            help_size=self.help_size,
+            save_every=self.save_every,
+        )
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node is given on its standard input."""
+
+    job: Job
+    name: str
+    secret: str
+    controller: str
+    reliable: bool
+    allocation: str
+    slow: float = 1.0
+
+
+class Node:
+    """One process: a worker and a server, and the loop that runs them."""
+
+    def __init__(self, start: Start) -> None:
+        self._start, job = start, start.job
+        application = job.application()
+        tables, plan = checked(application), job.plan(application)
+        worker = Worker(
+            start.name, application, plan.work, Bound(job.slack), Settings(size=job.help_size),
+            job.partitions,
+        )  # fmt: skip
+        server = Server(start.name, tables, job.partitions, Folder(job.store))
+        self._member = Member(worker, server)
+        self._post = Post(start.name, start.secret)
+        self._post.book[CONTROLLER] = start.controller
+        self._beat_s = 0.0
+        self._over = False
+
+    def run(self) -> None:
+        start = self._start
+        hello = Introduced(address=self._post.address, pid=os.getpid())
+        self._post.send(CONTROLLER, hello)
+        self._say(join(start.reliable, start.name, start.allocation))
+        worker = self._member.worker
+        while not self._over:
+            run, out = worker.next_run(time.time())
+            self._say(self._member.marked(out))
+            if run is None:
+                self._read(LOOK_S)
+            else:
+                begun_s = time.time()
+                grains = 1 if worker.application.grainwise or self._start.job.grain_s else 4
+                grains = min(grains, run.span.last - run.span.first)
+                if start.job.grain_s:
+                    time.sleep(start.job.grain_s * grains * start.slow)
+                out = worker.finish(run, grains, time.time() - begun_s, time.time())
+                self._say(self._member.marked(out))
+                self._read(0.0)
+            self._beat()
+        self._post.close()
+
+    def _read(self, wait_s: float) -> None:
+        """Take all that has come, waiting a little for the first."""
+        try:
+            while not self._over:
+                sender, message = self._post.inbox.get(timeout=wait_s) if wait_s else (
+                    self._post.inbox.get_nowait()
+                )
+                wait_s = 0.0
+                self._take(sender, message)
+        except queue.Empty:
+            return
+
+    def _take(self, sender: str, message: Message | None) -> None:
+        if message is None:
+            self._over = sender == CONTROLLER
+        elif isinstance(message, Book):
+            self._post.book.update(message.addresses)
+        elif isinstance(message, End | Leave):
+            self._over = True
+        else:
+            self._say(self._member.handle(sender, message, time.time()))
+
+    def _say(self, out: Out) -> None:
+        for target, message in out:
+            self._post.send(target, message)
+
+    def _beat(self) -> None:
+        if time.monotonic() > self._beat_s:
+            self._beat_s = time.monotonic() + BEAT_S
+            self._post.send(CONTROLLER, Beat())
+
+
+class Spawned(NamedTuple):
+    process: subprocess.Popen[bytes]
+    reliable: bool
+
+
+class House:
+    """The controller in this process, and nodes in others, all on this machine."""
+
+    def __init__(self, job: Job, secret: str = "") -> None:
+        self.job, self._secret = job, secret or os.urandom(16).hex()
+        self.controller = Controller(job.plan(job.application()))
+        self.nodes: dict[str, Spawned] = {}
+        self.closed_s: list[float] = []
+        self._post = Post(CONTROLLER, self._secret)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._tick_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="paramserver-controller", daemon=True)
+        self._thread.start()
+
+    def start(
+        self, name: str, reliable: bool, allocation: str = "first", slow: float = 1.0
+    ) -> None:
+        """Start a node."""
+        start = Start(
+            job=self.job,
+            name=name,
+            secret=self._secret,
+            controller=self._post.address,
+            reliable=reliable,
+            allocation=allocation,
+            slow=slow,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agent.paramserver.processes"], stdin=subprocess.PIPE
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(start))
+        process.stdin.close()
+        self.nodes[name] = Spawned(process, reliable)
+
+    def kill(self, names: Iterable[str]) -> None:
+        """End nodes as a machine ends that is taken away without a word of warning."""
+        for name in names:
+            self.nodes[name].process.send_signal(signal.SIGKILL)
+
+    def stop(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.nodes[name].process.send_signal(signal.SIGSTOP)
+
+    def evict(self, names: Iterable[str], warning_s: float) -> None:
+        with self._changed:
+            self._say(self.controller.evicted(names, warning_s, time.time()))
+
+    def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
+        """Wait until something is true of the controller, or raise."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: until(self.controller), limit_s):
+                raise AgentError(f"it did not happen within {limit_s:g} s: {self.controller.notes}")
+
+    def result(self, limit_s: float = 300.0) -> dict[str, Any]:
+        """Wait for the end, and return the tables as the store has them."""
+        self.wait(lambda controller: controller.ended, limit_s)
+        folder, clock = Folder(self.job.store), self.controller.saved
+        found: dict[str, Any] = {}
+        application = self.job.application()
+        for table in application.tables:
+            found[table.name] = np.zeros((table.keys, table.columns), table.dtype)
+        for partition in range(self.job.partitions):
+            for section in folder.read(partition, clock):
+                found[section.table][section.keys] = section.values
+        return found
+
+    def close(self) -> None:
+        for spawned in self.nodes.values():
+            spawned.process.kill()
+            spawned.process.wait()
+        self._post.inbox.put((CONTROLLER, None))
+        self._thread.join(START_S)
+        self._post.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sender, message = self._post.inbox.get(timeout=LOOK_S)
+            except queue.Empty:
+                sender, message = "", Beat()
+            if sender == CONTROLLER and message is None:
+                return
+            with self._changed:
+                self._take(sender, message)
+                self._changed.notify_all()
+
+    def _take(self, sender: str, message: Message | None) -> None:
+        now_s, brain = time.time(), self.controller
+        if message is None:
+            self._post.book.pop(sender, None)
+            self._say(brain.lost([sender], now_s))
+        elif isinstance(message, Introduced):
+            self._post.book[sender] = message.address
+            book = Book(addresses=dict(self._post.book))
+            for name in list(self._post.book):
+                self._post.send(name, book)
+        elif sender:
+            self._say(brain.handle(sender, message, now_s))
+        while len(self.closed_s) <= brain.ledger.closed:
+            self.closed_s.append(time.monotonic())
+        if now_s > self._tick_s:
+            self._tick_s = now_s + 0.5
+            self._say(brain.tick(now_s))
+
+    def _say(self, out: Out) -> None:
+        for target, message in out:
+            self._post.send(target, message)
+
+
+def main() -> None:
+    """Run one node, as its standard input says."""
+    Node(msgspec.convert(json.load(sys.stdin), Start)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Matrix factorisation by SGD on a parameter server. `python factorisation.py` runs it alone."""
+
+import numpy as np
+from numba import njit
+
+import loaders
+from agent.paramserver.api import Application, Stop, run_alone
+from agent.paramserver.tables import Table
+
+RATE, KEEP = 0.05, 0.002
+
+
+@njit(nogil=True)
+def descend(left, right, users, items, ratings, rate, keep):
+    """Go over ratings in order, and return the sum of the squared errors before each."""
+    total = 0.0
+    for at in range(len(ratings)):
+        user, item = left[users[at]], right[items[at]]
+        error = ratings[at]
+        for k in range(len(user)):
+            error -= user[k] * item[k]
+        for k in range(len(user)):
+            before = user[k]
+            user[k] += rate * (error * item[k] - keep * before)
+            item[k] += rate * (error * before - keep * item[k])
+        total += error * error
+    return total
+
+
+def _small(width, salt):
+    def initial(keys):
+        grid = np.outer(keys + 1.0, np.arange(1.0, width + 1)) + salt
+        return 0.3 * np.sin(grid * 12.9898)
+
+    return initial
+
+
+class Factorisation(Application):
+    """Rows of users and of items, whose products are the ratings."""
+
+    grainwise = False
+
+    def __init__(self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE):
+        self.users, self.columns, self.values = loaders.ratings(users, items, ratings)
+        self.items = ratings
+        self.tables = (
+            Table("users", users, rank, initial=_small(rank, 0.1)),
+            Table("items", items, rank, initial=_small(rank, 0.7)),
+        )
+        self.stop = Stop(clocks=clocks)
+        self.rate = rate
+
+    def process_range(self, lo, hi, params):
+        users, at_user = np.unique(self.users[lo:hi], return_inverse=True)
+        items, at_item = np.unique(self.columns[lo:hi], return_inverse=True)
+        left, right = params.read("users", users), params.read("items", items)
+        new_left, new_right = left.copy(), right.copy()
+        error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate, KEEP)
+        params.update("users", users, new_left - left)
+        params.update("items", items, new_right - right)
+        params.measure(error)
+
+
+if __name__ == "__main__":
+    application = Factorisation()
+    for clock, error in enumerate(run_alone(application).measures):
+        print(f"clock {clock:3}  mean squared error {error / application.items:.4f}")

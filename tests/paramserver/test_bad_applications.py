@@ -1,0 +1,176 @@
+"""What is wrong with an application, its data or its settings is named before it costs anything."""
+
+import loaders
+import numpy as np
+import pytest
+
+from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
+from agent.paramserver.controller import Controller, Plan
+from agent.paramserver.messages import CONTROLLER, Beat, Join, Loaded
+from agent.paramserver.tables import LARGEST, PRODUCT, UNION, Aggregate, ApplicationError, Table
+from agent.paramserver.virtual.cluster import Place, Virtual
+from agent.paramserver.virtual.network import Delays
+from agent.paramserver.worker import Bound
+
+
+class Small(Application):
+    items = 40
+    stop = Stop(clocks=3)
+    tables = (Table("sum", 4, 2),)
+
+    def process_item(self, item, params):
+        params.update("sum", [item % 4], self.change(item))
+
+    def change(self, item):
+        return np.ones((1, 2))
+
+
+def run(make, *, places=2, reliable=1, partitions=2, help_size=0, expected=None):
+    plan = Plan(even(40, 4, 5), Stop(clocks=3), partitions, expected or places, help_size)
+    virtual = Virtual(
+        make,
+        plan,
+        [Place(f"n{at}", f"m{at}", at < reliable, "spot") for at in range(places)],
+        cost=lambda _: 0.01,
+        network=lambda made: Delays(made, 0.001),
+        bound=Bound(0),
+    )
+    return virtual, virtual.run()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (np.ones((1, 3)), "shape (1, 3)"),
+        (np.ones(2), "shape (2,)"),
+        (np.array([[1.0, np.nan]]), "key 3, is not finite: nan"),
+        (np.array([[np.inf, 0.0]]), "is not finite: inf"),
+    ],
+)
+def test_a_change_of_a_wrong_shape_or_that_is_no_number_is_named(change, said):
+    class Wrong(Small):
+        def change(self, item):
+            return change if item == 23 else np.ones((1, 2))
+
+    with pytest.raises(ApplicationError) as error:
+        run_alone(Wrong())
+    assert said in str(error.value)
+    virtual, why = run(Wrong)
+    assert said in why
+    assert "items 22 to 24" in why
+    assert virtual.brain.ledger.closed == -1
+
+
+def test_an_application_that_raises_is_named_with_its_range():
+    class Raises(Small):
+        def process_item(self, item, params):
+            raise ZeroDivisionError("no luck")
+
+    _, why = run(Raises)
+    assert "Raises.process_range(" in why
+    assert why.endswith("raised ZeroDivisionError: no luck")
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "said"),
+    [
+        (Aggregate("difference", np.subtract, 0), "is not commutative"),
+        (Aggregate("mean", lambda a, b: (a + b) / 2, 0), "is not associative"),
+        (Aggregate("sum", np.add, 1), "is not neutral"),
+        (Aggregate("last", np.fmax, 0, commutative=False), "does not declare"),
+    ],
+)
+def test_an_aggregate_that_is_not_what_it_declares_is_refused(aggregate, said):
+    class Declares(Small):
+        tables = (Table("sum", 4, 2, aggregate=aggregate),)
+
+    with pytest.raises(ApplicationError, match=said):
+        checked(Declares())
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "dtype", "value"), [(PRODUCT, "float64", 2.0), (LARGEST, "float32", 9.0), (UNION, "int64", 6)]
+)
+def test_other_aggregates_than_sums_work(aggregate, dtype, value):
+    class Other(Small):
+        tables = (Table("sum", 4, 2, dtype, initial=1, aggregate=aggregate),)
+        stop = Stop(clocks=1)
+
+        def change(self, item):
+            return np.full((1, 2), value if item < 4 else aggregate.neutral if aggregate is not LARGEST else 3)
+
+    found = run_alone(Other()).value("sum")
+    assert np.array_equal(found, np.full((4, 2), {"product": 2, "largest": 9, "union": 7}[aggregate.name]))
+
+
+def test_an_unknown_table_is_named_with_those_that_exist():
+    params = Params({"one": Small.tables[0]}, lambda table, keys: None, 0)
+    with pytest.raises(ApplicationError, match="no table 'two'; there are: one"):
+        params.read("two", [0])
+
+
+def test_a_slack_below_0_is_refused():
+    with pytest.raises(ApplicationError, match="slack is -1"):
+        Bound(-1).verified()
+
+
+@pytest.mark.parametrize(
+    ("text", "load", "said"),
+    [
+        ("1,2,3\n1,2,x\n", lambda path: loaders.triples(path), "line 2, column 5: 'x'"),
+        ("1,2,3\n4,5\n", lambda path: loaders.triples(path), "line 2, column 3: 2 fields"),
+        ("1,2,nan\n", lambda path: loaders.triples(path), "line 1, column 5: 'nan' is not finite"),
+        ("1 1:2\n0 1:1 9:3\n", lambda path: loaders.libsvm(path, 4), "line 2, column 7: index 9"),
+        ("1 1:2 3\n", lambda path: loaders.libsvm(path, 4), "line 1, column 7: '3' has no colon"),
+        ("3\n4\n7\n1 1 2\n1 x 2\n", lambda path: loaders.bag_of_words(path), "line 5, column 3: 'x'"),
+    ],
+)
+def test_a_broken_row_is_named_by_line_and_column(tmp_path, text, load, said):
+    path = tmp_path / "data"
+    path.write_text(text)
+    with pytest.raises(ApplicationError) as error:
+        load(path)
+    assert said in str(error.value)
+
+
+def test_whole_files_are_loaded(tmp_path):
+    path = tmp_path / "data"
+    path.write_text("user,item,rating\n1,2,3.5\n4,5,1\n")
+    assert [part.tolist() for part in loaders.triples(path)] == [[1, 4], [2, 5], [3.5, 1.0]]
+    path.write_text("1 1:2 3:4\n0 2:1\n")
+    assert loaders.libsvm(path, 3)[1].tolist() == [[2, 0, 4], [0, 1, 0]]
+    path.write_text("2\n3\n2\n1 3 2\n2 1 1\n")
+    assert [part.tolist() for part in loaders.bag_of_words(path)] == [[0, 0, 1], [2, 2, 0]]
+
+
+def test_one_reliable_machine_is_said_to_be_no_protection():
+    virtual, _ = run(Small)
+    assert any("not protected" in note for note in virtual.brain.notes)
+    virtual, _ = run(Small, places=3, reliable=2)
+    assert not any("not protected" in note for note in virtual.brain.notes)
+
+
+@pytest.mark.parametrize(
+    ("places", "reliable", "partitions", "help_size"), [(1, 1, 7, 4), (3, 3, 2, 16), (2, 0, 2, 0), (4, 1, 9, 3)]
+)
+def test_small_and_lopsided_clusters_work(places, reliable, partitions, help_size):
+    """Fewer machines than helpers, no transient machine, more partitions than machines."""
+    virtual, why = run(Small, places=places, reliable=reliable, partitions=partitions, help_size=help_size)
+    assert why == "3 clocks are done"
+    assert len(virtual.brain.owners) == partitions
+
+
+def test_a_node_that_reads_no_message_is_named_and_its_blocks_are_moved():
+    brain = Controller(Plan(even(40, 4, 5), Stop(clocks=3), 2, expected=3))
+    for name in ("a", "b", "c"):
+        brain.handle(name, Join(reliable=name != "c", machine=name, allocation=name), 0.0)
+    for name in ("a", "b", "c"):
+        brain.handle(name, Loaded(blocks=sorted(brain.asked.get(name, ()))), 0.0)
+    assert "c" in brain.blocks.values()
+    for name in ("a", "b"):
+        brain.handle(name, Beat(), 6.0)
+    out = brain.tick(7.0)
+    assert "c has read no message for 5 s" in brain.notes[-1]
+    assert "c" not in brain.blocks.values()
+    assert all(to != "c" for to, _ in out)
+    assert CONTROLLER not in brain.nodes

@@ -1,0 +1,178 @@
+"""What a worker reads is as old as its bound allows, and whole clocks give the same bits."""
+
+import numpy as np
+import pytest
+
+from agent.paramserver.api import Application, Stop, even, run_alone
+from agent.paramserver.controller import Plan
+from agent.paramserver.tables import Table, adagrad, adam, momentum
+from agent.paramserver.virtual.cluster import Place, Virtual
+from agent.paramserver.virtual.network import Delays
+from agent.paramserver.worker import Bound
+
+WORK = even(96, 6, 4)
+
+
+class Regression(Application):
+    """Least squares on generated data, by gradients of the clock's own rows."""
+
+    items, width = 96, 5
+    stop = Stop(clocks=9)
+    tables = (
+        Table("plain", 5, 1, exact=True, own_writes=False),
+        Table("momentum", 5, 1, rule=momentum(0.01), exact=True),
+        Table("adagrad", 5, 1, rule=adagrad(0.05), exact=True),
+        Table("adam", 5, 1, rule=adam(0.01), exact=True),
+    )
+
+    def __init__(self):
+        draw = np.random.default_rng(1)
+        self.points = draw.normal(size=(self.items, self.width))
+        self.answers = self.points @ np.arange(1.0, 6.0)
+
+    def process_range(self, lo, hi, params):
+        keys = np.arange(self.width)
+        points, answers = self.points[lo:hi], self.answers[lo:hi]
+        for table in self.tables:
+            error = points @ params.read(table.name, keys)[:, 0] - answers
+            gradient = points.T @ error / self.items
+            step = -0.1 if table.rule is None else 1.0
+            params.update(table.name, keys, step * gradient[:, None])
+            params.measure(float(error @ error))
+
+
+def run(slack, *, help_size=2, slow=None, seed=0, mishap=None):
+    plan = Plan(WORK, Regression.stop, partitions=3, expected=5, help_size=help_size, save_every=3)
+    places = [Place(f"n{at}", f"m{at}", at < 2, f"p{at}") for at in range(5)]
+    virtual = Virtual(
+        Regression,
+        plan,
+        places,
+        cost=lambda _: 0.01,
+        network=lambda made: Delays(made, 0.003, 0.9, seed),
+        bound=Bound(slack),
+    )
+    if slow:
+        virtual.slow_down(slow, 6.0)
+    if mishap:
+        mishap(virtual)
+    assert virtual.run() == "9 clocks are done"
+    return virtual
+
+
+def state(virtual):
+    found = {table.name: np.zeros((5, table.columns)) for table in Regression.tables}
+    for name in found:
+        for at, owner in enumerate(virtual.brain.owners):
+            rows = virtual.hosts[owner].member.server.parts[at].rows[name]
+            found[name][rows.keys()] = rows.get(rows.keys())
+    return found
+
+
+def alone():
+    ran = run_alone(Regression(), WORK)
+    return {name: rows.get(rows.keys()) for name, rows in ran.rows.items()}
+
+
+def assert_same_bits(virtual):
+    expected = alone()
+    for name, rows in state(virtual).items():
+        assert np.array_equal(rows, expected[name]), name
+
+
+def test_bsp_is_the_same_bits_as_one_process():
+    assert_same_bits(run(0))
+
+
+def test_bsp_with_a_straggler_that_is_helped_is_the_same_bits():
+    virtual = run(0, slow="n3")
+    assert sum(host.member.worker.helpee.total_given for host in virtual.hosts.values()) > 0
+    assert_same_bits(virtual)
+
+
+@pytest.mark.parametrize("names", [["n2"], ["n3", "n4"], ["n2", "n3", "n4"], ["n0", "n3"], ["n1"]])
+def test_a_loss_at_any_moment_leaves_the_bits_of_a_run_without_one(names):
+    """Answers 21 to 23: optimizer arrays go back with the weights."""
+    for moment in (0.13, 0.4, 0.71):
+        virtual = run(0, mishap=lambda made, at=moment: made.at(at, lambda: made.kill(names)))
+        assert_same_bits(virtual)
+
+
+@pytest.mark.parametrize("warning_s", [120, 30, 8, 0])
+def test_an_eviction_of_all_transient_machines_loads_nothing_and_keeps_the_bits(warning_s):
+    loads = []
+
+    def mishap(made):
+        def evict():
+            counts = {name: len(host.member.worker.held) for name, host in made.hosts.items()}
+            loads.append(counts)
+            made.evict(["n2", "n3", "n4"], warning_s)
+
+        made.at(0.45, evict)
+
+    virtual = run(0, mishap=mishap, help_size=0)
+    assert_same_bits(virtual)
+    if warning_s >= 8:
+        assert virtual.brain.rolls == 0
+
+
+@pytest.mark.parametrize("slack", [0, 1, 3])
+def test_no_read_is_older_than_its_bound_and_no_start_is_too_early(slack):
+    """Answer 7, with a worker that is six times as slow."""
+    virtual = run(slack, slow="n4", seed=slack)
+    plan = virtual.brain
+    seen = []
+
+    def watch():
+        closed = plan.ledger.closed
+        for host in virtual.hosts.values():
+            part = host.run and host.run.clock
+            if part is not None:
+                seen.append(part - closed)
+                assert min(host.member.worker.cache.ages) >= part - 1 - slack
+
+    again = Virtual(
+        Regression,
+        virtual.plan,
+        [Place(f"n{at}", f"m{at}", at < 2, f"p{at}") for at in range(5)],
+        cost=lambda _: 0.01,
+        network=lambda made: Delays(made, 0.003, 0.9, slack),
+        bound=Bound(slack),
+    )
+    plan = again.brain
+    virtual = again
+    again.on_event = watch
+    again.slow_down("n4", 6.0)
+    assert again.run() == "9 clocks are done"
+    assert max(seen) <= slack + 1
+    assert slack == 0 or max(seen) > 1
+
+
+def test_two_workers_that_help_each_other_both_end():
+    """Answer 8."""
+    plan = Plan(even(96, 2, 40), Regression.stop, partitions=1, expected=2, help_size=4)
+    virtual = Virtual(
+        Regression,
+        plan,
+        [Place("a", "a"), Place("b", "b")],
+        cost=lambda _: 0.01,
+        network=lambda made: Delays(made, 0.001, 0.9),
+        bound=Bound(1),
+    )
+    for moment in range(1, 40):
+        for name in "ab":
+            times = 9.0 if (moment + (name == "b")) % 2 else 1.0
+            virtual.at(moment / 8, lambda n=name, t=times: virtual.slow_down(n, t))
+    assert virtual.run() == "9 clocks are done"
+
+
+def test_a_restarted_controller_loses_no_clock_and_keeps_its_table():
+    """Answer 29."""
+
+    def mishap(made):
+        for moment in (0.1, 0.4, 0.8):
+            made.at(moment, lambda: made.stop_controller(0.06))
+
+    virtual = run(0, mishap=mishap)
+    assert virtual.brain.rolls == 0
+    assert_same_bits(virtual)

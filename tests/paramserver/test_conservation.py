@@ -1,0 +1,28 @@
+"""No change is lost or counts twice, whatever dies, moves, rolls back or helps at the time."""
+
+import os
+
+import counters
+import pytest
+
+SEEDS = int(os.environ.get("SPOT_PARAMSERVER_SEEDS", "40"))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_counts_are_whole_after_any_mishaps(part):
+    """Deaths, evictions, additions and restarts happen at messages of every kind."""
+    for seed in range(part, SEEDS, 4):
+        wrong, story = counters.judged(seed, 4)
+        assert wrong == [], story
+
+
+def test_a_change_that_counts_twice_is_seen():
+    """The counter model is worth something: it sees a batch that a clock lists and has twice."""
+    virtual = counters.cluster(3, bound=0)
+    assert virtual.run() == "6 clocks are done"
+    assert counters.violations(virtual) == []
+    owner = virtual.brain.owners[0]
+    rows = virtual.hosts[owner].member.server.parts[0].rows["dense"]
+    keys = rows.keys()[:1]
+    rows.put(keys, rows.get(keys) + 1)
+    assert counters.violations(virtual) != []
