@@ -7,10 +7,14 @@ READY  := $(VENV)/.ready
 # Hundreds of processes import the same modules: where a shell forbids it, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check nightly bench format clean
+.PHONY: demo demo-aws demo-azure test check nightly bench format clean
 
 demo: $(READY)
 	@$(BIN)/orchestrator demo
+
+# The same, bought through boto3 or Azure's SDK from a fake account whose machines are real processes.
+demo-aws demo-azure: demo-%: $(READY)
+	@PYTHONPATH=tests $(BIN)/python -m cloudfake.account.demo $*
 
 test: $(READY)
 	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m "not processes"

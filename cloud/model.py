@@ -169,11 +169,13 @@ class Sold(msgspec.Struct, frozen=True, kw_only=True):
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """What is true of a cloud everywhere: how it bills, and what traffic between machines costs.
 
-    `billing` names a rule of `bidding.markets.billing`. The prices per GB are what a byte costs in
-    total that is sent from one zone, or one region, to another.
+    `billing` names a rule of `bidding.markets.billing`. It counts from the launch, or from when the
+    machine runs if a pending one is free. The prices per GB are what a byte costs in total that is
+    sent from one zone, or one region, to another.
     """
 
     billing: Name
+    pending_is_free: bool = False
     bids: Bids = "none"
     zone_usd_per_gb: Usd = 0.0
     region_usd_per_gb: Usd = 0.0

@@ -286,6 +286,8 @@ class Azure(SettingsSection):
     machine's own identity, and anything else the client id of one of its identities."""
     endpoint: Text = "https://management.azure.com"
     """Where Azure is asked; change it for Azure's other clouds and for tests."""
+    prices_endpoint: Text = "https://prices.azure.com"
+    """Where the public price list is asked, without a key."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -315,6 +317,7 @@ class Azure(SettingsSection):
             disk_gb=self.disk_gb,
             sign_in=self.sign_in,
             endpoint=self.endpoint,
+            prices_endpoint=self.prices_endpoint,
             boot_script=boot_script,
         )
 

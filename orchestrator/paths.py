@@ -133,6 +133,11 @@ class Places:
         return self.state_dir / "house.json"
 
     @property
+    def door(self) -> Path:
+        """Return the file with the address of the join door and its certificate's fingerprint."""
+        return self.state_dir / "door.json"
+
+    @property
     def given_back(self) -> Path:
         """Return the file that exists once every machine is given back; the house ends then."""
         return self.state_dir / "stop"

@@ -25,7 +25,7 @@ from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
 from orchestrator.brain.jobs import Least, least_of
 from orchestrator.brain.layout_choice import Choice, Question, Seat
-from orchestrator.brain.leases import cost_now_usd_per_h
+from orchestrator.brain.leases import billing_at, cost_now_usd_per_h
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config, ConfigError
 from orchestrator.events import (
@@ -361,7 +361,7 @@ def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
     usd = state.settings.manager_usd_per_h * hours
     for part in purchase.acquire:
         prices = [(0.0, cost_now_usd_per_h(state, part.pool, part.market))]
-        rule = rule_of(state.settings.billing, part.pool.cloud, part.market)
+        rule = rule_of(billing_at(state, part.pool.place), part.pool.cloud, part.market)
         each = cost_usd(rule, 0.0, seconds, prices, "user") + state.settings.disk_usd_per_h * hours
         usd += part.count * each
     return usd

@@ -148,6 +148,10 @@ class Lease(msgspec.Struct, kw_only=True):
     disk_usd: float = 0.0  # the disk's part of `cost_usd`, when it has ended
     egress_usd: float = 0.0  # owed once, from when there is a machine
     billing: str | None = None  # the rule that was in force when the machine was asked for
+    # When it was known last to be pending, where that is free; None once it runs, or where it costs.
+    pending_at_s: float | None = None
+    seen_at_s: float | None = None  # when the newest list was asked for that has its machine
+    missed_at_s: float | None = None  # when the first one after that was, which has it no more
 
     @property
     def usd_per_h(self) -> float:

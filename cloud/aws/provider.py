@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from cloud import errors
 from cloud.aws import answers
@@ -33,7 +33,13 @@ from cloud.model import (
 NAME = "aws"
 WARNING_S = 120.0
 QUEUE_WAIT_S = 20
-TRAITS = Traits(billing="aws_today", bids="optional", zone_usd_per_gb=0.02, region_usd_per_gb=0.02)
+TRAITS = Traits(
+    billing="aws_today",
+    pending_is_free=True,
+    bids="optional",
+    zone_usd_per_gb=0.02,
+    region_usd_per_gb=0.02,
+)
 PACE = Pace(list_s=4.0, offers_s=300.0, sold_s=86_400.0, grace_s=120.0, boot_s=600.0)
 KINDS: dict[str, NoticeKind] = {
     "EC2 Spot Instance Interruption Warning": "terminate",
@@ -44,7 +50,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_the_tree(verb: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _in_the_tree(verb: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Turn whatever goes wrong into an error of ours: an odd answer may not end the manager."""
 
     @wraps(verb)

@@ -7,6 +7,7 @@ where Azure's SDK is not installed, so it needs the standard library only.
 
 import http.client
 import json
+import os
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -72,4 +73,6 @@ def _call(
 
 
 if __name__ == "__main__":
-    delete_this_machine()
+    delete_this_machine(
+        os.environ.get("SPOT_METADATA_URL") or METADATA, os.environ.get("SPOT_ARM_URL") or ARM
+    )

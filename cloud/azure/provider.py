@@ -63,7 +63,13 @@ class AzureProvider:
     @property
     def traits(self) -> Traits:
         """Return Azure's rules: no hour is refunded, and zones exchange bytes for nothing."""
-        return Traits(billing=NAME, bids="optional", zone_usd_per_gb=0.0, region_usd_per_gb=0.02)
+        return Traits(
+            billing=NAME,
+            pending_is_free=True,
+            bids="optional",
+            zone_usd_per_gb=0.0,
+            region_usd_per_gb=0.02,
+        )
 
     @property
     def pace(self) -> Pace:

@@ -55,8 +55,16 @@ class _Refusal(msgspec.Struct, frozen=True):
 class LocalProvider:
     """The local cloud at `url`, as one deployment sees it."""
 
-    def __init__(self, url: str, token: str, deployment: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        deployment: str,
+        timeout_s: float = TIMEOUT_S,
+        billing: str = "local",
+    ) -> None:
         self._deployment = deployment
+        self._billing = billing
         self._own = urlencode({"deployment": deployment})
         self._http = httpx.AsyncClient(
             base_url=url,
@@ -66,10 +74,16 @@ class LocalProvider:
         )
 
     @classmethod
-    def at(cls, directory: Path, deployment: str, timeout_s: float = TIMEOUT_S) -> "LocalProvider":
+    def at(
+        cls,
+        directory: Path,
+        deployment: str,
+        timeout_s: float = TIMEOUT_S,
+        billing: str = "local",
+    ) -> "LocalProvider":
         """Return the provider of the local cloud that keeps its books in `directory`."""
         url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
-        return cls(url, private.secret(directory / "token"), deployment, timeout_s)
+        return cls(url, private.secret(directory / "token"), deployment, timeout_s, billing)
 
     @property
     def name(self) -> str:
@@ -77,7 +91,7 @@ class LocalProvider:
 
     @property
     def traits(self) -> Traits:
-        return Traits(billing="local")
+        return Traits(billing=self._billing)
 
     @property
     def pace(self) -> Pace:

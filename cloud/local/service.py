@@ -19,13 +19,15 @@ from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 
+from starlette.types import ASGIApp
+
 from cloud import private
 from cloud.clock import Clock
 from cloud.http_server import Listener
 from cloud.local import processes, short_path
 from cloud.local.books import Ledger
 from cloud.local.identity import Signer
-from cloud.local.metadata import metadata_app
+from cloud.local.metadata import Fate, metadata_app
 from cloud.log_bounds import bound_logs
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice, Recipe
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
@@ -218,13 +220,7 @@ class LocalCloud:
         return self.core.machine(machine.id).state == "running"
 
     async def _start(self, machine: Machine) -> None:
-        dialect = self.core.market.dialect(machine.pool.zone)
-
-        def sign(nonce: str) -> str:
-            return self._signer.sign(machine, nonce, self.clock.now_s())
-
-        app = metadata_app(dialect, _Fate(self, machine.id), self.clock, sign)
-        listener = Listener(app)
+        listener = Listener(self._metadata(machine))
         await listener.listen(machine.address)
         disk = self._new_disk(machine.id)
         with (disk / "console.log").open("ab") as console:
@@ -234,7 +230,7 @@ class LocalCloud:
                     "-m",
                     "cloud.local.machine_init",
                     str(os.getpid()),
-                    str(self._boot_script),
+                    str(self._boot(machine, disk)),
                 ],
                 env=self._environment(machine, disk, listener.url),
                 cwd=disk,
@@ -245,6 +241,22 @@ class LocalCloud:
             )
         host = self._hosts[machine.id] = _Host(listener, init)
         asyncio.get_running_loop().add_reader(host.exited, self._exited, machine.id)
+
+    def _metadata(self, machine: Machine) -> ASGIApp:
+        """Return the metadata service of a machine."""
+        dialect = self.core.market.dialect(machine.pool.zone)
+
+        def sign(nonce: str) -> str:
+            return self._signer.sign(machine, nonce, self.clock.now_s())
+
+        return metadata_app(dialect, self._fate(machine.id), self.clock, sign)
+
+    def _fate(self, machine_id: str) -> Fate:
+        return _Fate(self, machine_id)
+
+    def _boot(self, machine: Machine, disk: Path) -> Path:  # noqa: ARG002 - others have one each
+        """Return what a machine runs first."""
+        return self._boot_script
 
     def _environment(self, machine: Machine, disk: Path, metadata_url: str) -> dict[str, str]:
         """Return a new machine's environment: nothing from our process, then what it fetches."""

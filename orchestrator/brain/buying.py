@@ -96,7 +96,7 @@ def keep_quotes(state: State, out: list[AnyAction]) -> None:
             quotes=tuple(state.unkept),
             types=tuple(state.types[name] for name in names if name in state.types),
             bids=any(
-                situation.rule_at(state, p.place.cloud, "spot").bid == "required"
+                situation.rule_at(state, p.place, "spot").bid == "required"
                 for p in state.places.values()
             ),
             because="prices are kept beside the state",

@@ -75,6 +75,9 @@ def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
     ledger.start_charging(state, lease, price, machine.launched_at_s)
+    traits = leases.place_of(state, lease.pool.place).traits
+    if traits is not None and traits.pending_is_free and machine.state == "pending":
+        lease.pending_at_s = machine.launched_at_s
     if lease.request.market == "spot":
         known = state.pools[lease.pool.key]
         known.record = known.record.sold(state.now_s)
@@ -117,6 +120,8 @@ def _never_ran(
         if lease.state == "intended":
             _begin(state, out, lease, machine)
         record = state.pools[lease.pool.key].record
+        if lease.pending_at_s is not None:
+            lease.pending_at_s = at_s
         leases.end(state, out, lease, "provider", at_s, why)
         state.pools[lease.pool.key].record = record  # it refused, and took nothing that worked
     if not machine.gone:
@@ -234,6 +239,7 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record what changed about a listed machine that a lease claims."""
+    _note_seen(state, lease, machine)
     at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
     given_back = lease.state == "ending" and machine.ended_by != "provider"
     if machine.state == "failed" and not given_back:
@@ -258,6 +264,16 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
         why = f"{lease.machine_id} runs; its agent has yet to join"
         move_lease(lease, "booting", state.now_s, why)
         note(out, lease.machine_id, why)
+
+
+def _note_seen(state: State, lease: Lease, machine: Machine) -> None:
+    """Note that a list has this machine, and whether it is still on its way to run."""
+    asked_at_s = leases.place_of(state, lease.pool.place).listed_at_s
+    lease.seen_at_s, lease.missed_at_s = asked_at_s, None
+    if machine.state == "pending" and lease.pending_at_s is not None:
+        lease.pending_at_s = max(lease.pending_at_s, asked_at_s)
+    elif machine.state == "running":
+        ledger.runs(state, lease)
 
 
 def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
@@ -297,11 +313,16 @@ def _settle_missing(
         if lease.state == "intended":
             if place.listed_at_s >= lease.intended_at_s + grace_s:
                 leases.drop(state, out, lease, "the provider does not list it: it never started")
-        elif place.listed_at_s >= lease.known_at_s + grace_s:
-            if lease.state == "ending":
-                leases.end(state, out, lease, "user", state.now_s, "the provider lists it no more")
-            else:
-                lose(state, out, lease, state.now_s, f"{lease.machine_id} vanished from the list")
+            continue
+        if lease.seen_at_s is not None and lease.missed_at_s is None:
+            lease.missed_at_s = place.listed_at_s
+        if place.listed_at_s < lease.known_at_s + grace_s:
+            continue
+        gone_at_s = state.now_s if lease.missed_at_s is None else lease.missed_at_s
+        if lease.state == "ending":
+            leases.end(state, out, lease, "user", gone_at_s, "the provider lists it no more")
+        else:
+            lose(state, out, lease, gone_at_s, f"{lease.machine_id} vanished from the list")
 
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
@@ -348,6 +369,7 @@ def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> N
 
 def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
     lease.agent = "there"
+    ledger.runs(state, lease)
     if not lease.announced:
         lease.goes_at_s = None
         took_s = state.now_s - lease.intended_at_s

@@ -120,7 +120,7 @@ def intend(
         why_bought=because,
         disk_usd_per_h=settings.disk_usd_per_h,
         egress_usd=egress_usd,
-        billing=settings.billing,
+        billing=billing_at(state, pool.place),
     )
     state.leases[token] = lease
     job.leases[token] = None
@@ -334,6 +334,12 @@ def lease_of(state: State, machine_id: str) -> Lease | None:
 
 def place_of(state: State, place: Place) -> PlaceState:
     return state.places.setdefault(place.key, PlaceState(place=place))
+
+
+def billing_at(state: State, place: Place) -> str:
+    """Return the name of the rule by which a place bills: what its cloud says, else the settings'."""
+    traits = place_of(state, place).traits
+    return state.settings.billing if traits is None else traits.billing
 
 
 def grace_s(state: State, place: Place) -> float:

@@ -16,7 +16,7 @@ reserved as well.
 
 from collections.abc import Sequence
 
-from bidding.markets.billing import HOUR_S, RULES, cost_usd, rule_of
+from bidding.markets.billing import HOUR_S, LOCAL, RULES, cost_usd, price_at, rule_of
 from bidding.markets.history import USD_PER_H_MAX
 from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
@@ -176,6 +176,28 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
         _drain(state, lease)
 
 
+def runs(state: State, lease: Lease) -> None:
+    """Charge from when the machine was last known to be pending, if that was free until then.
+
+    Until a machine is known to run it is charged from its launch, so that no budget is overrun.
+    """
+    if lease.pending_at_s is None or not lease.prices:
+        return
+    began_s, until_s = lease.prices[0][0], state.now_s
+    from_s = max(began_s, min(lease.pending_at_s, until_s))
+    lease.pending_at_s = None
+    _accrue(state, lease)
+    owed_usd = cost_usd(LOCAL, from_s, until_s, lease.prices, None)
+    owed_usd += lease.disk_usd_per_h * (until_s - from_s) / HOUR_S
+    for account in accounts(state, lease):
+        settle(account, until_s)
+        account.spent_usd += owed_usd - lease.accrued_usd
+        account.on_demand_usd -= lease.on_demand_usd_per_h * (from_s - began_s) / HOUR_S
+    lease.accrued_usd = owed_usd
+    first = (from_s, price_at(lease.prices, from_s))
+    lease.prices = [first, *(price for price in lease.prices if price[0] > from_s)]
+
+
 def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
     """Charge a new price from now on; return whether the reserve covers it or can be raised.
 
@@ -231,6 +253,7 @@ def on_dry_alarm(state: State, token: str) -> None:
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
     """Stop charging for a machine that is gone or never was; settle it by its billing rule."""
     if lease.prices:
+        runs(state, lease)
         _accrue(state, lease)
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
         started_s = lease.prices[0][0]

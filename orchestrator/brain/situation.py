@@ -10,7 +10,7 @@ import msgspec
 from bidding.markets.billing import BillingRule, rule_of
 from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Throughput
 from bidding.risk import HAZARD_PRIOR
-from cloud.model import InstanceType, Market
+from cloud.model import InstanceType, Market, Place
 from orchestrator.brain import forecast, layout_changes, leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State, leases_of
 
@@ -129,7 +129,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     bids=_bids(state, known, market),
                     losses_seen=losses_seen,
                     return_per_h=return_per_h,
-                    billing=state.settings.billing,
+                    billing=leases.billing_at(state, known.pool.place),
                     egress_usd=leases.egress_usd(state, job, known.pool, home),
                     disk_usd_per_h=state.settings.disk_usd_per_h,
                 )
@@ -181,8 +181,8 @@ def _room_left(state: State, known: PoolState, market: Market) -> int | None:
     )
 
 
-def rule_at(state: State, cloud: str, market: Market) -> BillingRule:
-    return rule_of(state.settings.billing, cloud, market)
+def rule_at(state: State, place: Place, market: Market) -> BillingRule:
+    return rule_of(leases.billing_at(state, place), place.cloud, market)
 
 
 def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
@@ -191,7 +191,7 @@ def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
     Where a bid may be left out, it is: what a price limit ends, we end ourselves, and at the same price.
     """
     price = known.spot_usd_per_h
-    if price is None or rule_at(state, known.pool.cloud, market).bid != "required":
+    if price is None or rule_at(state, known.pool.place, market).bid != "required":
         return ()
     if not known.odds:
         most = max(price, known.kind.on_demand_usd_per_h)

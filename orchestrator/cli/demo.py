@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,11 +55,13 @@ deployment = "demo"
 control_period_s = 1.0
 
 [budget]
-total_usd = 1.0
+total_usd = 5.0
 
 [job]
 slots_max = {machines}
 
+"""
+LOCAL = """\
 [local]
 seed = 83
 tempo = 20.0
@@ -94,13 +96,48 @@ DRILLS = (
 )
 
 
+class Stage:
+    """The cloud that the demo is played on: this one is the local cloud of its house."""
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def open(self, folder: Path) -> Iterator[None]:  # noqa: ARG002 - another stage has files there
+        """Keep the cloud open; the house starts and ends within."""
+        yield
+
+    def settings(self) -> str:
+        """Return the cloud's part of the settings."""
+        return LOCAL
+
+    def take(self, client: Client, drill: Drill) -> list[str]:
+        """Take machines away, and return which."""
+        return asyncio.run(_take_away(client, drill))
+
+    def last_view(self, client: Client) -> View:
+        """Return the view that the summary is about."""
+        view = client.view()
+        assert view is not None
+        return view
+
+    def settled(self, view: View, console: Console) -> bool:  # noqa: ARG002 - see `open`
+        """Return whether the cloud's own books agree, once the house has ended."""
+        return True
+
+
 class Director:
     """Takes machines away once the run is far enough and has recovered from the last loss."""
 
     def __init__(
-        self, client: Client, console: Console, now_s: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        console: Console,
+        now_s: Callable[[], float] = time.monotonic,
+        stage: Stage | None = None,
     ) -> None:
         self._client = client
+        self._stage = stage or Stage()
         self._console = console
         self._now_s = now_s
         self._left = list(DRILLS)
@@ -140,7 +177,7 @@ class Director:
         self._due_at_s = self._due_at_s or now_s
         if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
             drill = self._left[0]
-            taken = asyncio.run(_take_away(self._client, drill))
+            taken = self._stage.take(self._client, drill)
             if not taken:
                 return  # the market itself has just taken all machines
             self._left.pop(0)
@@ -176,18 +213,23 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
 
 def demo(_: Command) -> None:
     """Show the whole product on this machine, with its own market, within three minutes."""
-    raise typer.Exit(_run(Screen(), Path.cwd()))
+    raise typer.Exit(play(Screen(), Path.cwd(), Stage()))
 
 
-def _run(console: Console, root: Path) -> int:
+def play(console: Console, root: Path, stage: Stage) -> int:
     """Show the demo from start to end, and end all that it started, even after an error."""
     if not (root / SCRIPT).exists():
         console.print(f"{root / SCRIPT} was not found: run the demo in the project's folder")
         return 2
     began_s = time.monotonic()
     try:
-        with _folder(root) as folder, _house(folder, console) as client:
-            code = _show(client, folder, root, console)
+        with _folder(root) as folder, stage.open(folder):
+            settings = CONFIG.format(machines=MACHINES) + stage.settings()
+            (folder / "orchestrator.toml").write_text(settings)
+            with _house(folder, console, stage.environment) as client:
+                code, view = _show(client, folder, root, console, stage)
+            if not stage.settled(view, console):
+                code = 1
     except DemoFailed as error:
         console.print(f"[bold red]the demo failed:[/] {error}", highlight=False)
         return 1
@@ -198,24 +240,25 @@ def _run(console: Console, root: Path) -> int:
     return code
 
 
-def _show(client: Client, folder: Path, root: Path, console: Console) -> int:
+def _show(
+    client: Client, folder: Path, root: Path, console: Console, stage: Stage
+) -> tuple[int, View]:
     address = dashboard_address(client.house(), Places(folder / "state"))
     console.print(f"Dashboard: {address}", highlight=False, soft_wrap=True)
     argv = ("--steps", str(STEPS))
     with _undisturbed(root, folder, argv) as alone:
         job_id = _submit(client, root, argv)
-        director = Director(client, console)
+        director = Director(client, console, stage=stage)
         job = follow(Passing(client), job_id, director.watch, console)
         console.print("Waiting for the undisturbed run of the same script ...")
         lonely = _final_loss(alone.wait_for_text())
-    view = client.view()
-    assert view is not None
+    view = stage.last_view(client)
     ours = _final_loss("\n".join(line for _, _, line in read_logs(client, job_id)))
     _summary(console, view, job, director, (ours, lonely))
     good = job.status == "SUCCEEDED" and job.steps_lost == 0 and ours is not None and ours == lonely
     if not good:
         console.print(f"[bold red]not as it should be:[/] {job.status}: {job.because}")
-    return 0 if good else 1
+    return 0 if good else 1, view
 
 
 def _submit(client: Client, root: Path, argv: tuple[str, ...]) -> str:
@@ -246,7 +289,6 @@ def _folder(root: Path) -> Iterator[Path]:
     _end_what_is_left(folder)
     _remove(folder)
     folder.mkdir()
-    (folder / "orchestrator.toml").write_text(CONFIG.format(machines=MACHINES))
     try:
         yield folder
     except DemoFailed as error:
@@ -295,9 +337,9 @@ def _lock_is_free(places: Places) -> bool:
 
 
 @contextlib.contextmanager
-def _house(folder: Path, console: Console) -> Iterator[Client]:
+def _house(folder: Path, console: Console, more: Mapping[str, str]) -> Iterator[Client]:
     places = Places(folder / "state")
-    environment = {**os.environ, processes.MARK: places.identity}
+    environment = {**os.environ, **more, processes.MARK: places.identity}
     arguments = [sys.executable, "-P", "-m", "orchestrator.supervisor"]
     arguments += ["--config", str(folder / "orchestrator.toml")]
     house = processes.start(arguments, env=environment, log=folder / "house.log")

@@ -1,10 +1,11 @@
 """Where the door is, and how its certificate is known: what user data is made of."""
 
-from pathlib import Path
-
 import msgspec
 
 from cloud import private
+from cloud.first_boot import user_data
+from orchestrator.config import Config
+from orchestrator.errors import OrchestratorError
 from orchestrator.paths import Places
 
 
@@ -16,16 +17,24 @@ class DoorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def publish_door(places: Places, door: DoorFile) -> None:
-    private.write(_file(places), msgspec.json.encode(door))
+    private.write(places.door, msgspec.json.encode(door))
 
 
 def read_door(places: Places) -> DoorFile | None:
     """Return where the newest house's door is, or None if there was none."""
     try:
-        return msgspec.json.decode(_file(places).read_bytes(), type=DoorFile)
+        return msgspec.json.decode(places.door.read_bytes(), type=DoorFile)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _file(places: Places) -> Path:
-    return places.state_dir / "door.json"
+def first_boot_of(config: Config, places: Places, cloud: str) -> str:
+    """Return what a cloud's machines run first; raise `OrchestratorError` if there is no door."""
+    door = read_door(places)
+    if door is None:
+        raise OrchestratorError(
+            f"the join door of this house is not known, so no machine could join; see "
+            f"{places.log('door')}"
+        )
+    deployment, silent_after_s = config.manager.deployment, config.silent_after_s
+    return user_data(door.address, door.fingerprint, deployment, cloud, silent_after_s)

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,13 @@ from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
-from cloud.provider import Provider
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
+from orchestrator.door.address import first_boot_of
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
+from orchestrator.live.clouds import providers
 from orchestrator.live.order import Order
 from orchestrator.live.price_files import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld
@@ -116,7 +118,9 @@ async def live(order: Order) -> None:
     world = LiveWorld(
         store=store,
         journal=journal,
-        providers=providers(config, places),
+        providers=await asyncio.to_thread(
+            providers, config, places.cloud_dir, partial(first_boot_of, config, places)
+        ),
         engine=await RayEngine.connect(store, places),
         clock=clock,
         quotes=QuoteStore(places.quotes),
@@ -181,16 +185,6 @@ def rehearse() -> None:
     odds_of(Series(at_s=np.array([0.0, 1.0]), value=np.ones(2)), at_s=2 * LEAST_S)
     for cache in (BIDDING_CODE, MORPH_CODE):
         forget_old(cache)
-
-
-def providers(config: Config, places: Places) -> dict[str, Provider]:
-    """Return every cloud that the settings enable, by name."""
-    found: dict[str, Provider] = {}
-    if config.local.enabled:
-        from cloud.local.provider import LocalProvider
-
-        found["local"] = LocalProvider.at(places.cloud_dir, config.manager.deployment)
-    return found
 
 
 def settings_from(config: Config) -> Settings:

@@ -28,7 +28,6 @@ from agent.keeper.storage.memory_log import kept, obstacle, root_of
 from agent.keys import EVENTS
 from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
-from cloud.first_boot import user_data
 from cloud.http_server import bound, url_of
 from cloud.local.processes import MARKER
 from cloud.log_bounds import bound_logs
@@ -37,10 +36,11 @@ from orchestrator.client import House as HouseFile
 from orchestrator.client import post
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.door import certificate
-from orchestrator.door.address import DoorFile, publish_door, read_door
+from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
+from orchestrator.live.clouds import enabled, unreachable
 from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
@@ -107,8 +107,7 @@ class House:
 
     def start(self) -> None:
         """Start all parts, each after the parts it needs, and return when they are ready."""
-        if not self.config.local.enabled:  # there is no other provider yet
-            raise HouseError("no provider is enabled; set local.enabled = true")
+        self._look_at_clouds()
         for line in self.places.secure():
             _say(line)
         self._look_at_memory()
@@ -241,6 +240,19 @@ class House:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def _look_at_clouds(self) -> None:
+        """Refuse to start if no cloud is left to buy from, and say which one is closed and why."""
+        names = enabled(self.config)
+        closed = [why for name in names if (why := unreachable(self.config, name))]
+        if len(closed) == len(names):
+            raise HouseError(
+                "; ".join(closed)
+                or "no cloud is enabled, so nothing could be bought; set local.enabled or "
+                "aws.enabled to true, or azure.subscription"
+            )
+        for why in closed:
+            _say(why)
+
     def _look_at_memory(self) -> None:
         """Say it if the keeper's memory could not outlive it, before anything depends on that."""
         if warning := obstacle(self.places.checkpoints):
@@ -317,15 +329,8 @@ class House:
         What they find in their environment besides is what a machine's image holds.
         """
         local, folder = self.config.local, self.places.cloud_dir
-        door = read_door(self.places)
-        assert door is not None
-        script = user_data(
-            door.address,
-            door.fingerprint,
-            self.config.manager.deployment,
-            "local",
-            self.config.silent_after_s,
-        )
+        if not local.enabled:
+            return
         image = {
             "PATH": self._env["PATH"],
             "SPOT_PYTHON": sys.executable,
@@ -333,6 +338,7 @@ class House:
         }
         folder.mkdir(mode=0o700, exist_ok=True)
         private.write(folder / "image.env", _lines(image))
+        script = first_boot_of(self.config, self.places, "local")
         private.write(folder / "first_boot.sh", script.encode())
         (folder / "first_boot.sh").chmod(0o700)
         words = ["--boot-env", str(folder / "image.env")]

@@ -21,7 +21,7 @@ import msgspec
 from cloudfake.arm_catalogue import DISK_USD_PER_H, REGIONS, SIZES, Size, items, sku
 from cloudfake.books import Books, Bucket, Line, draw
 
-from cloud.clock import VirtualClock
+from cloud.clock import Clock, VirtualClock
 from cloud.model import DEPLOYMENT_TAG
 
 SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
@@ -134,6 +134,7 @@ class Vm(msgspec.Struct, kw_only=True):
     state: Provisioning = "Creating"
     power: str = ""
     failure: tuple[str, str] | None = None
+    notice_deadline_s: float | None = None
 
     @property
     def region(self) -> str:
@@ -161,7 +162,7 @@ class ArmDoor:
 
     def __init__(
         self,
-        clock: VirtualClock | None = None,
+        clock: Clock | None = None,
         dials: Dials | None = None,
         seed: int = 0,
         broken: str = "",
@@ -185,7 +186,7 @@ class ArmDoor:
         self._tokens: dict[str, float] = {}
         self._weak: set[str] = set()
         self._caller_is_machine = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._bucket = Bucket(self.dials.burst, self.dials.per_s)
         if self._keeps("others have machines too"):
             self.plant("web-1", {DEPLOYMENT_TAG: "theirs"})
@@ -196,7 +197,7 @@ class ArmDoor:
     def plant(self, name: str, tags: dict[str, str], region: str = "eastus") -> Vm:
         """Put a running machine into the group, with its disk and its interface."""
         body = vm_body(name, region=region, tags=tags)
-        with self._lock:
+        with self.lock:
             vm = self._make(body, name)
             self._work_off(self.now_s)
             vm.state, vm.power = "Succeeded", "running"
@@ -213,6 +214,7 @@ class ArmDoor:
     def evict(self, name: str, warning_s: float = 0.0) -> None:
         """Take a spot machine away."""
         vm = self.vms[name.lower()]
+        vm.notice_deadline_s = self.now_s + warning_s if warning_s else None
         self._later(warning_s, lambda at_s: self._evicted(vm, at_s))
         self._work_off(self.now_s)
 
@@ -229,8 +231,9 @@ class ArmDoor:
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and what is due come about."""
+        assert isinstance(self.clock, VirtualClock)
         self.clock.advance_to(self.clock.now_s() + seconds)
-        with self._lock:
+        with self.lock:
             self._work_off(self.now_s)
 
     def new_token(self) -> tuple[str, float]:
@@ -239,8 +242,32 @@ class ArmDoor:
         self._tokens[token] = self.now_s + self.dials.token_s
         return token, self._tokens[token]
 
+    def bearer(self) -> dict[str, str]:
+        """Issue a token as a metadata service answers it."""
+        token, until_s = self.new_token()
+        left_s = max(0, int(until_s - self.now_s))
+        return {
+            "access_token": token,
+            "expires_in": str(left_s),
+            "expires_on": str(int(until_s)),
+            "token_type": "Bearer",
+        }
+
+    def machine_token(self, name: str) -> dict[str, str] | None:
+        """Issue a token of the identity that a machine was given; None if it has none."""
+        if not self.vms[name.lower()].body.get("identity"):
+            return None
+        told = self.bearer()
+        self._weak.add(told["access_token"])
+        return told
+
     def bill(self, owner: str | None = None) -> float:
         return sum(self.books.bill(self.now_s, owner).values())
+
+    def work_off(self, at_s: float) -> None:
+        """Let what is due by now come about."""
+        with self.lock:
+            self._work_off(at_s)
 
     @property
     def now_s(self) -> float:
@@ -253,7 +280,7 @@ class ArmDoor:
     ) -> Answer:
         """Answer one request. Some answers fail, and of these some come after the effect."""
         headers = {name.lower(): value for name, value in headers.items()}
-        with self._lock:
+        with self.lock:
             self._work_off(self.now_s)
             lot = draw(self.seed, "stumble", self._next())
             if lot < self.dials.stumbles / 2:
@@ -296,13 +323,11 @@ class ArmDoor:
         if vm is None or headers.get("metadata") != "true":
             raise Refusal(400, "BadRequest", "Required metadata header not specified")
         if path == "/metadata/instance/compute":
-            known = {"resourceId": _id(f"virtualMachines/{vm.name}", COMPUTE), "name": vm.name}
-            return Answer(200, known)
-        if path == "/metadata/identity/oauth2/token" and vm.body.get("identity"):
-            token, until_s = self.new_token()
-            self._weak.add(token)
-            known = {"access_token": token, "expires_on": str(int(until_s)), "token_type": "Bearer"}
-            return Answer(200, known)
+            return Answer(200, {"resourceId": vm_resource(vm.name), "name": vm.name})
+        if path == "/metadata/identity/oauth2/token":
+            token = self.machine_token(vm.name)
+            if token is not None:
+                return Answer(200, token)
         raise Refusal(404, "NotFound", "Identity not found")
 
     def _authenticate(self, headers: Mapping[str, str]) -> None:
@@ -826,6 +851,11 @@ def vm_body(name: str, region: str = "eastus", tags: dict[str, str] | None = Non
             "networkProfile": {"networkInterfaceConfigurations": [nic]},
         },
     }
+
+
+def vm_resource(name: str) -> str:
+    """Return the id of a machine as Azure writes it."""
+    return _id(f"virtualMachines/{name}", COMPUTE)
 
 
 def zone_of(body: Mapping[str, Any]) -> str:

@@ -36,11 +36,12 @@ class Line(msgspec.Struct, kw_only=True):
     ended_by: By | None = None
     steps: list[tuple[float, float]] = msgspec.field(default_factory=list)
 
-    def usd(self, at_s: float) -> float:
+    def usd(self, at_s: float, minimum_s: float = 0.0) -> float:
         """Return what it has cost until then: every price for as long as it held."""
         if not self.steps:
             return 0.0
         until_s = at_s if self.ended_s is None else min(at_s, self.ended_s)
+        until_s = max(until_s, self.steps[0][0] + minimum_s)
         ends = [began_s for began_s, _ in self.steps[1:]] + [until_s]
         return sum(
             usd_per_h * max(0.0, min(end_s, until_s) - began_s) / 3600
@@ -49,11 +50,17 @@ class Line(msgspec.Struct, kw_only=True):
 
 
 class Books:
-    """All lines of an account; `refund` says which of them were free of charge after all."""
+    """All lines of an account; `refund` says which of them were free of charge after all.
 
-    def __init__(self, refund: Callable[[Line], bool] = lambda line: False) -> None:
+    A machine that has run is paid for `minimum_s` at least.
+    """
+
+    def __init__(
+        self, refund: Callable[[Line], bool] = lambda line: False, minimum_s: float = 0.0
+    ) -> None:
         self.lines: dict[str, Line] = {}
         self._refund = refund
+        self._minimum_s = minimum_s
 
     def open(self, line: Line) -> None:
         assert line.id not in self.lines, f"{line.id} was bought before"
@@ -70,10 +77,13 @@ class Books:
     def bill(self, at_s: float, owner: str | None = None) -> dict[str, float]:
         """Return what each line has cost in US dollars."""
         return {
-            line.id: 0.0 if self._refund(line) else line.usd(at_s)
+            line.id: 0.0 if self._refund(line) else line.usd(at_s, self._least_s(line))
             for line in self.lines.values()
             if owner is None or line.owner == owner
         }
+
+    def _least_s(self, line: Line) -> float:
+        return self._minimum_s if line.kind == "machine" else 0.0
 
     def bought_twice(self) -> list[str]:
         """Return the tokens under which more machines were bought than one request asked for."""

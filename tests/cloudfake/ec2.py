@@ -99,10 +99,10 @@ class Ec2Door:
         self.silent: set[str] = set()  # regions that do not answer
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._served = 0
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        with self._lock:
+        with self.lock:
             return self._answer(method, url, headers, body)
 
     def _answer(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Answer:

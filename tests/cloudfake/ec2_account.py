@@ -17,6 +17,7 @@ ACCOUNT = "111122223333"
 GIB_USD_PER_H = 0.08 / 730
 ADDRESS_USD_PER_H = 0.005
 HOUR_S = 3600.0
+MINIMUM_S = 60.0  # of a machine that has run
 
 State = Literal["pending", "running", "shutting-down", "terminated", "stopping", "stopped"]
 CODES = {
@@ -148,7 +149,7 @@ class Account:
         self.regions = regions or {"us-east-1": ("us-east-1a", "us-east-1b")}
         self.region_of = {zone: name for name, zones in self.regions.items() for zone in zones}
         self.kinds = {name: KINDS[name] for name in kinds}
-        self.books = Books(refund=_free_first_hour)
+        self.books = Books(refund=_free_first_hour, minimum_s=MINIMUM_S)
         self.instances: dict[str, Instance] = {}
         self.volumes: dict[str, Volume] = {}
         self.nics: dict[str, Nic] = {}
@@ -165,6 +166,7 @@ class Account:
         self.usual_room = room
         self.prices: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self.queue: list[dict[str, Any]] = []
+        self.address_of: Callable[[Instance], str] | None = None  # None: private ones, not real
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._pushes = self._made = 0
 

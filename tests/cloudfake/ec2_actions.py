@@ -276,6 +276,8 @@ def _start(call: Call, order: _Order, index: int, reservation: str) -> Instance:
     x.tags = [(at_s, name, value) for name, value in order.tags["instance"].items()]
     nth = len(account.instances)
     x.address = f"10.{nth // 62500 % 250}.{nth // 250 % 250}.{nth % 250 + 4}"
+    if account.address_of is not None:
+        x.address = account.address_of(x)
     account.instances[x.id] = x
     account.free_addresses[x.subnet] -= 1
     owner = order.tags["instance"].get(DEPLOYMENT, "")

@@ -113,7 +113,7 @@ class Hand:
         made = JobSpec(job=job, script="train.py", script_sha="0" * 64, **spec)
         return self.see(JobSubmitted(at_s=self.at_s, spec=made))
 
-    def launched(self, launch: Launch, at_s: float | None = None) -> str:
+    def launched(self, launch: Launch, at_s: float | None = None, state: Any = "running") -> str:
         """The cloud does it."""
         token = launch.request.token
         machine = Machine(
@@ -121,7 +121,7 @@ class Hand:
             token=token,
             pool=launch.request.pool,
             market=launch.request.market,
-            state="running",
+            state=state,
             launched_at_s=self.at_s if at_s is None else at_s,
             tags=launch.request.tags,
         )

@@ -33,17 +33,17 @@ CLAIM = "c" * 64
 class Scene:
     """A door in this process, at a real address, and the papers of a local cloud."""
 
-    def __init__(
-        self, folder: Path, url: str, verifiers: dict[str, Verifier] | None = None
-    ) -> None:
+    def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.redis = folder, redis.Redis.from_url(url)
         self._url = url
         self.signer = Signer(folder)
-        local: dict[str, Verifier] = {"local": LocalIdentity.at(folder)}
-        self.desk = Desk("ours", {**local, **(verifiers or {})})
+        self.verifiers: dict[str, Verifier] = {"local": LocalIdentity.at(folder)}
+        self.desk = Desk("ours", self.verifiers)
         self.fingerprint = certificate.make_if_missing(folder / "door.token")
-        lines = f"RAY_AUTH_TOKEN={TOKEN}\nSPOT_HEAD=127.0.40.1:1\n"
-        private.write(folder / "boot.token", lines.encode())
+        if not (folder / "boot.token").exists():
+            lines = f"RAY_AUTH_TOKEN={TOKEN}\nSPOT_HEAD=127.0.40.1:1\n"
+            private.write(folder / "boot.token", lines.encode())
+        self.token = private.environment(folder / "boot.token")["RAY_AUTH_TOKEN"]
         self.address = ""
 
     @contextmanager

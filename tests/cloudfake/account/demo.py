@@ -1,0 +1,100 @@
+"""`python -m cloudfake.account.demo aws|azure`: the demo, through the SDK of a cloud.
+
+The cloud is a fake account with real machines. At the end our bill stands beside the books of the
+account, and nothing of ours is left in it.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from cloudfake.account.running import DISK_USD_PER_H, Cloud, Running, running
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.command import Screen
+from orchestrator.cli.demo import DemoFailed, Drill, Stage, play
+from orchestrator.client import Client
+from orchestrator.supervisor import processes
+from orchestrator.view import View
+
+DEPLOYMENT = "demo"
+END_S_MAX = 60.0
+CENT = 0.01
+
+
+class AccountStage(Stage):
+    """A fake account, in the folder of the demo."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        super().__init__()
+        self._cloud = cloud
+        self._account: Running | None = None
+
+    @property
+    def account(self) -> Running:
+        assert self._account is not None
+        return self._account
+
+    @contextlib.contextmanager
+    def open(self, folder: Path) -> Iterator[None]:
+        from orchestrator.paths import Places
+
+        mark = {**os.environ, processes.MARK: Places(folder / "state").identity}
+        words = ("--owner", DEPLOYMENT)
+        with running(self._cloud, folder / "account", *words, environment=mark) as self._account:
+            self.environment = self.account.environment()
+            yield
+
+    def settings(self) -> str:
+        disk = f"[buying]\ndisk_usd_per_h = {DISK_USD_PER_H[self._cloud]:.6f}\n"
+        return f"[local]\nenabled = false\n\n{disk}\n{self.account.settings()}"
+
+    def take(self, client: Client, drill: Drill) -> list[str]:
+        return self.account.drill(DEPLOYMENT, drill.nodes, drill.warning_s)
+
+    def last_view(self, client: Client) -> View:
+        """Return a view in which every machine has been given back, so that its bill is whole."""
+        deadline_s = time.monotonic() + END_S_MAX
+        while time.monotonic() < deadline_s:
+            view = client.view()
+            if view is not None and all(x.ended_at_s is not None for x in view.machines):
+                return view
+            time.sleep(0.2)
+        raise DemoFailed(f"not every machine was given back within {END_S_MAX:.0f} s")
+
+    def settled(self, view: View, console: Console) -> bool:
+        """Compare our bill with the account's books, and look for what was left there."""
+        deadline_s = time.monotonic() + END_S_MAX
+        books = self.account.books()
+        while books["left"] and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+            books = self.account.books()
+        table = Table(title=f"The books of {self._cloud}", title_justify="left", show_header=False)
+        ours, theirs = view.cost.spent_usd, books["usd"]
+        rows = {
+            "our bill": f"${ours:.5f}",
+            "the account's": f"${theirs:.5f}",
+            "machines bought": f"{len(view.machines)} by ours, {books['machines']} by the account's",
+            "bought twice": ", ".join(books["bought_twice"]) or "nothing",
+            "of others, ended": ", ".join(books["touched"]) or "nothing",
+            "left": ", ".join(books["left"]) or "nothing: no machine, disk, interface or address",
+        }
+        for row in rows.items():
+            table.add_row(*row)
+        console.print(table)
+        clean = not (books["left"] or books["bought_twice"] or books["touched"])
+        return clean and abs(ours - theirs) < CENT / 2
+
+
+def main() -> int:
+    cloud = cast(Cloud, sys.argv[1])
+    return play(Screen(), Path.cwd(), AccountStage(cloud))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""From when to when a machine is charged: what the cloud's lists say, and never less than is sure."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bidding.markets.billing import HOUR_S
+from cloud.model import Place, Sold, Traits
+from orchestrator.actions import Launch
+from orchestrator.brain import ledger
+from orchestrator.events import CatalogueSeen
+
+EAST = Place("local", "east")
+
+
+def bought(hand: Any, traits: Traits | None) -> tuple[Any, str]:
+    """A machine that is pending, in a cloud with these traits."""
+    h = hand(launch_grace_s=30.0)
+    h.start()
+    sold = Sold(
+        types=tuple(h.state.types.values()),
+        pools=tuple(known.pool for known in h.state.pools.values()),
+    )
+    h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold, traits=traits))
+    h.submit(slots_max=1)
+    return h, h.launched(h.only(h.wait(2.0), Launch)[0], state="pending")
+
+
+def settled(h: Any, began_s: float, ended_s: float) -> None:
+    """The job and the whole were charged this much time, and nothing is promised any more."""
+    (lease,) = h.state.ended_leases
+    due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
+    assert lease.cost_usd == pytest.approx(due_usd, abs=1e-12)
+    for account in (h.state.account, h.job.account):
+        assert ledger.spent_usd(account, h.at_s) == pytest.approx(due_usd, abs=1e-12)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_pending_machine_costs_what_its_cloud_says(hand: Any, free: bool) -> None:
+    """It is charged from its launch until a list shows it running; then, where that is free, less."""
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=free))
+    launched_s = h.at_s
+    h.wait(40.0)
+    h.listed()
+    pending_s = h.at_s
+    spent = ledger.spent_usd(h.state.account, h.at_s)
+    assert spent == pytest.approx(h.leases[0].price_usd_per_h * 40 / HOUR_S)  # nobody overspends
+    h.wait(4.0)
+    h.machines[machine_id] = replace(h.machines[machine_id], state="running")
+    h.listed()
+    h.wait(100.0)
+    h.machines[machine_id] = replace(
+        h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s - 3.0
+    )
+    h.listed()
+    settled(h, pending_s if free else launched_s, h.at_s - 3.0)
+
+
+def test_a_machine_that_joins_before_it_is_listed_again_is_charged_from_then(hand: Any) -> None:
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
+    h.wait(20.0)
+    h.listed()
+    began_s = h.at_s
+    h.wait(1.0)
+    h.joined(machine_id)
+    lease = h.leases[0]
+    assert ledger.cost_so_far_usd(lease, h.at_s) == pytest.approx(lease.price_usd_per_h / HOUR_S)
+    h.taken(machine_id)
+    settled(h, began_s, h.at_s)
+
+
+def test_a_machine_that_never_ran_costs_nothing_where_pending_is_free(hand: Any) -> None:
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
+    h.wait(15.0)
+    h.taken(machine_id)
+    settled(h, h.at_s, h.at_s)
+
+
+def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_it(
+    hand: Any,
+) -> None:
+    """A list may lag for a young machine, so it counts as lost only later, but it costs no more."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    began_s = h.at_s
+    h.wait(10.0)
+    h.listed()
+    machine = h.machines.pop(machine_id)
+    h.wait(2.0)
+    h.listed()
+    missed_s = h.at_s
+    h.wait(10.0)
+    h.listed(machine)  # the list of a moment ago was wrong
+    assert h.leases[0].missed_at_s is None
+    h.wait(2.0)
+    h.listed()
+    missed_s, _ = h.at_s, missed_s
+    h.wait(30.0)
+    h.listed()
+    settled(h, began_s, missed_s)
+
+
+def test_each_place_bills_by_the_rule_of_its_cloud(hand: Any) -> None:
+    h, _ = bought(hand, Traits(billing="aws_today"))
+    assert h.leases[0].billing == "aws_today"
+    h, _ = bought(hand, None)
+    assert h.leases[0].billing == "local"

@@ -1,0 +1,262 @@
+"""A machine without a manager ends its own bill, on every cloud, also when its node hangs."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cloudfake.account.running import running
+from cloudfake.arm import SUBSCRIPTION
+from door_scene import Scene
+from ray_head import RayHead
+from running_cloud import POOLS, RunningCloud, request, until
+
+from agent.keys import INBOX
+from agent.machine.join.dead_man import ANSWER_S_MAX, LastWord
+from cloud import private
+from cloud.aws.identity import AwsIdentity
+from cloud.azure.identity import AzureIdentity
+from cloud.first_boot import user_data
+from cloud.identity.signed_message import read_certificates
+from cloud.local.identity import LocalIdentity
+from cloud.model import Machine, Pool
+from cloud.provider import Provider, all_machines
+from orchestrator.config import load
+from orchestrator.door.guests import Guest
+from orchestrator.live.clouds import providers
+from orchestrator.supervisor.redis_server import RedisServer
+
+SILENT_S = 6.0
+ONLY = os.environ.get("ONLY", "").split()
+END_S_MAX = 120.0
+BOUGHT_IN = {
+    "local": POOLS["azure"],
+    "aws": Pool("aws", "us-east-1", "us-east-1a", "g5.xlarge"),
+    "azure": Pool("azure", "eastus", "eastus-1", "Standard_NC4as_T4_v3"),
+}
+
+
+def test_only_the_managers_own_life_is_a_word():
+    """The age of its last sign counts, not the moment of the answer; nothing goes back in time."""
+    word = LastWord(600.0, 0.0)
+    assert word.left_s(100.0) == 500.0
+    word.hear(20.0, 100.0)
+    assert word.left_s(100.0) == 580.0
+    word.hear(90.0, 110.0)
+    word.hear(1e9, 120.0)
+    assert word.left_s(120.0) == 560.0
+    word.hear(-50.0, 130.0)
+    assert word.left_s(130.0) == 600.0
+    assert word.left_s(731.0) < 0
+
+
+def test_a_manager_that_restarts_in_time_costs_nobody_anything():
+    """Several words have to fail, and no time-out is late for the end."""
+    word = LastWord(60.0, 0.0)
+    for asked in range(1, 9):  # the manager is away for eight words out of ten
+        word.hear(asked * word.every_s, asked * word.every_s)
+        assert word.left_s(asked * word.every_s) > 0
+    word.hear(0.1, 9 * word.every_s)
+    assert word.left_s(9 * word.every_s) == pytest.approx(59.9)
+    assert word.patience_s(0.0) == ANSWER_S_MAX
+    assert word.patience_s(9 * word.every_s + 59.0) <= 1.0
+
+
+class Account:
+    """One cloud with the machines of one deployment, as its provider and its books show them."""
+
+    def __init__(
+        self, provider: Callable[[], Provider], bill: Callable[[], Any], folder: Path
+    ) -> None:
+        self._provider, self.ended_s, self.folder = provider, bill, folder
+
+    def buy(self, pool: Pool) -> Machine:
+        async def bought() -> Machine:
+            provider = self._provider()
+            try:
+                await provider.places()
+                await provider.sold(pool.place)
+                (machine,) = await provider.launch(request("t-1", pool))
+                return machine
+            finally:
+                await provider.close()
+
+        return asyncio.run(bought())
+
+    def console(self, machine: Machine) -> str:
+        return (self.folder / "machines" / machine.id / "console.log").read_text()
+
+
+@contextmanager
+def local_account(folder: Path, boot: Callable[[], str]) -> Iterator[Account]:
+    image = folder.parent / "image.env"
+    image.write_text(f"SPOT_PYTHON={sys.executable}\n")
+    image.chmod(0o600)
+    cloud = RunningCloud(folder, boot()).start("--boot-env", str(image))
+
+    def ended_s() -> float | None:
+        async def listed() -> float | None:
+            provider = cloud.provider()
+            (machine,) = await all_machines(provider)
+            await provider.close()
+            return machine.ended_at_s
+
+        return asyncio.run(listed())
+
+    try:
+        yield Account(cloud.provider, ended_s, folder)
+    finally:
+        cloud.stop()
+
+
+@contextmanager
+def rented_account(cloud: str, folder: Path, boot: Callable[[], str]) -> Iterator[Account]:
+    with (
+        running(cloud, folder, "--startup-s", "0.3", "--owner", "ours") as account,
+        ExitStack() as env,
+    ):
+        for name, value in account.environment().items():
+            env.callback(os.environ.pop, name, None)
+            os.environ[name] = value
+        settings = folder.parent / f"{cloud}.toml"
+        settings.write_text(
+            '[manager]\ndeployment = "ours"\n[local]\nenabled = false\n' + account.settings()
+        )
+        config = load(settings, {})
+
+        def provider() -> Provider:
+            (found,) = providers(config, folder, lambda _: boot()).values()
+            return found
+
+        def ended_s() -> float | None:
+            (line,) = account.books()["lines"]
+            return line["ended_s"]
+
+        yield Account(provider, ended_s, folder)
+        assert account.books()["left"] == []
+
+
+class Manager:
+    """The part of a manager that machines hear of: it says whom it expects, as long as it lives."""
+
+    def __init__(self, scene: Scene, guest: Guest) -> None:
+        self._scene, self._guest = scene, guest
+        self._over = threading.Event()
+        self.last_s = 0.0
+        self._thread = threading.Thread(target=self._live)
+        self._thread.start()
+
+    def _live(self) -> None:
+        while not self._over.is_set():
+            self.last_s = time.time()
+            self._scene.expect(self._guest)
+            self._over.wait(0.2)
+
+    def die(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def head() -> Iterator[RayHead]:
+    with tempfile.TemporaryDirectory(prefix="rh-", ignore_cleanup_errors=True) as folder:
+        directory = Path(folder) / "r"
+        directory.mkdir()
+        head = RayHead(directory)
+        try:
+            yield head.start()
+        finally:
+            head.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(590)
+def test_a_machine_whose_manager_is_gone_ends_its_own_bill(
+    head: RayHead, server: RedisServer, tmp_path: Path
+):
+    """On all three clouds it joins and becomes a node; then its raylet hangs, and nobody speaks.
+
+    On EC2 only the manager is dead, on the others the whole house is.
+    """
+    for cloud in ONLY or BOUGHT_IN:
+        folder = tmp_path / cloud
+        (folder / "door").mkdir(parents=True)
+        private.write(folder / "door" / "boot.token", head.handed_out().encode())
+        with ExitStack() as stack:
+            left_alone(cloud, folder, Scene(folder / "door", server.url), stack)
+
+
+def left_alone(cloud: str, folder: Path, scene: Scene, stack: ExitStack) -> None:
+    """Play the life of one machine, from its launch to the end of its bill."""
+    house = stack.enter_context(ExitStack())
+    house.enter_context(scene.open())
+
+    def boot() -> str:
+        return user_data(scene.address, scene.fingerprint, "ours", cloud, SILENT_S)
+
+    home = folder / "account"
+    rented = local_account if cloud == "local" else partial(rented_account, cloud)
+    account = stack.enter_context(rented(home, boot))
+    scene.verifiers[cloud] = verifier(cloud, home)
+    scene.redis.delete(INBOX)
+    machine = account.buy(BOUGHT_IN[cloud])
+    guest = Guest(cloud, machine.identity or machine.id, machine.id, machine.address)
+    manager = Manager(scene, guest)
+    stack.callback(manager.die)
+    until("the node", lambda: "node" in phases(scene), END_S_MAX)
+    assert account.ended_s() is None
+    assert scene.token not in environments(machine.id)
+    os.kill(raylet_of(machine.id), signal.SIGSTOP)
+    manager.die()
+    if cloud != "aws":
+        house.close()
+    ended_s = until("the end of its bill", account.ended_s, END_S_MAX)
+    assert ended_s >= manager.last_s + SILENT_S - 1.0
+    assert "no word from a manager for 6 s: this machine ends" in account.console(machine)
+    after = f"{cloud}: its bill ended {ended_s - manager.last_s:.1f} s after the last word"
+    sys.stdout.write(f"{after}, {SILENT_S:g} s were allowed\n")
+
+
+def verifier(cloud: str, folder: Path) -> Any:
+    if cloud == "local":
+        return LocalIdentity.at(folder)
+    certificates = read_certificates((folder / "certificates.pem").read_bytes())
+    return (
+        AwsIdentity(certificates) if cloud == "aws" else AzureIdentity(certificates, SUBSCRIPTION)
+    )
+
+
+def phases(scene: Scene) -> list[str]:
+    rows = scene.redis.xrange(INBOX)
+    return [msgspec.json.decode(fields[b"e"])["phase"] for _, fields in rows]
+
+
+def processes_of(machine_id: str) -> Iterator[tuple[Path, bytes]]:
+    """Every process of a machine, with its environment."""
+    mark = f"SPOT_MACHINE_ID={machine_id}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = (place / "environ").read_bytes()
+            if mark in environment.split(b"\0"):
+                yield place, environment
+
+
+def environments(machine_id: str) -> str:
+    return "\n".join(text.decode(errors="replace") for _, text in processes_of(machine_id))
+
+
+def raylet_of(machine_id: str) -> int:
+    for place, _ in processes_of(machine_id):
+        if (place / "comm").read_text().strip() == "raylet":
+            return int(place.name)
+    raise AssertionError(f"{machine_id} has no raylet")

@@ -1,0 +1,105 @@
+"""Clouds as the settings enable them: each is a provider, or closed with one sentence."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloud.errors import Misconfigured
+from cloud.model import Closed, Place
+from orchestrator.config import Config, load
+from orchestrator.errors import OrchestratorError
+from orchestrator.live.clouds import enabled, providers
+
+AWS = """[aws]
+enabled = true
+regions = "us-east-1"
+images = "us-east-1=ami-1"
+subnets = "us-east-1a=subnet-1"
+security_groups = "us-east-1=sg-1"
+"""
+AZURE = """[azure]
+subscription = "0000"
+subnets = "eastus=/subscriptions/0000/subnets/machines"
+image = "/subscriptions/0000/versions/1.0.0"
+ssh_public_key = "ssh-ed25519 AAAA me"
+"""
+PRIVATE = '[ray]\nhead_address = "10.0.0.5"\n'
+NO_LOCAL = "[local]\nenabled = false\n"
+
+
+def loaded(tmp_path: Path, *parts: str) -> Config:
+    file = tmp_path / "orchestrator.toml"
+    file.write_text("".join(parts))
+    return load(file, {})
+
+
+def script(cloud: str) -> str:
+    return f"#!/bin/sh\nexec join --cloud {cloud}\n"
+
+
+def closed(provider) -> list[Closed]:
+    return [place for place in asyncio.run(provider.places()) if isinstance(place, Closed)]
+
+
+def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tmp_path: Path):
+    config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE)
+    assert enabled(config) == ["aws", "azure"]
+    found = providers(config, tmp_path, script)
+    assert {name: provider.name for name, provider in found.items()} == {
+        "aws": "aws",
+        "azure": "azure",
+    }
+    assert found["aws"]._settings.user_data == script("aws")
+    assert found["azure"]._settings.boot_script == script("azure")
+    for provider in found.values():
+        assert provider.traits.pending_is_free
+        assert provider.pace.grace_s > 0
+
+
+def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Path):
+    """Unless the cloud is on this machine itself, as a fake one is."""
+    found = providers(loaded(tmp_path, NO_LOCAL, AWS, AZURE), tmp_path, script)
+    for name, provider in found.items():
+        (one,) = closed(provider)
+        assert one.place == Place(name, "")
+        assert "ray.head_address is 127.0.40.1" in one.because
+        assert "private address of this machine" in one.because
+        with pytest.raises(Misconfigured, match=r"head_address") as caught:
+            asyncio.run(provider.list(Place(name, "us-east-1")))
+        assert caught.value.refusal.scope == "cloud"
+    here = AWS + 'endpoint_url = "http://127.0.0.1:4566"\n'
+    found = providers(loaded(tmp_path, NO_LOCAL, here), tmp_path, script)
+    assert found["aws"]._settings.endpoint_url
+
+
+def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path: Path):
+    def doorless(cloud: str) -> str:
+        if cloud == "aws":
+            raise OrchestratorError("the join door is not known")
+        return script(cloud)
+
+    found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE), tmp_path, doorless)
+    (one,) = closed(found["aws"])
+    assert one.because == "AWS is closed: the join door is not known"
+    assert not hasattr(found["azure"], "_because")
+
+
+def test_status_imports_no_sdk(tmp_path: Path):
+    """Nor do the settings of both clouds; a provider imports its SDK with its first call."""
+    (tmp_path / "orchestrator.toml").write_text(PRIVATE + AWS + AZURE)
+    code = (
+        "import sys\n"
+        "from orchestrator.__main__ import main\n"
+        "sys.argv = ['orchestrator', 'status']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "import orchestrator.live.clouds, cloud.aws.provider, cloud.azure.provider\n"
+        "found = {'boto3', 'botocore', 'azure.core', 'azure.identity'} & set(sys.modules)\n"
+        "print('SDKs', sorted(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert "SDKs []" in done.stdout, done.stdout + done.stderr
