@@ -316,9 +316,7 @@ class Controller:
         return self._to_all(self._route_now())
 
     def _route_now(self) -> Route:
-        return Route(
-            version=self.version, owners=list(self.owners), replicas=list(self.replicas)
-        )
+        return Route(version=self.version, owners=list(self.owners), replicas=list(self.replicas))
 
     # Losses.
 
@@ -373,9 +371,7 @@ class Controller:
         every = list(range(self.plan.partitions))
         return self._start_again(self.saved, every, now_s, restore=True)
 
-    def _start_again(
-        self, clock: int, lost: list[int], now_s: float, restore: bool = False
-    ) -> Out:
+    def _start_again(self, clock: int, lost: list[int], now_s: float, restore: bool = False) -> Out:
         self.rolls += 1
         self.epoch += 1
         self.ledger.roll_back(clock)
@@ -523,9 +519,7 @@ class Controller:
 
     def _settle_replicas(self) -> Out:
         """Give every partition a replica, where reliable machines have come or are leaving."""
-        wanted = {
-            at: name for at, name in enumerate(self.replicas) if name in self._staying()
-        }
+        wanted = {at: name for at, name in enumerate(self.replicas) if name in self._staying()}
         if len(wanted) == self.plan.partitions or not self._reliable():
             return []
         free = self.pushing is None and not self.awaited and not self.moves
@@ -600,9 +594,7 @@ class Controller:
         out = self._load(wanted)
         if helpers != self._groups:
             self._groups, helpees = helpers, groups.inverse(helpers)
-            out += [
-                (name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers
-            ]
+            out += [(name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers]
         return out
 
     def _kinds(self, machines: dict[str, list[str]]) -> dict[str, str]:

@@ -267,8 +267,10 @@ class Node:
         """Take all that has come, waiting a little for the first."""
         try:
             while not self._over:
-                sender, message = self._post.inbox.get(timeout=wait_s) if wait_s else (
-                    self._post.inbox.get_nowait()
+                sender, message = (
+                    self._post.inbox.get(timeout=wait_s)
+                    if wait_s
+                    else (self._post.inbox.get_nowait())
                 )
                 wait_s = 0.0
                 self._take(sender, message)
@@ -312,7 +314,9 @@ class House:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._tick_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="paramserver-controller", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="paramserver-controller", daemon=True
+        )
         self._thread.start()
 
     def start(

@@ -136,7 +136,9 @@ class Partition:
             for section in sections if first < at <= last else []:
                 keys.setdefault(section.table, []).append(section.keys)
         found = {name: np.unique(np.concatenate(those)) for name, those in keys.items()}
-        return [Section(name, those, self.as_at(name, those, last)) for name, those in found.items()]
+        return [
+            Section(name, those, self.as_at(name, those, last)) for name, those in found.items()
+        ]
 
     def as_at(self, table: str, keys: Array, clock: int) -> Array:
         """Return these sorted rows as they were at the end of a clock that is not committed yet."""
@@ -209,9 +211,7 @@ class Store(Protocol):
 class Server:
     """All partitions and replicas of one node."""
 
-    def __init__(
-        self, name: str, tables: dict[str, Table], partitions: int, store: Store
-    ) -> None:
+    def __init__(self, name: str, tables: dict[str, Table], partitions: int, store: Store) -> None:
         self.name, self.tables, self._count, self._store = name, tables, partitions, store
         self.parts: dict[int, Partition] = {}
         self.replicas: dict[int, Replica] = {}
@@ -243,9 +243,7 @@ class Server:
                 self._version = message.version
                 self._drop_replicas(message.replicas)
                 # From here on the controller's orders reach these partitions where they are.
-                self._unknown = {
-                    one for one in self._unknown if message.owners[one] == self.name
-                }
+                self._unknown = {one for one in self._unknown if message.owners[one] == self.name}
             case Roll():
                 return self._roll(message)
             case Save():

@@ -56,7 +56,9 @@ class Bound(NamedTuple):
 
     def verified(self) -> "Bound":
         if self.slack is not None and self.slack < 0:
-            raise ApplicationError(f"slack is {self.slack}; it must be 0 (BSP) or more, or none (ASP)")
+            raise ApplicationError(
+                f"slack is {self.slack}; it must be 0 (BSP) or more, or none (ASP)"
+            )
         return self
 
     def newest(self, age: int) -> int:
@@ -201,7 +203,9 @@ class Worker:
                 return self._staged(message)
             case Progress():
                 turn = self.turn
-                first_s = turn.own_s * turn.tail.total / turn.grains if turn and turn.grains else 0.0
+                first_s = (
+                    turn.own_s * turn.tail.total / turn.grains if turn and turn.grains else 0.0
+                )
                 tail = turn.tail if turn else None
                 return self.helpee.heard(sender, message, tail, now_s, first_s)
             case DoThis():

@@ -20,7 +20,12 @@ class Means(Application):
         self.items, self.kinds = count, kinds
         self.tables = (
             Table(
-                "centres", kinds, width + 1, initial=self._first, rule=Rule("mean", 0, _centre), exact=True
+                "centres",
+                kinds,
+                width + 1,
+                initial=self._first,
+                rule=Rule("mean", 0, _centre),
+                exact=True,
             ),
         )
         self.stop = Stop(clocks=clocks)

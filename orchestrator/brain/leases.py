@@ -134,7 +134,7 @@ def intend(
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
-    billing = billing_at(state, pool.place)
+    billing = traits_of(state, pool.place).billing
     ceiling = ledger.ceiling_usd_per_h(
         kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
     )

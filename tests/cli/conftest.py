@@ -104,9 +104,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def housed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """Where a small house is running, shared by the tests of a file."""
+    """Where a small house is running, shared by all tests that end what they begin there."""
     yield from _house(Shell(tmp_path_factory.mktemp("housed")))
 
 

@@ -93,8 +93,10 @@ def test_a_script_that_raises_gives_its_own_traceback_and_100(housed):
     assert document.json["job"]["status"] == "FAILED"
 
 
-def test_a_manager_that_is_starting_is_waited_for(late_house):
-    """Right behind `up` it has not said anything yet: that is said, and it is not away."""
+def test_a_manager_that_is_starting_is_waited_for_and_not_by_down_by_force(late_house):
+    """Right behind `up` it has not said anything yet: that is said, and it is not away. By force the process is told to end
+    at once, whatever the manager does.
+    """
     process = late_house.start("submit", late_house.script("wait.py", WAITS))
     assert "the manager is starting" in process.stdout.readline()
     (late_house.folder / "hold").unlink()
@@ -102,6 +104,8 @@ def test_a_manager_that_is_starting_is_waited_for(late_house):
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("submitted wait-")
     assert "away" not in answer.out
+    ended = late_house("down", "--force")
+    assert (ended.code, "down in" in ended.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -339,22 +343,28 @@ def test_ctrl_c_while_following_leaves_the_job_running(housed, until):
     housed("cancel", job)
 
 
-def test_ctrl_c_while_the_manager_is_away_leaves_one_whole_order(own_house, until):
+def test_ctrl_c_while_the_manager_is_away_leaves_one_whole_order(housed, until):
     """The manager is stopped, the order is in its inbox, the person gives up waiting: the job is
     there once, and whole, when the manager is back.
     """
-    pid = own_house.client().house().pid
-    own_house.script("long.py", WAITS)
+    pid = housed.client().house().pid
+    housed.script("long.py", WAITS)
+    before = _jobs(housed)
     signal_to(pid, signal.SIGSTOP)
-    waiting = own_house.start("submit", "long.py", "--json")
-    until(lambda: own_house.client()._redis.xlen("orch:inbox") > 0)
+    waiting = housed.start("submit", "long.py", "--json")
+    until(lambda: housed.client()._redis.xlen("orch:inbox") > 0)
     waiting.send_signal(signal.SIGINT)
-    answer = own_house.ended(waiting)
+    answer = housed.ended(waiting)
     signal_to(pid, signal.SIGCONT)
     assert answer.code == 130
     job = answer.json["id"]
-    until(lambda: _status_of(own_house, job) == "PROVISIONING")
-    assert [one["id"] for one in own_house("status", "--json").json["jobs"]] == [job]
+    until(lambda: _status_of(housed, job) == "PROVISIONING")
+    assert _jobs(housed) - before == {job}
+    housed("cancel", job)
+
+
+def _jobs(housed):
+    return {one["id"] for one in housed("status", "--json").json["jobs"]}
 
 
 def signal_to(pid: int, number: int) -> None:

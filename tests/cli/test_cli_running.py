@@ -144,25 +144,18 @@ def test_down_by_several_at_once_is_done_for_all_of_them(own_house):
     assert processes.marked(own_house.places.identity) == []
 
 
-def test_down_by_force_does_not_wait_for_the_manager(own_house):
-    """The process is told to end at once, whatever the manager does."""
-    answer = own_house("down", "--force")
-    assert answer.code == 0
-    assert "down in" in answer.out
-
-
-def test_a_drill_takes_machines_of_the_local_cloud(own_house, until):
+def test_a_drill_takes_machines_of_the_local_cloud(housed, until):
     """Without notice they are gone; the event says so; what is bought next replaces them."""
-    own_house.script("long.py", "x = 'wait'\n")
-    job = own_house("submit", "long.py", "--json").json["id"]
-    until(lambda: _held(own_house, "ready"))
-    taken = own_house("tools", "drill", "--warning", "0", "--nodes", "all", "--json").json
+    housed.script("long.py", "x = 'wait'\n")
+    job = housed("submit", "long.py", "--json").json["id"]
+    until(lambda: _held(housed, "ready"))
+    taken = housed("tools", "drill", "--warning", "0", "--nodes", "all", "--json").json
     assert taken["warning_s"] == 0
     assert taken["machines"]
-    until(lambda: set(taken["machines"]) <= set(_held(own_house, "ended")))
-    own_house("cancel", job)
-    until(lambda: not _on_the_way(own_house))
-    none = own_house("tools", "drill", "--nodes", "1")
+    until(lambda: set(taken["machines"]) <= set(_held(housed, "ended")))
+    housed("cancel", job)
+    until(lambda: not _on_the_way(housed))
+    none = housed("tools", "drill", "--nodes", "1")
     assert (none.code, none.line) == (
         1,
         "no spot machine is running, so none was taken; see: orchestrator status",
@@ -191,16 +184,16 @@ def test_a_drill_of_a_local_cloud_that_is_off_says_so(housed):
         note.write_bytes(before)
 
 
-def test_gc_ends_a_machine_that_no_lease_claims(own_house, until):
+def test_gc_ends_a_machine_that_no_lease_claims(housed):
     """Bought behind the manager's back, which is stopped: listed by a dry run, ended by the other."""
-    house = own_house.client().house()
+    house = housed.client().house()
     os.kill(house.pid, signal.SIGSTOP)
     try:
-        machine = _buy_behind_its_back(own_house)
+        machine = _buy_behind_its_back(housed)
         late = ("--set", "limits.launch_grace_s=0.01", "--json")
-        assert _left(own_house("tools", "gc", "--dry-run", *late)) == [("machine", machine)]
-        assert _left(own_house("tools", "gc", *late)) == [("machine", machine)]
-        assert _left(own_house("tools", "gc", "--dry-run", *late)) == []
+        assert _left(housed("tools", "gc", "--dry-run", *late)) == [("machine", machine)]
+        assert _left(housed("tools", "gc", *late)) == [("machine", machine)]
+        assert _left(housed("tools", "gc", "--dry-run", *late)) == []
     finally:
         os.kill(house.pid, signal.SIGCONT)
 
@@ -323,7 +316,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
     [
         (
             "from orchestrator.cli import main; main(['status'])",
-            {"numba", "scipy", "numpy", "httpx"},
+            {"numba", "scipy", "numpy"},
         ),
         ("import orchestrator.supervisor.ray_head", {"numba", "scipy", "ray"}),
         ("import orchestrator.door.__main__", {"numba", "scipy", "httpx"}),

@@ -28,7 +28,7 @@ def until(what: str, look: Callable[[], object], patience_s: float = 60.0) -> ob
     while time.monotonic() < deadline_s:
         if found := look():
             return found
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 

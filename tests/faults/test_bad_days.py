@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 TOY = (Path(__file__).parent / "killable.py").read_text()
 PAUSE = "0.02"
+STEPS = {30, 60, 120, 260}
 HEAD = "orchestrator.supervisor.ray_head"
 
 
@@ -32,14 +34,17 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)
 
 
-def undisturbed(folder: Path, steps: int) -> dict[str, torch.Tensor]:
-    """The weights of the same script on its own."""
-    script, out = folder / "alone.py", folder / "alone.pt"
-    script.write_text(TOY)
-    subprocess.run(
-        [sys.executable, str(script), str(steps), "0", str(out)], check=True, timeout=120
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Callable[[int], dict[str, torch.Tensor]]:
+    """The weights of the same script on its own after so many steps, of one run for all tests."""
+    script, out = tmp_path_factory.mktemp("alone") / "alone.py", "alone.pt"
+    kept = (
+        f"    if step + 1 in {STEPS}:\n        torch.save(model.state_dict(), f'{{step + 1}}.pt')\n"
     )
-    return weights(out)
+    script.write_text(TOY.replace("if session.leader:", f"{kept}if session.leader:"))
+    words = [sys.executable, str(script), str(max(STEPS)), "0", out]
+    subprocess.run(words, cwd=script.parent, check=True, timeout=120)
+    return lambda steps: weights(script.with_name(f"{steps}.pt"))
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -90,7 +95,7 @@ def machines_working(house: RunningHouse, count: int) -> bool:
     return job is not None and job.workers >= count
 
 
-def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_path):
+def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_path, undisturbed):
     """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights, and the
     journal of it all, decided again, says the same."""
     steps, out = 260, tmp_path / "ours.pt"
@@ -119,7 +124,7 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
     job = house.ended(150)
     assert job.status == "SUCCEEDED", job.because
     assert (job.step, job.steps_lost) == (steps, 0), house.told()
-    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert same(weights(out), undisturbed(steps))
     replayed = orchestrator("tools", "replay", "--config", str(house.config))
     assert replayed.returncode == 0, replayed.stderr
     assert "every decision is the same" in replayed.stdout
@@ -156,7 +161,9 @@ def running(house: RunningHouse, words: str) -> set[int]:
     return {pid for pid in processes.marked(house.places.identity) if words in command_line(pid)}
 
 
-def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_house, tmp_path):
+def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(
+    new_house, tmp_path, undisturbed
+):
     """SIGKILL of the house: nothing runs on; the next house goes on from what the keeper left in memory, and loses no
     step, also behind a write that was torn with it, and says so. In the end nothing is left there."""
     steps, out = 120, tmp_path / "ours.pt"
@@ -181,7 +188,7 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
     job = house.ended(150)
     assert job.status == "SUCCEEDED", job.because
     assert job.steps_lost == 0, house.told()
-    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert same(weights(out), undisturbed(steps))
     assert house.down() == 0
     assert not root_of(house.places.checkpoints).exists()
 
@@ -201,14 +208,16 @@ session = Session(model, optimizer, Held(), microbatches=6)
 """
 
 
-def test_who_has_done_the_last_step_dies_before_the_model_is_there(new_house, tmp_path):
+def test_who_has_done_the_last_step_dies_before_the_model_is_there(
+    new_house, tmp_path, undisturbed
+):
     """All steps are committed, and the last state is on nobody's disk yet. One of two dies, and then of another job both:
     others come for it, and the job is done."""
     steps, out = 30, tmp_path / "ours.pt"
     hold = tmp_path / "ours.pt.hold"
     begun = "session = Session(model, optimizer, microbatches=6)\n"
     script = "import os\n" + TOY.replace(begun, HELD)
-    alone = undisturbed(tmp_path, steps)
+    alone = undisturbed(steps)
     house = new_house()
     house.start()
     for how_many in (1, 2):
@@ -226,7 +235,7 @@ def test_who_has_done_the_last_step_dies_before_the_model_is_there(new_house, tm
         out.unlink()
 
 
-def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path):
+def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path, undisturbed):
     """`down` says whose newest steps are there, where, and what to do; the next `up` puts them on the disk, and the job
     that is resumed loses nothing."""
     steps, out = 60, tmp_path / "ours.pt"
@@ -253,7 +262,7 @@ def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path):
     until("it to go on", lambda: house.job().ended_at_s is None)
     job = house.ended(150)
     assert (job.status, job.steps_lost) == ("SUCCEEDED", 0), house.told()
-    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert same(weights(out), undisturbed(steps))
     assert house.down() == 0
     assert not root.exists()
 

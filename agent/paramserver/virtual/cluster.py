@@ -86,7 +86,11 @@ class Virtual:
         help_settings: Settings | None = None,
         load_s: float = 0.0,
     ) -> None:
-        self.now_s, self._events, self._serial = 0.0, list[tuple[float, int, Callable[[], None]]](), 0
+        self.now_s, self._events, self._serial = (
+            0.0,
+            list[tuple[float, int, Callable[[], None]]](),
+            0,
+        )
         self._make, self.plan, self.cost, self.load_s = application, plan, cost, load_s
         self.bound = bound or Bound(0)
         self.settings = help_settings or Settings(size=plan.help_size)
@@ -129,9 +133,7 @@ class Virtual:
         application = self._make()
         tables = {table.name: table for table in application.tables}
         count = self.plan.partitions
-        worker = Worker(
-            place.name, application, self.plan.work, self.bound, self.settings, count
-        )
+        worker = Worker(place.name, application, self.plan.work, self.bound, self.settings, count)
         host = Host(Member(worker, Server(place.name, tables, count, self.disk)))
         self.hosts[place.name] = host
         self._say(place.name, join(place.reliable, place.machine, place.allocation))
