@@ -89,11 +89,6 @@ class RayHead:
         """The lines that a machine gets at the join door."""
         return (self.directory.parent / "boot").read_text()
 
-    def boot_environment(self) -> str:
-        """The same for a machine that boots without a door, with the way to our Python."""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return f"PATH={path}\n{self.handed_out()}"
-
     def boot_environment(self, token_file: Path, token: str | None = None) -> str:
         """The lines with which `boot.sh` makes a node of a machine, and the file that they name."""
         token_file.write_text(token or self.token)
