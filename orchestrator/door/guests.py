@@ -1,9 +1,13 @@
 """Which machines the manager expects at the door. Its regular news are its sign of life there."""
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from cloud.ranges import Name, Time
-from orchestrator.state import State
+
+if TYPE_CHECKING:  # the door itself starts without all that decides
+    from orchestrator.state import State
 
 EXPECTED = ("pending", "booting", "ready", "working", "noticed", "leaving")
 
@@ -28,7 +32,7 @@ class Guests(msgspec.Struct, frozen=True):
         return next((g for g in self.machines if (g.cloud, g.identity) == wanted), None)
 
 
-def guests_of(state: State) -> Guests:
+def guests_of(state: "State") -> Guests:
     machines = tuple(
         Guest(
             cloud=lease.pool.cloud,

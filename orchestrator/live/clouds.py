@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from cloud.errors import Misconfigured
+from cloud.identity.signed_message import read_certificates
 from cloud.model import (
     Closed,
     LaunchRequest,
@@ -142,6 +143,10 @@ def obstacle(config: Config, name: str) -> str | None:
             f"{name}.certificates is not set, so no machine of {NAMES[name]} could prove who it is; "
             "docs/operations.md says where they are"
         )
+    try:
+        read_certificates(Path(certificates))
+    except ValueError as error:
+        return f"{name}.certificates: {error}, so no machine of {NAMES[name]} could prove who it is"
     endpoint = config.aws.endpoint_url if name == "aws" else config.azure.endpoint
     if not _is_loopback(head) or _is_loopback(urlsplit(endpoint or "").hostname or ""):
         return None

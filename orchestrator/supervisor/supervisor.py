@@ -37,6 +37,7 @@ from orchestrator.client import post
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.door import certificate
 from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
+from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
@@ -188,8 +189,9 @@ class House:
         process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
-        if (page := self._children.pop("dashboard", None)) is not None:
-            processes.end(page)
+        for name in ("dashboard", "door"):
+            if (served := self._children.pop(name, None)) is not None:
+                processes.end(served)
         for listening in filter(None, (self._page, self._door)):
             listening.close()
         if (cloud := self._children.pop("cloud", None)) is not None:
@@ -319,13 +321,19 @@ class House:
         assert self._door is not None
         number = self._door.fileno()
         words = ["--house", str(self.places.state_dir), "--socket", str(number)]
-        if self._config_path is not None:
-            words += ["--config", str(self._config_path)]
+        aws, azure = self.config.aws, self.config.azure
+        order = DoorOrder(
+            redis_url=self.redis_url,
+            deployment=self.config.manager.deployment,
+            local=self.config.local.enabled,
+            aws_certificates=(aws.certificates or "") if aws.enabled else "",
+            azure_certificates=(azure.certificates or "") if azure.subscription else "",
+            subscription=azure.subscription or "",
+        )
         self._children["door"] = processes.start(
             [sys.executable, "-P", "-m", "orchestrator.door", *words],
-            env=self._env,
+            env={**self._env, VARIABLE: msgspec.json.encode(order).decode()},
             log=self.places.log("door"),
-            cwd=Path.cwd(),
             files=[number],
         )
 

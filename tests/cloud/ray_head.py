@@ -91,6 +91,14 @@ class RayHead:
         }
         return "".join(f"{name}={value}\n" for name, value in lines.items())
 
+    def boot_environment(self, token_file: Path, token: str | None = None) -> str:
+        """The lines with which `boot.sh` makes a node of a machine, and the file that they name."""
+        token_file.write_text(token or self.token)
+        token_file.chmod(0o600)
+        handed = [x for x in self.handed_out().splitlines() if not x.startswith("RAY_AUTH_TOKEN=")]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return "\n".join([*handed, f"PATH={path}", f"RAY_AUTH_TOKEN_PATH={token_file}", ""])
+
     def stop(self) -> None:
         """The whole process group: Ray's own processes share it with the one that we started."""
         if self.process is None:

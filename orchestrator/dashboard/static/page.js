@@ -217,7 +217,7 @@ function machineTable(view, list) {
           view.jobs.length > 1 ? el("span", { class: "sub" }, `for ${one.job}`) : null),
         el("td", {}, pill(one.state), el("span", { class: "sub" }, duration(end - one.launched_at_s)),
           ["pending", "booting"].includes(one.state)
-            ? Object.entries(one.boot).map(([phase, s]) => el("span", { class: "sub" }, `${phase} ${duration(s)}`))
+            ? Object.entries(one.boot ?? {}).map(([phase, s]) => el("span", { class: "sub" }, `${phase} ${duration(s)}`))
             : null),
         el("td", { class: "number" }, usd(one.price_usd_per_h),
           el("span", { class: "sub" }, one.market === "spot" ? `${discount} % off` : "on demand"),

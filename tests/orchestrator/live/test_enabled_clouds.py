@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from cloudfake.papers import certificate, key, pem
 
 from cloud.errors import Misconfigured
 from cloud.model import Closed, Place
 from orchestrator.config import Config, load
+from orchestrator.door.__main__ import verifiers
+from orchestrator.door.order import DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.live.clouds import enabled, providers
+from orchestrator.paths import Places
 
 AWS = """[aws]
 enabled = true
@@ -28,6 +32,7 @@ image = "/subscriptions/0000/versions/1.0.0"
 ssh_public_key = "ssh-ed25519 AAAA me"
 certificates = "azure.pem"
 """
+CERTIFICATE = pem(certificate("a signer", key()))
 PRIVATE = '[ray]\nhead_address = "10.0.0.5"\n'
 NO_LOCAL = "[local]\nenabled = false\n"
 
@@ -35,6 +40,8 @@ NO_LOCAL = "[local]\nenabled = false\n"
 def loaded(tmp_path: Path, *parts: str) -> Config:
     file = tmp_path / "orchestrator.toml"
     file.write_text("".join(parts))
+    for name in ("aws", "azure"):
+        (tmp_path / f"{name}.pem").write_bytes(CERTIFICATE)
     return load(file, {})
 
 
@@ -83,6 +90,18 @@ def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Pa
     found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, without, AZURE), tmp_path, script)
     (one,) = closed(found["aws"])
     assert one.because.startswith("aws.certificates is not set, so no machine of AWS could prove")
+    config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE)
+    (tmp_path / "aws.pem").unlink()
+    (tmp_path / "azure.pem").write_text("-----BEGIN CERTIFICATE-----")
+    found = providers(config, tmp_path, script)
+    said = [closed(found[name])[0].because for name in ("aws", "azure")]
+    assert "aws.pem cannot be read (No such file or directory)" in said[0]
+    assert "azure.pem holds no certificates that can be read" in said[1]
+    order = DoorOrder(
+        redis_url="", deployment="ours", local=False,
+        aws_certificates=config.aws.certificates, azure_certificates=config.azure.certificates,
+    )  # fmt: skip
+    assert verifiers(order, Places(tmp_path)) == {}
 
 
 def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path: Path):
@@ -146,9 +165,7 @@ def test_both_sdks_take_little_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     """A manager that buys from both clouds has at most 150 MB more than one that buys from none."""
     here = 'endpoint_url = "http://127.0.0.1:1"\n'
     azure = 'endpoint = "http://127.0.0.1:1"\nprices_endpoint = "http://127.0.0.1:1"\n'
-    (tmp_path / "orchestrator.toml").write_text(
-        NO_LOCAL + PRIVATE + AWS + here + AZURE + azure + 'sign_in = "managed"\n'
-    )
+    loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, here, AZURE, azure, 'sign_in = "managed"\n')
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     done = subprocess.run(
