@@ -1,13 +1,16 @@
 """Whom the manager expects at the door, what it hears of their first boot, and when it says so."""
 
 import asyncio
+from io import StringIO
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from agent.keys import GUESTS, VIEW
 from cloud.clock import SystemClock
 from orchestrator.actions import Launch
+from orchestrator.cli import tables
 from orchestrator.door.guests import Guest, Guests, guests_of
 from orchestrator.events import BootSeen
 from orchestrator.live.world import LiveWorld
@@ -49,6 +52,9 @@ def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
     h.see(BootSeen(at_s=h.at_s, machine_id=machine_id, phase="node", took_s=9.0))
     (shown,) = view_of(h.state, h.at_s).machines
     assert shown.boot == {"admitted": 1.25, "node": 9.0}
+    paper = StringIO()
+    Console(width=200, file=paper).print(tables.machines([shown], h.at_s))
+    assert "booting, node 9 s" in paper.getvalue()
     other = BootSeen(at_s=h.at_s, machine_id="i-none", phase="node", took_s=1.0)
     assert h.see(other) == []
 
