@@ -84,7 +84,7 @@ def test_keys_that_expire_in_the_middle_of_a_list_lose_no_machine():
         for nth in range(5):
             await provider.launch(request(f"t-{nth}"))
         house.door.fault = fault
-        with pytest.raises(NotAllowed, match="RequestExpired.*keys have expired"):
+        with pytest.raises(NotAllowed, match=r"RequestExpired.*keys have expired"):
             await provider.list(EAST)
         house.door.fault = lambda action, nth: None
         house.door.keys[house.key_id] = key

@@ -63,7 +63,7 @@ def test_keys_that_expire_in_the_middle_of_a_list_lose_no_machine():
             return True
 
         door.allowed = allowed
-        with pytest.raises(NotAllowed, match="ExpiredAuthenticationToken.*sign in again"):
+        with pytest.raises(NotAllowed, match=r"ExpiredAuthenticationToken.*sign in again"):
             await provider.list(PLACE)
         door.allowed = lambda action: True
         door._tokens.update(tokens)
