@@ -134,16 +134,6 @@ class AwsHouse:
     def provider(self, calls: Calls | None = None, settings: AwsSettings = SETTINGS) -> AwsProvider:
         return AwsProvider(settings, OURS, calls or self.calls, self.clock)
 
-    def play(self, scene: Callable[[AwsProvider], Awaitable[Any]], **more: Any) -> Any:
-        async def played() -> Any:
-            provider = self.provider(**more)
-            try:
-                return await scene(provider)
-            finally:
-                await provider.close()
-
-        return asyncio.run(played())
-
     def examined(self, look: Callable[[Calls], Awaitable[Any]]) -> Any:
         """Return what a look with calls to this account finds."""
 
@@ -153,6 +143,16 @@ class AwsHouse:
                 return await look(calls)
             finally:
                 await calls.close()
+
+        return asyncio.run(played())
+
+    def play(self, scene: Callable[[AwsProvider], Awaitable[Any]], **more: Any) -> Any:
+        async def played() -> Any:
+            provider = self.provider(**more)
+            try:
+                return await scene(provider)
+            finally:
+                await provider.close()
 
         return asyncio.run(played())
 
