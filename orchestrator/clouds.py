@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from cloud.errors import CloudError
 from cloud.findings import Finding, bad, good
-from cloud.provider import Provider
+from cloud.provider import Provider, all_machines
 from orchestrator.config import Config
+from orchestrator.formatting import plural
 
 HEAD = "ray head"
+NAMESAKES_S = 60.0
 NOWHERE = ("192.0.2.1", 9)  # an address that is nobody's: only the way to it is looked up
 
 
@@ -50,17 +53,47 @@ async def opened(config: Config) -> AsyncIterator[Sequence[Provider]]:
             await cloud.close()
 
 
-def examined(config: Config) -> list[Finding]:
-    """Return what all enabled clouds lack, with all places looked at together."""
+def examined(config: Config, *, running: bool) -> list[Finding]:
+    """Return what all enabled clouds lack, with all places looked at together.
+
+    `running` says whether our manager runs: it has machines then, as it should.
+    """
     names = enabled(config)
     if not names:
         return []
-    return [head(config, names), *asyncio.run(_examined(config, names))]
+    return [head(config, names), *asyncio.run(_examined(config, names, running))]
 
 
-async def _examined(config: Config, names: Sequence[str]) -> list[Finding]:
-    found = await asyncio.gather(*(_looked_at(config, name) for name in names))
+async def _examined(config: Config, names: Sequence[str], running: bool) -> list[Finding]:
+    looks = [_looked_at(config, name) for name in names]
+    if not running:
+        looks += [_namesakes(config, name) for name in names]
+    found = await asyncio.gather(*looks)
     return [line for lines in found for line in lines]
+
+
+async def _namesakes(config: Config, name: str) -> Sequence[Finding]:
+    """Look for machines of a manager that has our deployment's name and is not ours.
+
+    Nothing on a machine tells two managers of one name apart, and each would end the other's.
+    """
+    title, deployment = f"{name} deployment", config.manager.deployment
+    cloud = provider(config, name)
+    try:
+        machines = await asyncio.wait_for(all_machines(cloud), NAMESAKES_S)
+    except (CloudError, TimeoutError):
+        return []  # the examination says what does not answer
+    finally:
+        await cloud.close()
+    alive = [machine.id for machine in machines if not machine.gone]
+    if not alive:
+        return [good(title, f"nobody holds machines as {deployment}")]
+    said = (
+        f"found {plural(len(alive), 'machine')} with our tag {deployment} while our manager does not "
+        "run: if another manager has this name, each would end the other's machines"
+    )
+    remedy = "are they ours? orchestrator up takes them up; if not, set manager.deployment"
+    return [bad(title, said, remedy)]
 
 
 async def _looked_at(config: Config, name: str) -> Sequence[Finding]:

@@ -218,6 +218,10 @@ class Aws(SettingsSection):
     """The security group of each region, which admits the deployment's own machines only."""
     instance_profile: Text | None = Field(default=None, examples=["orchestrator-default-worker"])
     """What machines may do in AWS, by the name of an instance profile. Not set: nothing."""
+    drill_role: Text | None = Field(
+        default=None, examples=["arn:aws:iam::111122223333:role/orchestrator-default-drill"]
+    )
+    """What AWS's fault injection may do in a drill, by the ARN of its role. Not set: no drills."""
     disk_gib: Annotated[int, Field(ge=8, le=16_384)] = 60
     """Size of each machine's disk; it goes when its machine goes."""
     queue_url: Text | None = Field(
@@ -227,10 +231,6 @@ class Aws(SettingsSection):
     certificates: Text | None = Field(default=None, examples=["aws-identity.pem"])
     """File with the certificates by which AWS signs identity documents (RSA-2048, one for each of
     the regions). Not set: no machine of AWS can join."""
-    drill_role: Text | None = Field(
-        default=None, examples=["arn:aws:iam::111122223333:role/orchestrator-default-drill"]
-    )
-    """What AWS's fault injection may do in a drill, by the ARN of its role. Not set: no drills."""
     endpoint_url: Text | None = Field(default=None, examples=["http://127.0.0.1:4566"])
     """Where all calls go, for a private endpoint or a test. Not set: to AWS."""
 

@@ -197,7 +197,15 @@ def tag_of(answer: Mapping[str, Any], name: str) -> str:
 
 
 def is_ours(answer: Mapping[str, Any], deployment: str) -> bool:
-    return tag_of(answer, DEPLOYMENT_TAG) == deployment
+    """Return whether a launch of this deployment made it.
+
+    A machine that a person made with our tags, or copied from one of ours, has another name than
+    they say, so it is not ours.
+    """
+    token, index = tag_of(answer, TOKEN_TAG), tag_of(answer, INDEX_TAG)
+    names = (token, f"{token}-{index}")
+    ours = tag_of(answer, DEPLOYMENT_TAG) == deployment and bool(token)
+    return ours and str(answer.get("name", "")).lower() in names
 
 
 def machine_of(vm: Vm, view: View | None) -> Machine:

@@ -112,7 +112,11 @@ def check(command: Command) -> None:
     findings = []
     with command.busy("checking"):
         settings, config = _settings(command)
-        findings = [settings, *(one(config) for one in CHECKS), *clouds.examined(config)]
+        findings = [
+            settings,
+            *(one(config) for one in CHECKS),
+            *clouds.examined(config, running=_runs(config)),
+        ]
     made = tables.table("", "what", "found", "remedy")
     for one in findings:
         mark = Text("OK", style="green") if one.ok else Text("FAIL", style="bold red")

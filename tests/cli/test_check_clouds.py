@@ -1,5 +1,6 @@
 """What the commands of a person say of real clouds, through the clouds' own libraries over loopback."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,10 @@ from cloudfake.ec2_account import Account, Dials
 
 from cloud.azure.examine import needed
 from cloud.clock import CLOCK
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
 from orchestrator import clouds
 from orchestrator.cli import init_check
-from orchestrator.config import Azure, Config, Ray
+from orchestrator.config import Azure, Config, Ray, load
 
 AWS = """
 [aws]
@@ -109,6 +111,28 @@ def test_check_says_in_one_line_what_is_wrong(shell, ec2):
     (wrong,) = [one for one in shell("check", "--json").json["checks"] if not one["ok"]]
     assert "$3.78" in wrong["found"]
     assert "add a gateway endpoint" in wrong["remedy"]
+
+
+def test_machines_of_a_manager_with_our_name_are_said_before_it_starts(shell, ec2):
+    """Two managers of one name would end each other's machines; a machine made by hand is no matter."""
+    ours = shell("check", "--json").json["checks"]
+    assert {"aws deployment"} == {one["name"] for one in ours if "nobody holds" in one["found"]}
+    cloud = clouds.provider(load(shell.folder / "orchestrator.toml", {}), "aws")
+    pool = Pool(cloud="aws", region="us-east-1", zone="us-east-1a", type="g5.xlarge")
+    request = LaunchRequest(
+        token="t-1", pool=pool, market="spot", bid_usd_per_h=None, tags={DEPLOYMENT_TAG: "default"}
+    )
+
+    async def buy() -> None:
+        await cloud.launch(request)
+        await cloud.close()
+
+    asyncio.run(buy())
+    answer = shell("check", "--json")
+    (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]
+    assert wrong["name"] == "aws deployment"
+    assert "found 1 machine with our tag default" in wrong["found"]
+    assert "manager.deployment" in wrong["remedy"]
 
 
 def test_a_head_that_machines_cannot_reach_is_named():

@@ -134,16 +134,6 @@ class AwsHouse:
     def provider(self, calls: Calls | None = None, settings: AwsSettings = SETTINGS) -> AwsProvider:
         return AwsProvider(settings, OURS, calls or self.calls, self.clock)
 
-    def play(self, scene: Callable[[AwsProvider], Awaitable[Any]], **more: Any) -> Any:
-        async def played() -> Any:
-            provider = self.provider(**more)
-            try:
-                return await scene(provider)
-            finally:
-                await provider.close()
-
-        return asyncio.run(played())
-
     def examined(self, look: Callable[[Calls], Awaitable[Any]]) -> Any:
         """Return what a look with calls to this account finds."""
 
@@ -159,6 +149,16 @@ class AwsHouse:
     def made(self) -> list[Any]:
         """Return the machines that were bought under our deployment's name."""
         return [x for x in self.account.instances.values() if (DEPLOYMENT_TAG, OURS) in x.marks()]
+
+    def play(self, scene: Callable[[AwsProvider], Awaitable[Any]], **more: Any) -> Any:
+        async def played() -> Any:
+            provider = self.provider(**more)
+            try:
+                return await scene(provider)
+            finally:
+                await provider.close()
+
+        return asyncio.run(played())
 
     def wait(self, seconds: float) -> None:
         self.clock.advance_to(self.clock.now_s() + seconds)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from cloud.aws.calls import Calls
 from cloud.aws.provider import AwsProvider
-from cloud.errors import Refused, Throttled, Unknown
+from cloud.errors import Misconfigured, NotAllowed, Refused, Throttled, Unknown
 from cloud.model import DEPLOYMENT_TAG
 
 
@@ -68,6 +68,49 @@ def test_thousands_of_foreign_machines_are_no_work_and_no_danger():
     sold = house.play(scene)
     (room,) = [x for x in sold.rooms if (x.family, x.market) == ("standard", "on_demand")]
     assert room.vcpus_used == 8_000
+
+
+def test_keys_that_expire_in_the_middle_of_a_list_lose_no_machine():
+    """The second page is refused, so there is no list: nothing is missing and nothing is ended."""
+    house = AwsHouse(Dials(page=2), room=20)
+    key = house.door.keys[house.key_id]
+
+    def fault(action: str, nth: int) -> str | None:
+        if action == "DescribeInstances" and nth % 2 == 0:
+            house.door.keys[house.key_id] = replace(key, expires_s=house.clock.now_s() - 1)
+        return None
+
+    async def scene(provider: AwsProvider) -> None:
+        for nth in range(5):
+            await provider.launch(request(f"t-{nth}"))
+        house.door.fault = fault
+        with pytest.raises(NotAllowed, match=r"RequestExpired.*keys have expired"):
+            await provider.list(EAST)
+        house.door.fault = lambda action, nth: None
+        house.door.keys[house.key_id] = key
+        assert len((await provider.list(EAST)).machines) == 5
+
+    house.play(scene)
+    assert not house.account.books.bought_twice()
+
+
+def test_an_answer_of_ten_megabytes_is_read_and_its_sentence_is_short():
+    """An error's text may be anything; what a person reads of it is one line."""
+    house = AwsHouse()
+    house.account.image_says["ami-us-east-1"] = {"Name": "x" * 10_000_000}
+    house.account.quota["g", "spot"] = 0
+
+    async def scene(provider: AwsProvider) -> None:
+        assert (await provider.sold(EAST)).pools
+        house.account.images.clear()
+        huge = replace(SETTINGS.regions[0], image="ami-" + "y" * 10_000_000)
+        other = house.provider(settings=replace(SETTINGS, regions=(huge,)))
+        with pytest.raises(Misconfigured) as refused:
+            await other.sold(EAST)
+        assert len(str(refused.value)) < 1000
+        assert "\n" not in str(refused.value)
+
+    house.play(scene)
 
 
 def test_both_throttles_are_a_definite_no_with_a_time():

@@ -4,13 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_providers
 from msgspec.structs import replace
 from sellers import AwsSeller, AzureSeller
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "live"))
 
 from live_guard import CapReached
-from live_seller import GuardedSeller, Order
+from live_seller import GuardedSeller, Order, seller_of
 
 from cloud.model import DEPLOYMENT_TAG
 
@@ -98,3 +99,16 @@ def test_an_order_without_a_cap_or_a_cloud_is_refused(env, said):
     """A run without a limit cannot be asked for."""
     with pytest.raises(ValueError, match=said):
         Order(env)
+
+
+@pytest.mark.parametrize("cloud", ["aws-dry", "azure-dry"])
+def test_a_dry_run_plays_the_scenes_and_says_every_call(cloud):
+    """The cheapest scene and the dearest one: what is said is what the account saw."""
+    said = list[str]()
+    seller = seller_of(Order({"SPOT_LIVE": cloud, "SPOT_LIVE_USD": "5"}), said.append)
+    test_providers.test_the_same_token_twice_is_one_machine(seller)
+    assert [line.partition(" ")[0] for line in said].count("launch") == 2
+    assert any(line.startswith("end ") for line in said)
+    test_providers.test_what_the_cloud_takes_is_told_from_what_we_give_back(seller)
+    assert any(line.startswith("interrupt ") for line in said)
+    assert 0 < seller.left_usd < 5
