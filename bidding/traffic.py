@@ -48,9 +48,7 @@ def nowhere(zones: int) -> Spread:
 
 
 @compiled
-def place(
-    spread: Spread, slots: int, at: tuple[int, int], usd_per_gb: tuple[float, float]
-) -> None:
+def place(spread: Spread, slots: int, at: tuple[int, int], usd_per_gb: tuple[float, float]) -> None:
     """Add slots in a zone of a region, with the prices to other zones and to other regions."""
     zone, region = at
     spread.zone[zone] += slots
@@ -77,6 +75,5 @@ def usd_per_work(spread: Spread, exchange: Exchange) -> float:
         dearest = max(dearest, q if near < total else p)
     boundaries = max(0, split - 1)
     return float(
-        exchange.gb_per_work * pairs / total
-        + exchange.boundary_gb_per_work * boundaries * dearest
+        exchange.gb_per_work * pairs / total + exchange.boundary_gb_per_work * boundaries * dearest
     )

@@ -101,9 +101,7 @@ class Places:
 
     def machine_ended(self, machine: Machine) -> None:
         if self._luck.chance(self._luck.faults.leaves_disk):
-            self._leave(
-                Ref(machine.pool.place, f"disk-{machine.id}"), machine.tags, machine.token
-            )
+            self._leave(Ref(machine.pool.place, f"disk-{machine.id}"), machine.tags, machine.token)
 
     def _leave(self, ref: Ref, tags: dict[str, str], token: str) -> None:
         created_s = self._timeline.now_s - AGE_S
