@@ -244,8 +244,19 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
         if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
             continue
         there[left.ref.id] = None
-        if not launched_by(state, left.token) and state.now_s >= left.created_at_s + patience_s:
+        if not _may_use(state, left.token) and state.now_s >= left.created_at_s + patience_s:
             _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
+
+
+def _may_use(state: State, token: str) -> bool:
+    """Return whether a machine of the launch may use what is left over, or is about to.
+
+    The machines of a gang end one by one, so only those that have yet to run count there.
+    """
+    return any(
+        lease.request.count == 1 or lease.state in ("intended", "pending")
+        for lease in launched_by(state, token)
+    )
 
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:

@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from cloud.errors import Refused
-from cloud.model import Machine, Traits
+from cloud.model import Leftover, Listing, Machine, Place, Ref, Traits
 from orchestrator.actions import Launch, Terminate
-from orchestrator.events import Launched
+from orchestrator.events import Launched, Listed
 from orchestrator.world import decode_state, encode_state
 
+PLACE = Place("local", "east")
 GANGS = Traits(billing="local", launch_max=64)
 
 
@@ -108,6 +109,27 @@ def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_lef
     assert asked[:4] == [8, 4, 2, 1]
     assert set(asked[4:]) == {1}
     assert all(later - before >= 178.0 for before, later in pairwise(at_s[3:]))
+
+
+def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand: Any) -> None:
+    """Not while one of them has yet to run, as it may be about to use it."""
+    h, (launch,) = asking(hand, 2)
+    first, second = machines(h, launch)
+    disk = Leftover(ref=Ref(PLACE, "disk-1"), kind="disk", created_at_s=h.at_s - 100.0,
+                    token=launch.request.token, tags=launch.request.tags)  # fmt: skip
+
+    def swept() -> list[str]:
+        h.at_s += 5.0
+        listing = Listing(place=PLACE, machines=tuple(h.machines.values()), leftovers=(disk,))
+        out = h.see(Listed(at_s=h.at_s, asked_at_s=h.at_s, listing=listing))
+        return [x.machine_id for x in h.only(out, Terminate)]
+
+    h.see(Launched(at_s=h.at_s, token=first.token, machine=first))
+    del h.machines[second.id]
+    assert swept() == []
+    h.machines[second.id] = second
+    h.see(Launched(at_s=h.at_s, token=second.token, machine=second))
+    assert swept() == ["disk-1"]
 
 
 def test_a_budget_for_a_part_of_a_gang_buys_that_part(hand: Any) -> None:
