@@ -210,15 +210,16 @@ class Walk:
             self._seen[id(module)] = module
             at = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
-                if _is_ours(value):
-                    continue
                 if isinstance(value, PLAIN):
-                    if not key.startswith("_"):
+                    if not key.startswith("_") and not _is_ours(value):
                         self.marks[f"{at}.{key}"] = value
                 elif key.endswith("_hooks") and value:
-                    hooks = [hook for hook in value.values() if not _is_ours(hook)]
-                    yield from ((f"{at}.{key}", hook) for hook in hooks)
-                elif key in self.known_words or isinstance(value, FunctionType | MethodType):
+                    if not _is_ours(value):
+                        hooks = [hook for hook in value.values() if not _is_ours(hook)]
+                        yield from ((f"{at}.{key}", hook) for hook in hooks)
+                elif (
+                    key in self.known_words or isinstance(value, FunctionType | MethodType)
+                ) and not _is_ours(value):
                     yield f"{at}.{key}", value
             yield from self._of_kind(type(module), {"forward"})
 
