@@ -570,7 +570,10 @@ class FlowHello(Message, frozen=True, kw_only=True):
 
 
 class Chunk(Message, frozen=True, kw_only=True):
-    """A piece of a block of `size` bytes, from `offset` on; `extra` is said once for the block."""
+    """A piece of a block of `size` bytes, from `offset` on; `extra` is said once for the block.
+
+    The piece is the payload, or `there` in the sender's segment.
+    """
 
     generation: Generation
     step: Count
@@ -579,6 +582,35 @@ class Chunk(Message, frozen=True, kw_only=True):
     offset: Count
     size: Count
     extra: bytes = b""
+    there: "Lying | None" = None
+
+
+class Lying(msgspec.Struct, frozen=True):
+    """Bytes in a slot of a segment; no two that lie in it one after the other have one serial."""
+
+    slot: Count
+    serial: Count
+    count: Count
+
+
+class Segment(Message, frozen=True, kw_only=True):
+    """Memory of a worker that others of its host may read, as an open file of its process."""
+
+    process: Count
+    file: Count
+    nonce: bytes
+    slots: Count
+    slot_bytes: Count
+
+
+class Readable(Message, frozen=True, kw_only=True):
+    """The peer's segment can be read here."""
+
+
+class Freed(Message, frozen=True, kw_only=True):
+    """What lay there in the peer's segment is not needed any more."""
+
+    there: Lying
 
 
 AnyMessage = (
@@ -631,4 +663,7 @@ AnyMessage = (
     | Part
     | FlowHello
     | Chunk
+    | Segment
+    | Readable
+    | Freed
 )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.tensors.shards import cut
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 8 << 20  # larger ones leave the cache before they are added up
 RING_BYTES = 256 << 20  # for what comes from all peers of a worker
 WINDOW = 4  # rounds that a worker may be ahead of the owner of a block
 ALIGN_BYTES = 64

@@ -18,15 +18,19 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count
+
+import msgspec
 
 from agent.errors import Refused, WireError
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial
-from agent.protocol import AnyMessage, Chunk, FlowHello
+from agent.protocol import AnyMessage, Chunk, FlowHello, Freed, Readable, Segment
+from agent.store.memory import address_of
 from agent.transport.landings import Berth, Landings
+from agent.transport.segment import SLOT_BYTES, Own, Theirs
 from agent.transport.transport import (
     BEGUN,
     CHUNK_BYTES,
@@ -45,10 +49,11 @@ DIAL_S = 8.0  # the time in which a dialled peer must answer
 DIAL_WAIT_S = 0.05
 DRAIN_S = 0.25  # in which a peer that goes on sends the rest of a chunk that is not wanted any more
 LOOK_S = 1.0
+SHARED_BYTES_MIN = 1 << 16
 CHUNKS_PER_TURN = 4  # on one flow, before others have their turn
 
 
-Piece = tuple[Outgoing, Chunk, list[memoryview]]
+Piece = tuple[Outgoing | None, Chunk | Segment | Readable | Freed, list[memoryview]]
 
 
 class Flow:
@@ -69,8 +74,50 @@ class Peer:
         self.name = name
         self.serial = 0  # of the one who dials
         self.narrow = True  # only the first flow was opened
+        self.reads = False  # it reads our segment
+        self.segment: Theirs | None = None  # of the peer, if it can be read here
         self.flows: list[Flow] = []
         self.queue: deque[Piece] = deque()
+
+
+class Landing:
+    """What comes on one flow, on its way into the places where it is expected."""
+
+    def __init__(self, landings: Landings, peer: Peer, flow: Flow) -> None:
+        self._landings, self._peer, self._flow = landings, peer, flow
+        self._berth: Berth | None = None  # of the chunk that comes now, if it is wanted
+        self._unwanted = memoryview(b"")
+
+    def place(self, message: AnyMessage, size: int) -> memoryview:
+        """Return where the payload of a message goes; wait until it is expected."""
+        if not isinstance(message, Chunk):
+            raise WireError(f"{self._peer.name} sent {size} bytes with {type(message).__name__}")
+        slot = Slot(message.generation, message.step, message.kind, message.block)
+        self._berth = self._landings.wait(self._peer.name, slot, lambda: self._flow.over)
+        if self._berth is not None:
+            return self._berth.span(message.offset, size, message.size)
+        if self._unwanted.nbytes < size:
+            self._unwanted = memoryview(bytearray(size))
+        return self._unwanted[:size]
+
+    def take(self, message: Chunk, size: int) -> None:
+        """Take note of a chunk that has come."""
+        if message.there is not None:
+            size = message.there.count
+            into = self.place(message, size)
+            if self._berth is not None:
+                if self._peer.segment is None:
+                    raise WireError(f"{self._peer.name} has no segment")
+                self._peer.segment.take(message.there, into)
+        elif not size:
+            self.place(message, 0)
+        berth, self._berth = self._berth, None
+        if berth is not None:
+            self._landings.take(berth, size, message.extra)
+
+    def end(self) -> None:
+        if self._berth is not None:
+            self._landings.leave(self._berth)
 
 
 class Tcp:
@@ -86,7 +133,10 @@ class Tcp:
         host: str = "",
         flows: int = FLOWS,
     ) -> None:
-        """Listen at `host`; without one, set `address` to where a listener calls `welcome`."""
+        """Listen at `host`; without one, set `address` to where a listener calls `welcome`.
+
+        With `shares` (which is settable) workers of this host read blocks from our memory.
+        """
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._flows = changed, broken, flows
         self._landings = Landings(self._notify)
@@ -99,7 +149,8 @@ class Tcp:
         self._closed = threading.Event()
         self._generation = -1
         self._front: Front | None = None
-        self.address = ""
+        self.address, self.shares = "", True
+        self._segment: Own | None = None
         if host:
             listener = socket.create_server((host, 0), backlog=BACKLOG)
             self.address = f"{host}:{listener.getsockname()[1]}"
@@ -183,9 +234,19 @@ class Tcp:
             peer, flow = self._peer(name), Flow(connection)
             peer.serial = serial
             peer.flows.append(flow)
+            if self.shares and len(peer.flows) == 1:
+                self._offer_segment(peer)
         connection.probe()
         self._pump(peer, flow)
         return peer, flow
+
+    def _offer_segment(self, peer: Peer) -> None:
+        try:
+            self._segment = self._segment or Own()
+        except OSError:
+            self.shares = False  # the system has no such memory
+        else:
+            peer.queue.appendleft((None, self._segment.said, []))
 
     def _peer(self, name: str) -> Peer:
         return self._peers.setdefault(name, Peer(name))
@@ -195,16 +256,18 @@ class Tcp:
     def push(
         self, peer: str, slot: Slot, pieces: Sequence[memoryview], extra: bytes = b""
     ) -> Ticket:
-        chunks = chunks_of(slot, pieces, extra)
-        block = Outgoing(slot, len(chunks))
         with self._lock:
+            known = self._peer(peer)
+            chunk_bytes = SLOT_BYTES if known.reads else CHUNK_BYTES
+            chunks = chunks_of(slot, pieces, extra, chunk_bytes)
+            block = Outgoing(slot, len(chunks))
             if slot.generation < self._generation or self._closed.is_set():
                 block.ticket.fail(BEGUN.format(self._generation))
                 return block.ticket
-            known = self._peer(peer)
             known.queue.extend((block, *chunk) for chunk in chunks)
             flows = list(known.flows)
-            widens = len(chunks) > 1 and known.narrow and peer > self._worker and flows
+            dials = peer > self._worker and not known.reads
+            widens = len(chunks) > 1 and known.narrow and dials and flows
             known.narrow &= not widens
         if widens:
             _start(f"meet-{peer}", self._open_others, peer, known.serial)
@@ -248,8 +311,14 @@ class Tcp:
         with self._lock:
             if not peer.queue:
                 return False
-            flow.block, chunk, pieces = peer.queue.popleft()
-        flow.rest = flow.connection.frame(chunk, pieces)
+            flow.block, message, pieces = peer.queue.popleft()
+        if isinstance(message, Chunk) and peer.reads and self._segment is not None:
+            # Where no slot is free, the socket is the way.
+            large = sum(piece.nbytes for piece in pieces) > SHARED_BYTES_MIN
+            there = self._segment.put(peer.name, pieces, _name(message, pieces)) if large else None
+            if there is not None:
+                message, pieces = msgspec.structs.replace(message, there=there), []
+        flow.rest = flow.connection.frame(message, pieces)
         return True
 
     def _sent(self, flow: Flow) -> bool:
@@ -292,37 +361,44 @@ class Tcp:
             connection.close()
             return
         peer, flow = joined
-        berths: list[Berth] = []  # of the chunk that comes now, if it is wanted
-        unwanted = bytearray()
-
-        def place(message: AnyMessage, size: int) -> memoryview:
-            if not isinstance(message, Chunk):
-                raise WireError(f"{name} sent {type(message).__name__}")
-            slot = Slot(message.generation, message.step, message.kind, message.block)
-            berth = self._landings.wait(name, slot, lambda: flow.over)
-            if berth is not None:
-                berths.append(berth)
-                return berth.span(message.offset, size, message.size)
-            if len(unwanted) < size:
-                unwanted.extend(bytes(size - len(unwanted)))
-            return memoryview(unwanted)[:size]
-
+        landing = Landing(self._landings, peer, flow)
         try:
             while True:
-                message, payload = connection.receive(place, payload_bytes_max=CHUNK_BYTES)
-                if not payload:
-                    place(message, 0)
-                if berths:
-                    assert isinstance(message, Chunk)
-                    self._landings.take(berths.pop(), payload.nbytes, message.extra)
+                message, payload = connection.receive(landing.place, payload_bytes_max=SLOT_BYTES)
+                if isinstance(message, Chunk):
+                    landing.take(message, payload.nbytes)
+                    if message.there is not None:
+                        self._answer(peer, flow, Freed(there=message.there))
+                else:
+                    self._hear(peer, flow, message)
         except WireError:
             pass  # the usual end
         finally:
             flow.over = True
-            for berth in berths:
-                self._landings.leave(berth)
+            landing.end()
             connection.close()
             self._lose(peer)
+
+    def _hear(self, peer: Peer, flow: Flow, message: AnyMessage) -> None:
+        match message:
+            case Segment() if self.shares:
+                with contextlib.suppress(OSError, ValueError):  # it is out of reach
+                    peer.segment = Theirs(message)
+                    self._answer(peer, flow, Readable())
+            case Readable():
+                peer.reads = True
+            case Freed() if self._segment is not None:
+                self._segment.free(peer.name, message.there)
+            case Segment():
+                pass  # the socket is the way
+            case _:
+                raise WireError(f"{peer.name} sent {type(message).__name__}")
+
+    def _answer(self, peer: Peer, flow: Flow, message: Readable | Freed) -> None:
+        """Send a message that blocks do not hold up."""
+        with self._lock:
+            peer.queue.appendleft((None, message, []))
+        self._pump(peer, flow)
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -350,7 +426,7 @@ class Tcp:
             peer.queue.extend(each for each in queued if not self._is_old(each[0]))
             flows = list(peer.flows)
         for block, *_ in queued:
-            if self._is_old(block):
+            if block is not None and self._is_old(block):
                 block.ticket.fail(why)
         for flow in flows:
             with flow.sending:
@@ -359,8 +435,8 @@ class Tcp:
                     flow.rest = [memoryview(bytes(piece)) for piece in flow.rest]
             self._pump(peer, flow)
 
-    def _is_old(self, block: Outgoing) -> bool:
-        return block.slot.generation < self._generation
+    def _is_old(self, block: Outgoing | None) -> bool:
+        return block is not None and block.slot.generation < self._generation
 
     def forget(self, peer: str) -> None:
         self._end(peer, GONE.format(peer))
@@ -389,13 +465,16 @@ class Tcp:
                 flow.connection.close()
         dropped = self._landings.forget(name, why)
         for block, *_ in queued:
-            block.ticket.fail(why)
+            if block is not None:
+                block.ticket.fail(why)
         for flow in peer.flows:
             with flow.sending:
                 flow.rest = []
                 if flow.block is not None:
                     flow.block.ticket.fail(why)
         self._landings.unused(dropped)
+        if self._segment is not None:
+            self._segment.give_up(name)
         self._notify()
 
     def close(self) -> None:
@@ -406,10 +485,18 @@ class Tcp:
             self._front.close()
         for peer in peers:
             self._end(peer, GONE.format(peer))
+        if self._segment is not None:
+            self._segment.close()
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _name(chunk: Chunk, pieces: list[memoryview]) -> Hashable:
+    """Return what is the same for a chunk that goes to several peers, and for no other."""
+    where = tuple(address_of(piece) for piece in pieces)
+    return (chunk.generation, chunk.step, chunk.kind, chunk.block, chunk.offset, *where)
 
 
 def _start(name: str, run: Callable[..., None], *given: object) -> None:

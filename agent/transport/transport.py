@@ -60,7 +60,8 @@ class Transport(Protocol):
     ) -> Ticket:
         """Send a block that lies in these pieces, which stay unchanged until the ticket is done.
 
-        If the peer is not connected yet, the block is sent when it is.
+        If the peer is not connected yet, the block is sent when it is. What is pushed to several
+        peers under one slot and from the same memory is one block.
         """
 
     def land(self, peer: str, slot: Slot, into: memoryview) -> Ticket:

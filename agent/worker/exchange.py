@@ -97,7 +97,7 @@ class Exchange:
                     slot, into = self._slot(SUM, turn, peer.number), total.memory(start, end)
                     self._sums[turn, peer.name] = self._transport.land(peer.name, slot, into)
         self._pushed = {peer.name: 0 for peer in self._peers}
-        for turn in range(min(WINDOW, self._blocks.rounds)):
+        for _ in range(min(WINDOW, self._blocks.rounds)):
             for peer in self._peers:
                 self._push(peer)
 

@@ -31,8 +31,9 @@ class Network(Protocol):
 class Sockets:
     """Real connections on loopback, between transports in one process."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, shares: bool = False, **options: Any) -> None:
         self.broken: dict[str, list[str]] = defaultdict(list)
+        self._shares = shares
         self._changed, self._made, self._options = threading.Condition(), list[Tcp](), options
 
     def make(self, name: str) -> Transport:
@@ -44,6 +45,7 @@ class Sockets:
             host="127.0.0.1",
             **self._options,
         )
+        made.shares = self._shares
         self._made.append(made)
         return made
 
@@ -100,5 +102,6 @@ class Clockwork:
 KINDS: dict[str, Callable[[], Network]] = {
     "tcp": Sockets,
     "tcp, one flow": lambda: Sockets(flows=1),
+    "shared memory": lambda: Sockets(shares=True),
     "virtual": Clockwork,
 }

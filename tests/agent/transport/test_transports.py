@@ -11,6 +11,8 @@ from networks import CHUNK, KINDS, Network
 
 from agent.transport.transport import Slot, Ticket, Transport
 
+LONG = 96 * CHUNK  # longer than what sockets and segments hold
+
 
 class Scene(NamedTuple):
     """Three workers that have met."""
@@ -50,7 +52,8 @@ def slot(block: int = 0, kind: str = "part", generation: int = 0, step: int = 0)
 
 
 def block(size: int) -> memoryview:
-    return memoryview(bytearray(os.urandom(size)))
+    some = os.urandom(min(size, 65521))  # a prime, so that no two chunks are alike
+    return memoryview(bytearray((some * (size // 65521 + 1))[:size]))
 
 
 def room(size: int) -> memoryview:
@@ -103,7 +106,7 @@ def test_what_is_said_with_a_block_is_heard(scene: Scene) -> None:
 
 def test_who_pushes_first_is_held_back(scene: Scene) -> None:
     """A sender that is far ahead takes no memory here, and its block comes when it is expected."""
-    data, into = block(64 * CHUNK), room(64 * CHUNK)
+    data, into = block(LONG), room(LONG)
     pushed = scene.a.push("b", slot(), [data])
     scene.net.still()
     assert not pushed.done
@@ -254,7 +257,7 @@ def test_a_new_generation_ends_what_is_older(scene: Scene) -> None:
 
 
 def test_a_push_of_an_older_generation_ends(scene: Scene) -> None:
-    pushed = scene.a.push("b", slot(), [block(64 * CHUNK)])
+    pushed = scene.a.push("b", slot(), [block(LONG)])
     newer = scene.a.push("b", slot(generation=1), [block(10)])
     scene.net.still()
     scene.a.enter(1)
@@ -265,7 +268,7 @@ def test_a_push_of_an_older_generation_ends(scene: Scene) -> None:
 
 def test_memory_is_free_after_a_new_generation(scene: Scene) -> None:
     """What a sender overwrites then is neither a damaged frame nor part of a newer block."""
-    data = block(64 * CHUNK)
+    data = block(LONG)
     scene.a.push("b", slot(), [data])
     scene.net.still()
     scene.a.enter(1)
@@ -280,9 +283,9 @@ def test_memory_is_free_after_a_new_generation(scene: Scene) -> None:
 
 def test_nothing_lands_after_a_new_generation(scene: Scene) -> None:
     """The receiver goes over in the middle of a block; its memory is its own at once."""
-    into = room(64 * CHUNK)
+    into = room(LONG)
     landed = scene.b.land("a", slot(), into)
-    scene.a.push("b", slot(), [block(64 * CHUNK)])
+    scene.a.push("b", slot(), [block(LONG)])
     scene.net.until(lambda: any(into[:: CHUNK // 2]))
     scene.b.enter(1)
     assert landed.failed or landed.done
@@ -324,7 +327,7 @@ def test_who_comes_too_late_is_told(scene: Scene) -> None:
 
 
 def test_what_is_forgotten_fails_and_nothing_else(scene: Scene) -> None:
-    theirs = scene.a.land("b", slot(), room(10)), scene.a.push("b", slot(), [block(64 * CHUNK)])
+    theirs = scene.a.land("b", slot(), room(10)), scene.a.push("b", slot(), [block(LONG)])
     other = scene.a.land("c", slot(), into := room(3 * CHUNK))
     scene.a.forget("b")
     assert all("b is gone" in ticket.failed for ticket in theirs)
@@ -340,9 +343,9 @@ def test_a_stranger_may_be_forgotten(scene: Scene) -> None:
 
 def test_who_goes_in_the_middle_of_a_block_is_broken(scene: Scene) -> None:
     """Its tickets fail, all others are done, and it is told of once."""
-    into = room(64 * CHUNK)
-    landed, pushed = scene.b.land("a", slot(), into), scene.b.push("a", slot(), [block(64 * CHUNK)])
-    scene.a.push("b", slot(), [block(64 * CHUNK)])
+    into = room(LONG)
+    landed, pushed = scene.b.land("a", slot(), into), scene.b.push("a", slot(), [block(LONG)])
+    scene.a.push("b", slot(), [block(LONG)])
     kept = scene.b.land("c", slot(), room(8 * CHUNK)), scene.b.push("c", slot(), [block(8 * CHUNK)])
     kept += (
         scene.c.land("b", slot(), room(8 * CHUNK)),
@@ -359,9 +362,9 @@ def test_who_goes_in_the_middle_of_a_block_is_broken(scene: Scene) -> None:
 
 
 def test_nothing_lands_after_a_loss(scene: Scene) -> None:
-    into = room(64 * CHUNK)
+    into = room(LONG)
     landed = scene.b.land("a", slot(), into)
-    scene.a.push("b", slot(), [block(64 * CHUNK)])
+    scene.a.push("b", slot(), [block(LONG)])
     scene.net.until(lambda: any(into[:: CHUNK // 2]))
     scene.b.forget("a")
     assert landed.failed or landed.done
@@ -380,7 +383,7 @@ def test_a_block_of_another_size_breaks_the_connection(net: Network) -> None:
 
 
 def test_who_closes_fails_its_own_tickets(scene: Scene) -> None:
-    landed, pushed = scene.a.land("b", slot(), room(9)), scene.a.push("b", slot(), [block(1 << 26)])
+    landed, pushed = scene.a.land("b", slot(), room(9)), scene.a.push("b", slot(), [block(LONG)])
     scene.net.still()
     scene.a.close()
     assert landed.failed
