@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from agent.paramserver import groups
 from agent.paramserver.api import Stop, Work
 from agent.paramserver.messages import (
-    CONTROLLER,
     Beat,
     Close,
     Committed,
@@ -193,7 +192,7 @@ class Controller:
         self.nodes[sender] = node
         if self.begun_s is None:
             return self._begin(now_s)
-        return [(sender, self._roll_for(sender, self.ledger.closed, []))] + self._settle(now_s)
+        return [(sender, self._roll_for(sender, self.ledger.closed, [])), *self._settle(now_s)]
 
     def _begin(self, now_s: float) -> Out:
         """Begin when everybody who is expected is here and has loaded what it works on."""
@@ -316,9 +315,7 @@ class Controller:
         return self._to_all(self._route_now())
 
     def _route_now(self) -> Route:
-        return Route(
-            version=self.version, owners=list(self.owners), replicas=list(self.replicas)
-        )
+        return Route(version=self.version, owners=list(self.owners), replicas=list(self.replicas))
 
     # Losses.
 
@@ -373,18 +370,14 @@ class Controller:
         every = list(range(self.plan.partitions))
         return self._start_again(self.saved, every, now_s, restore=True)
 
-    def _start_again(
-        self, clock: int, lost: list[int], now_s: float, restore: bool = False
-    ) -> Out:
+    def _start_again(self, clock: int, lost: list[int], now_s: float, restore: bool = False) -> Out:
         self.rolls += 1
         self.epoch += 1
         self.ledger.roll_back(clock)
         self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
         self.moves, self.releasing = {}, set()
-        homes = spread(
-            {at: None if at in lost else name for at, name in enumerate(self.owners)},
-            self._servers(),
-        )
+        now = {at: None if at in lost else name for at, name in enumerate(self.owners)}
+        homes = spread(now, self._servers(), self._replica_holders())
         for at in lost:
             self.owners[at] = homes[at]
         self.awaited = set(lost)
@@ -507,9 +500,8 @@ class Controller:
         return out + self._settle_leavers()
 
     def _settle_partitions(self) -> Out:
-        homes = spread(
-            {at: self.moves.get(at, name) for at, name in enumerate(self.owners)}, self._servers()
-        )
+        now = {at: self.moves.get(at, name) for at, name in enumerate(self.owners)}
+        homes = spread(now, self._servers(), self._replica_holders())
         out: Out = []
         for at, to in sorted(homes.items()):
             if to != self.owners[at] and at not in self.moves and at not in self.awaited:
@@ -517,15 +509,16 @@ class Controller:
                 out.append((self.owners[at], self._move(at, to)))
         return out
 
+    def _replica_holders(self) -> dict[int, set[str]]:
+        return {at: {name} for at, name in enumerate(self.replicas)}
+
     def _move(self, at: int, to: str) -> Move:
         whole = self.replicas[at] != to or at in self.mirroring
         return Move(partition=at, to=to, whole=whole, committed=self.committed)
 
     def _settle_replicas(self) -> Out:
         """Give every partition a replica, where reliable machines have come or are leaving."""
-        wanted = {
-            at: name for at, name in enumerate(self.replicas) if name in self._staying()
-        }
+        wanted = {at: name for at, name in enumerate(self.replicas) if name in self._staying()}
         if len(wanted) == self.plan.partitions or not self._reliable():
             return []
         free = self.pushing is None and not self.awaited and not self.moves
@@ -600,9 +593,7 @@ class Controller:
         out = self._load(wanted)
         if helpers != self._groups:
             self._groups, helpees = helpers, groups.inverse(helpers)
-            out += [
-                (name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers
-            ]
+            out += [(name, Group(helpers=helpers[name], helpees=helpees[name])) for name in helpers]
         return out
 
     def _kinds(self, machines: dict[str, list[str]]) -> dict[str, str]:

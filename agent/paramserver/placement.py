@@ -113,7 +113,9 @@ def _housed(
     rest = []
     for thing in sorted(homeless, key=lambda one: len(holders.get(one, ()))):
         ready = [
-            place for place in holders.get(thing, ()) if len(kept.get(place, ())) < quota.get(place, 0)
+            place
+            for place in holders.get(thing, ())
+            if len(kept.get(place, ())) < quota.get(place, 0)
         ]
         if ready:
             kept[min(ready, key=lambda place: (len(kept[place]), place))].append(thing)

@@ -27,7 +27,7 @@ from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial
 from agent.paramserver import messages
-from agent.paramserver.api import Application, Stop, checked, even
+from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.help import Settings
 from agent.paramserver.member import Member, join
@@ -70,7 +70,7 @@ def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
         array = np.ascontiguousarray(value)
         place = (array.dtype.str, array.shape, at)
         at += array.nbytes
-        pieces.append(memoryview(array.reshape(-1).view(np.uint8)))
+        pieces.append(array.reshape(-1).view(np.uint8).data)
         return place
 
     return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
@@ -160,7 +160,7 @@ class Folder:
             arrays[f"rows {section.table}"] = section.values
         path = self._path(partition, clock)
         with path.with_suffix(f".{os.getpid()}").open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
         path.with_suffix(f".{os.getpid()}").replace(path)
 
     def read(self, partition: int, clock: int) -> list[Section]:
@@ -267,8 +267,10 @@ class Node:
         """Take all that has come, waiting a little for the first."""
         try:
             while not self._over:
-                sender, message = self._post.inbox.get(timeout=wait_s) if wait_s else (
-                    self._post.inbox.get_nowait()
+                sender, message = (
+                    self._post.inbox.get(timeout=wait_s)
+                    if wait_s
+                    else (self._post.inbox.get_nowait())
                 )
                 wait_s = 0.0
                 self._take(sender, message)
@@ -312,7 +314,9 @@ class House:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._tick_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="paramserver-controller", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="paramserver-controller", daemon=True
+        )
         self._thread.start()
 
     def start(

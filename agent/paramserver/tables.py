@@ -138,7 +138,9 @@ class Table(NamedTuple):
         if self.rule is None:
             value[:] = self.aggregate.combine(value, change)
         else:
-            parts = [after[:, at : at + self.width] for at in range(self.width, self.columns, self.width)]
+            parts = [
+                after[:, at : at + self.width] for at in range(self.width, self.columns, self.width)
+            ]
             self.rule.apply(value, change, parts)
         return after
 

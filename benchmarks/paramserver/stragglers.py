@@ -18,7 +18,10 @@ from agent.paramserver.virtual.stragglers import (
 )
 
 PATTERNS = [
-    *((f"slow worker {percent} %", lambda d=percent / 100: SlowWorker(d)) for percent in (0, 50, 100, 200, 400)),
+    *(
+        (f"slow worker {percent} %", lambda d=percent / 100: SlowWorker(d))
+        for percent in (0, 50, 100, 200, 400)
+    ),
     ("disrupted 200 %", lambda: Disrupted(2.0)),
     *((f"power law {alpha}", lambda a=alpha: PowerLaw(a)) for alpha in (11, 7, 4)),
     ("uneven 75/25", Uneven),
@@ -34,8 +37,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
     each = 8 if given.workers >= 16 else 1
-    print(f"{given.workers} workers, {given.clocks} clocks, mean of {given.seeds} seeds; time of a clock")
-    print(f"{'pattern':18} {'BSP':>6} {'SSP':>6} {'BSP+help':>8} {'FlexRR':>6} {'2 marks':>7} {'ideal':>6} {'/ideal':>6} {'given':>6}  verdict")
+    print(
+        f"{given.workers} workers, {given.clocks} clocks, mean of {given.seeds} seeds; time of a clock"
+    )
+    print(
+        f"{'pattern':18} {'BSP':>6} {'SSP':>6} {'BSP+help':>8} {'FlexRR':>6} {'2 marks':>7} {'ideal':>6} {'/ideal':>6} {'given':>6}  verdict"
+    )
 
     def run(make, slack, settings):
         return mean(
@@ -55,7 +62,11 @@ def main() -> None:
 
     for name, make in PATTERNS:
         bsp, ssp = run(make, 0, WITHOUT), run(make, 1, WITHOUT)
-        helped, flex, twice = run(make, 0, Settings()), run(make, 1, Settings()), run(make, 1, TWICE)
+        helped, flex, twice = (
+            run(make, 0, Settings()),
+            run(make, 1, Settings()),
+            run(make, 1, TWICE),
+        )
         ratio = flex.clock / flex.ideal
         verdict = "met" if ratio <= 1.05 else "MISSED" if bsp.clock >= 2 else "-"
         print(

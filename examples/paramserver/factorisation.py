@@ -1,9 +1,9 @@
 """Matrix factorisation by SGD on a parameter server. `python factorisation.py` runs it alone."""
 
+import loaders
 import numpy as np
 from numba import njit
 
-import loaders
 from agent.paramserver.api import Application, Stop, run_alone
 from agent.paramserver.tables import Table
 
@@ -11,7 +11,7 @@ RATE, KEEP = 0.05, 0.002
 
 
 @njit(nogil=True)
-def descend(left, right, users, items, ratings, rate, keep):
+def descend(left, right, users, items, ratings, rate):
     """Go over ratings in order, and return the sum of the squared errors before each."""
     total = 0.0
     for at in range(len(ratings)):
@@ -21,8 +21,8 @@ def descend(left, right, users, items, ratings, rate, keep):
             error -= user[k] * item[k]
         for k in range(len(user)):
             before = user[k]
-            user[k] += rate * (error * item[k] - keep * before)
-            item[k] += rate * (error * before - keep * item[k])
+            user[k] += rate * (error * item[k] - KEEP * before)
+            item[k] += rate * (error * before - KEEP * item[k])
         total += error * error
     return total
 
@@ -55,7 +55,7 @@ class Factorisation(Application):
         items, at_item = np.unique(self.columns[lo:hi], return_inverse=True)
         left, right = params.read("users", users), params.read("items", items)
         new_left, new_right = left.copy(), right.copy()
-        error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate, KEEP)
+        error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate)
         params.update("users", users, new_left - left)
         params.update("items", items, new_right - right)
         params.measure(error)

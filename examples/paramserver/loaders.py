@@ -60,11 +60,13 @@ def libsvm(path, width):
         for text, column in fields[1:]:
             index, colon, value = text.partition(":")
             if not colon:
-                raise ApplicationError(f"{path}, line {line}, column {column}: {text!r} has no colon")
+                raise ApplicationError(
+                    f"{path}, line {line}, column {column}: {text!r} has no colon"
+                )
             at = _number(int, index, path, line, column)
             if not 1 <= at <= width:
-                text = f"index {at} is not in 1 to {width}"
-                raise ApplicationError(f"{path}, line {line}, column {column}: {text}")
+                wrong = f"index {at} is not in 1 to {width}"
+                raise ApplicationError(f"{path}, line {line}, column {column}: {wrong}")
             row[at - 1] = _number(float, value, path, line, column + len(index) + 1)
         rows.append(row)
     return np.array(labels), np.array(rows)
@@ -81,7 +83,9 @@ def bag_of_words(path):
             raise ApplicationError(f"{path}, line {line}, column {fields[0][1]}: {text}")
         numbers = [_number(int, text, path, line, column) for text, column in fields]
         if min(numbers) < 1:
-            raise ApplicationError(f"{path}, line {line}, column {fields[0][1]}: numbers begin at 1")
+            raise ApplicationError(
+                f"{path}, line {line}, column {fields[0][1]}: numbers begin at 1"
+            )
         documents += [numbers[0] - 1] * numbers[2]
         words += [numbers[1] - 1] * numbers[2]
     return np.array(documents), np.array(words)

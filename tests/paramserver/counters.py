@@ -87,9 +87,7 @@ def cluster(seed: int, *, bound="drawn", help_size=None) -> Virtual:
         save_every=2,
     )
     places = [Place(f"r{at}", f"r{at}") for at in range(reliable)]
-    places += [
-        Place(f"t{at}", f"t{at // 2}", False, f"pool{at % 2}") for at in range(transient)
-    ]
+    places += [Place(f"t{at}", f"t{at // 2}", False, f"pool{at % 2}") for at in range(transient)]
     costs = [draw.choice([0.01, 0.01, 0.03]) for _ in range(blocks)]
     delay_s = draw.choice([0.0005, 0.004, 0.03])
     return Virtual(
@@ -118,7 +116,12 @@ def mishaps(virtual: Virtual, seed: int, count: int = 3) -> list[str]:
             traps.remove(trap)
             act = trap[2]
             what = f"{virtual.now_s:.3f} {kind.__name__} {source}>{target}: {act}"
-            virtual.at(virtual.now_s, lambda a=act, w=what: story.append(w + " " + ACTS[a](virtual, draw, source, target)))
+            virtual.at(
+                virtual.now_s,
+                lambda a=act, w=what: story.append(
+                    w + " " + ACTS[a](virtual, draw, source, target)
+                ),
+            )
 
     virtual.on_message = look
     return story
@@ -129,7 +132,11 @@ def _kill(virtual, draw, names):
     if virtual.brain.begun_s is None:
         return "nobody yet"
     gone = [name for name in names if name in virtual.hosts]
-    left = [n for n in virtual.hosts if n not in gone and n in virtual.brain.nodes and n not in virtual.brain.leaving]
+    left = [
+        n
+        for n in virtual.hosts
+        if n not in gone and n in virtual.brain.nodes and n not in virtual.brain.leaving
+    ]
     if not any(name.startswith("r") for name in left):
         return "nobody"
     virtual.kill(gone)
@@ -189,8 +196,8 @@ def totals(virtual: Virtual) -> tuple[np.ndarray, dict[int, list[int]]]:
         server = virtual.hosts[owner].member.server
         part = server.parts.get(partition)
         if part is None:  # it has just moved
-            owner = brain.moves.get(partition, owner)
-            part = virtual.hosts[owner].member.server.parts[partition]
+            there = brain.moves.get(partition, owner)
+            part = virtual.hosts[there].member.server.parts[partition]
         keys = part.rows["dense"].keys()
         dense[keys] = part.rows["dense"].get(keys)[:, 0]
         keys = part.rows["sparse"].keys()

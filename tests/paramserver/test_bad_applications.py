@@ -89,7 +89,8 @@ def test_an_aggregate_that_is_not_what_it_declares_is_refused(aggregate, said):
 
 
 @pytest.mark.parametrize(
-    ("aggregate", "dtype", "value"), [(PRODUCT, "float64", 2.0), (LARGEST, "float32", 9.0), (UNION, "int64", 6)]
+    ("aggregate", "dtype", "value"),
+    [(PRODUCT, "float64", 2.0), (LARGEST, "float32", 9.0), (UNION, "int64", 6)],
 )
 def test_other_aggregates_than_sums_work(aggregate, dtype, value):
     class Other(Small):
@@ -97,10 +98,14 @@ def test_other_aggregates_than_sums_work(aggregate, dtype, value):
         stop = Stop(clocks=1)
 
         def change(self, item):
-            return np.full((1, 2), value if item < 4 else aggregate.neutral if aggregate is not LARGEST else 3)
+            return np.full(
+                (1, 2), value if item < 4 else aggregate.neutral if aggregate is not LARGEST else 3
+            )
 
     found = run_alone(Other()).value("sum")
-    assert np.array_equal(found, np.full((4, 2), {"product": 2, "largest": 9, "union": 7}[aggregate.name]))
+    assert np.array_equal(
+        found, np.full((4, 2), {"product": 2, "largest": 9, "union": 7}[aggregate.name])
+    )
 
 
 def test_an_unknown_table_is_named_with_those_that_exist():
@@ -117,12 +122,16 @@ def test_a_slack_below_0_is_refused():
 @pytest.mark.parametrize(
     ("text", "load", "said"),
     [
-        ("1,2,3\n1,2,x\n", lambda path: loaders.triples(path), "line 2, column 5: 'x'"),
-        ("1,2,3\n4,5\n", lambda path: loaders.triples(path), "line 2, column 3: 2 fields"),
-        ("1,2,nan\n", lambda path: loaders.triples(path), "line 1, column 5: 'nan' is not finite"),
+        ("1,2,3\n1,2,x\n", loaders.triples, "line 2, column 5: 'x'"),
+        ("1,2,3\n4,5\n", loaders.triples, "line 2, column 3: 2 fields"),
+        ("1,2,nan\n", loaders.triples, "line 1, column 5: 'nan' is not finite"),
         ("1 1:2\n0 1:1 9:3\n", lambda path: loaders.libsvm(path, 4), "line 2, column 7: index 9"),
         ("1 1:2 3\n", lambda path: loaders.libsvm(path, 4), "line 1, column 7: '3' has no colon"),
-        ("3\n4\n7\n1 1 2\n1 x 2\n", lambda path: loaders.bag_of_words(path), "line 5, column 3: 'x'"),
+        (
+            "3\n4\n7\n1 1 2\n1 x 2\n",
+            loaders.bag_of_words,
+            "line 5, column 3: 'x'",
+        ),
     ],
 )
 def test_a_broken_row_is_named_by_line_and_column(tmp_path, text, load, said):
@@ -151,11 +160,14 @@ def test_one_reliable_machine_is_said_to_be_no_protection():
 
 
 @pytest.mark.parametrize(
-    ("places", "reliable", "partitions", "help_size"), [(1, 1, 7, 4), (3, 3, 2, 16), (2, 0, 2, 0), (4, 1, 9, 3)]
+    ("places", "reliable", "partitions", "help_size"),
+    [(1, 1, 7, 4), (3, 3, 2, 16), (2, 0, 2, 0), (4, 1, 9, 3)],
 )
 def test_small_and_lopsided_clusters_work(places, reliable, partitions, help_size):
     """Fewer machines than helpers, no transient machine, more partitions than machines."""
-    virtual, why = run(Small, places=places, reliable=reliable, partitions=partitions, help_size=help_size)
+    virtual, why = run(
+        Small, places=places, reliable=reliable, partitions=partitions, help_size=help_size
+    )
     assert why == "3 clocks are done"
     assert len(virtual.brain.owners) == partitions
 

@@ -84,7 +84,12 @@ def test_pieces_are_2_5_then_5_percent_from_the_end():
 
 @pytest.mark.parametrize(
     ("clock", "own_done", "now", "kept"),
-    [(3, False, True, True), (4, False, False, True), (4, True, True, True), (5, True, False, False)],
+    [
+        (3, False, True, True),
+        (4, False, False, True),
+        (4, True, True, True),
+        (5, True, False, False),
+    ],
 )
 def test_a_helper_decides_as_algorithm_2_does(clock, own_done, now, kept):
     """Older: now; same and unfinished: later; same and finished: now; newer: never (answer 4)."""
@@ -145,8 +150,7 @@ def test_measured_load_moves_the_stage_between_two_thresholds():
 def nodes(reliable, transient, allocations=1):
     made = [Node(f"r{at}", True, f"r{at}", "own", at) for at in range(reliable)]
     return made + [
-        Node(f"t{at}", False, f"t{at}", f"a{at % allocations}", 100 + at)
-        for at in range(transient)
+        Node(f"t{at}", False, f"t{at}", f"a{at % allocations}", 100 + at) for at in range(transient)
     ]
 
 

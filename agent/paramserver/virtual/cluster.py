@@ -7,6 +7,7 @@ messages is one event.
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from agent.paramserver.api import Application
@@ -86,7 +87,11 @@ class Virtual:
         help_settings: Settings | None = None,
         load_s: float = 0.0,
     ) -> None:
-        self.now_s, self._events, self._serial = 0.0, list[tuple[float, int, Callable[[], None]]](), 0
+        self.now_s, self._events, self._serial = (
+            0.0,
+            list[tuple[float, int, Callable[[], None]]](),
+            0,
+        )
         self._make, self.plan, self.cost, self.load_s = application, plan, cost, load_s
         self.bound = bound or Bound(0)
         self.settings = help_settings or Settings(size=plan.help_size)
@@ -129,9 +134,7 @@ class Virtual:
         application = self._make()
         tables = {table.name: table for table in application.tables}
         count = self.plan.partitions
-        worker = Worker(
-            place.name, application, self.plan.work, self.bound, self.settings, count
-        )
+        worker = Worker(place.name, application, self.plan.work, self.bound, self.settings, count)
         host = Host(Member(worker, Server(place.name, tables, count, self.disk)))
         self.hosts[place.name] = host
         self._say(place.name, join(place.reliable, place.machine, place.allocation))
@@ -175,15 +178,11 @@ class Virtual:
         for target, message in out:
             if self.on_message is not None:
                 self.on_message(source, target, message)
+            deliver = partial(self._deliver, source, target, message)
             if source == target:
-                self.at(self.now_s, lambda s=source, t=target, m=message: self._deliver(s, t, m))
+                self.at(self.now_s, deliver)
             else:
-                self.network.send(
-                    source,
-                    target,
-                    message,
-                    lambda s=source, t=target, m=message: self._deliver(s, t, m),  # type: ignore[misc]
-                )
+                self.network.send(source, target, message, deliver)
 
     def _deliver(self, source: str, target: str, message: Message) -> None:
         if target == CONTROLLER:

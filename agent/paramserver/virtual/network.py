@@ -16,9 +16,7 @@ HEAD_BYTES = 64.0
 class Delays:
     """Every message takes `delay_s`, more or less by a share; each pair of nodes is in order."""
 
-    def __init__(
-        self, cluster: Virtual, delay_s: float, share: float = 0.0, seed: int = 0
-    ) -> None:
+    def __init__(self, cluster: Virtual, delay_s: float, share: float = 0.0, seed: int = 0) -> None:
         self._cluster, self._delay_s, self._share = cluster, delay_s, share
         self._draw = random.Random(seed)  # noqa: S311 - it is a simulation
         self._last_s: dict[tuple[str, str], float] = {}
@@ -113,7 +111,10 @@ class Fair:
     def _share_out(self) -> None:
         """Fill all links together; whoever crosses a full link keeps what it has."""
         flows = list(self._flows.values())
-        ends = {name: at for at, name in enumerate(sorted({f.source for f in flows} | {f.target for f in flows}))}
+        ends = {
+            name: at
+            for at, name in enumerate(sorted({f.source for f in flows} | {f.target for f in flows}))
+        }
         count = len(ends)
         out = np.array([ends[flow.source] for flow in flows])
         into = np.array([ends[flow.target] + count for flow in flows])
