@@ -121,7 +121,7 @@ class Application:
         for item in range(lo, hi):
             self.process_item(item, params)
 
-    def process_item(self, item: int, params: Params) -> None:
+    def process_item(self, item: int, params: Params) -> None:  # noqa: ARG002 - to be overridden
         raise ApplicationError(f"{type(self).__name__} has neither process_range nor process_item")
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from agent.paramserver import groups
 from agent.paramserver.api import Stop, Work
 from agent.paramserver.messages import (
-    CONTROLLER,
     Beat,
     Close,
     Committed,
@@ -193,7 +192,7 @@ class Controller:
         self.nodes[sender] = node
         if self.begun_s is None:
             return self._begin(now_s)
-        return [(sender, self._roll_for(sender, self.ledger.closed, []))] + self._settle(now_s)
+        return [(sender, self._roll_for(sender, self.ledger.closed, [])), *self._settle(now_s)]
 
     def _begin(self, now_s: float) -> Out:
         """Begin when everybody who is expected is here and has loaded what it works on."""
@@ -377,10 +376,8 @@ class Controller:
         self.ledger.roll_back(clock)
         self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
         self.moves, self.releasing = {}, set()
-        homes = spread(
-            {at: None if at in lost else name for at, name in enumerate(self.owners)},
-            self._servers(),
-        )
+        now = {at: None if at in lost else name for at, name in enumerate(self.owners)}
+        homes = spread(now, self._servers(), self._replica_holders())
         for at in lost:
             self.owners[at] = homes[at]
         self.awaited = set(lost)
@@ -503,15 +500,17 @@ class Controller:
         return out + self._settle_leavers()
 
     def _settle_partitions(self) -> Out:
-        homes = spread(
-            {at: self.moves.get(at, name) for at, name in enumerate(self.owners)}, self._servers()
-        )
+        now = {at: self.moves.get(at, name) for at, name in enumerate(self.owners)}
+        homes = spread(now, self._servers(), self._replica_holders())
         out: Out = []
         for at, to in sorted(homes.items()):
             if to != self.owners[at] and at not in self.moves and at not in self.awaited:
                 self.moves[at] = to
                 out.append((self.owners[at], self._move(at, to)))
         return out
+
+    def _replica_holders(self) -> dict[int, set[str]]:
+        return {at: {name} for at, name in enumerate(self.replicas)}
 
     def _move(self, at: int, to: str) -> Move:
         whole = self.replicas[at] != to or at in self.mirroring

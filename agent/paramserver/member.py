@@ -8,6 +8,7 @@ from agent.paramserver.messages import (
     Committed,
     Copy,
     Forwarded,
+    Gone,
     Join,
     Load,
     Message,
@@ -26,7 +27,7 @@ from agent.paramserver.server import Server
 from agent.paramserver.worker import Worker
 
 FOR_SERVERS = (Stage, Subscribe, Forwarded, Close, PushUp, Push, Move, Copy, Save)
-FOR_BOTH = (Roll, Route, Committed, Report)
+FOR_BOTH = (Roll, Route, Committed, Report, Gone)
 
 
 class Member:

@@ -69,10 +69,11 @@ class Close(Message, frozen=True, kw_only=True):
 
 
 class Subscribe(Message, frozen=True, kw_only=True):
-    """To a partition: send these rows now, and whenever a clock closes."""
+    """To a partition: send these rows now, and whenever a clock closes; or (`stop`) none."""
 
     partition: int
     keys: dict[str, np.ndarray[Any, Any]]
+    stop: bool = False
 
 
 class Fresh(Message, frozen=True, kw_only=True):

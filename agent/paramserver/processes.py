@@ -27,7 +27,7 @@ from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial
 from agent.paramserver import messages
-from agent.paramserver.api import Application, Stop, checked, even
+from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.help import Settings
 from agent.paramserver.member import Member, join
@@ -70,7 +70,7 @@ def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
         array = np.ascontiguousarray(value)
         place = (array.dtype.str, array.shape, at)
         at += array.nbytes
-        pieces.append(memoryview(array.reshape(-1).view(np.uint8)))
+        pieces.append(array.reshape(-1).view(np.uint8).data)
         return place
 
     return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
@@ -160,7 +160,7 @@ class Folder:
             arrays[f"rows {section.table}"] = section.values
         path = self._path(partition, clock)
         with path.with_suffix(f".{os.getpid()}").open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
         path.with_suffix(f".{os.getpid()}").replace(path)
 
     def read(self, partition: int, clock: int) -> list[Section]:

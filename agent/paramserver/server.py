@@ -17,6 +17,7 @@ from agent.paramserver.messages import (
     Copy,
     Forwarded,
     Fresh,
+    Gone,
     Installed,
     Message,
     Move,
@@ -129,6 +130,10 @@ class Partition:
             out.append(self.fresh(reader, keys))
         return out
 
+    def forget(self, gone: set[str]) -> None:
+        for reader in gone & set(self.readers):
+            del self.readers[reader]
+
     def since(self, first: int, last: int) -> list[Section]:
         """Return the rows that changed after clock `first` up to `last`, as they were at `last`."""
         keys: dict[str, list[Array]] = {}
@@ -219,8 +224,9 @@ class Server:
         self._unknown: set[int] = set()  # that left, which the controller may not know yet
         self._early: dict[int, list[tuple[str, Message]]] = {}
         self._version = -1
+        self._gone: set[str] = set()  # nodes that read no more; names are not used twice
 
-    def handle(self, sender: str, message: Message) -> Out:
+    def handle(self, sender: str, message: Message) -> Out:  # noqa: PLR0911, PLR0912 - one case each
         match message:
             case Stage() | Subscribe():
                 return self._at_partition(sender, message)
@@ -235,6 +241,10 @@ class Server:
                     part.commit(message.clock)
                 for replica in self.replicas.values():
                     replica.commit(message.clock)
+            case Gone():
+                self._gone.update(message.nodes)
+                for part in self.parts.values():
+                    part.forget(self._gone)
             case Move():
                 return self._move(message)
             case Copy():
@@ -260,6 +270,9 @@ class Server:
                 forwarded = Forwarded(message=message, partition=number, sender=sender)
                 return [(self.forward[number], forwarded)]
             self._early.setdefault(number, []).append((sender, message))
+            return []
+        if isinstance(message, Subscribe) and message.stop:
+            part.readers.pop(sender, None)
             return []
         if isinstance(message, Subscribe):
             return part.subscribe(sender, message.keys)
@@ -324,6 +337,7 @@ class Server:
         put(part.rows, contents.sections)
         part.closed, part.committed = contents.closed, contents.committed
         part.before, part.readers = list(contents.before), dict(contents.readers)
+        part.forget(self._gone)
         part.pushed, part.later = contents.pushed, list(contents.later)
         part.staged = {stage.batch: stage for stage in contents.staged}
         self.forward.pop(number, None)

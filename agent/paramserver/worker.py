@@ -43,7 +43,7 @@ from agent.paramserver.messages import (
     Staged,
     Subscribe,
 )
-from agent.paramserver.tables import Array, ApplicationError, Changes, Table
+from agent.paramserver.tables import ApplicationError, Array, Changes, Table
 
 FAR = 1 << 40
 NOTHING = -2  # the age of a partition of which nothing has come
@@ -195,7 +195,9 @@ class Worker:
 
     # What is heard.
 
-    def handle(self, sender: str, message: Message, now_s: float) -> Out:
+    def handle(  # noqa: PLR0911 - one case for each kind of message
+        self, sender: str, message: Message, now_s: float
+    ) -> Out:
         match message:
             case Fresh():
                 return self._fresh(message)
@@ -225,7 +227,7 @@ class Worker:
                 return self._ordered(message)
         return []
 
-    def _ordered(self, message: Message) -> Out:
+    def _ordered(self, message: Message) -> Out:  # noqa: PLR0911 - one case each
         """Do what the controller says."""
         match message:
             case Roll():
@@ -351,7 +353,17 @@ class Worker:
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
         if again:
             out.append((CONTROLLER, Released(clocks=again)))
-        return out
+        return out + self._read_no_more()
+
+    def _read_no_more(self) -> Out:
+        """Have no rows sent any more if there is nothing to do here."""
+        if self.own or self.turn is not None or self._batches:
+            return []
+        self.cache = Cache(self.tables, self._partitions)
+        return [
+            (owner, Subscribe(partition=at, keys={}, stop=True))
+            for at, owner in enumerate(self.route)
+        ]
 
     def _foreign(self) -> Extra | None:
         foreign = self.extra is not None and isinstance(self.extra.source, Order)
@@ -602,4 +614,5 @@ class Worker:
             free = {block: self.own.pop(block) for block in sorted(leaving)}
             self._let_go.update(free)
             out.append((CONTROLLER, Released(clocks=free)))
+            out += self._read_no_more()
         return out

@@ -1,17 +1,17 @@
 """Matrix factorisation by SGD on a parameter server. `python factorisation.py` runs it alone."""
 
+import loaders
 import numpy as np
 from numba import njit
 
-import loaders
 from agent.paramserver.api import Application, Stop, run_alone
 from agent.paramserver.tables import Table
 
 RATE, KEEP = 0.05, 0.002
 
 
-@njit(nogil=True)
-def descend(left, right, users, items, ratings, rate, keep):
+@njit(nogil=True, cache=True)
+def descend(left, right, users, items, ratings, rate):
     """Go over ratings in order, and return the sum of the squared errors before each."""
     total = 0.0
     for at in range(len(ratings)):
@@ -21,8 +21,8 @@ def descend(left, right, users, items, ratings, rate, keep):
             error -= user[k] * item[k]
         for k in range(len(user)):
             before = user[k]
-            user[k] += rate * (error * item[k] - keep * before)
-            item[k] += rate * (error * before - keep * item[k])
+            user[k] += rate * (error * item[k] - KEEP * before)
+            item[k] += rate * (error * before - KEEP * item[k])
         total += error * error
     return total
 
@@ -49,16 +49,35 @@ class Factorisation(Application):
         )
         self.stop = Stop(clocks=clocks)
         self.rate = rate
+        none = np.zeros((1, rank))
+        descend(none, none, np.zeros(1, int), np.zeros(1, int), np.zeros(1), rate)  # compiled now
 
     def process_range(self, lo, hi, params):
         users, at_user = np.unique(self.users[lo:hi], return_inverse=True)
         items, at_item = np.unique(self.columns[lo:hi], return_inverse=True)
         left, right = params.read("users", users), params.read("items", items)
         new_left, new_right = left.copy(), right.copy()
-        error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate, KEEP)
+        error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate)
         params.update("users", users, new_left - left)
         params.update("items", items, new_right - right)
         params.measure(error)
+
+
+class Counted(Factorisation):
+    """Counts each rating as well, in a table: whatever is lost or done twice shows there."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.tables += (Table("seen", self.tables[0].keys, 1, "int64"),)
+
+    def process_range(self, lo, hi, params):
+        super().process_range(lo, hi, params)
+        users, counts = np.unique(self.users[lo:hi], return_counts=True)
+        params.update("seen", users, counts[:, None])
+
+    def lost(self, seen, clocks):
+        """Return how many ratings are missing or too many after so many clocks."""
+        return int(abs(seen - clocks * np.bincount(self.users, minlength=len(seen))).sum())
 
 
 if __name__ == "__main__":

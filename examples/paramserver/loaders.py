@@ -65,8 +65,8 @@ def libsvm(path, width):
                 )
             at = _number(int, index, path, line, column)
             if not 1 <= at <= width:
-                text = f"index {at} is not in 1 to {width}"
-                raise ApplicationError(f"{path}, line {line}, column {column}: {text}")
+                wrong = f"index {at} is not in 1 to {width}"
+                raise ApplicationError(f"{path}, line {line}, column {column}: {wrong}")
             row[at - 1] = _number(float, value, path, line, column + len(index) + 1)
         rows.append(row)
     return np.array(labels), np.array(rows)

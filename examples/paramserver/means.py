@@ -1,13 +1,13 @@
 """k-means on a parameter server: the new centres are a rule of the server's."""
 
+import loaders
 import numpy as np
 
-import loaders
 from agent.paramserver.api import Application, Stop, run_alone
 from agent.paramserver.tables import Rule, Table
 
 
-def _centre(value, gradient, arrays):
+def _centre(value, gradient, _arrays):
     """Replace centres by the means of their points; a centre without points stays."""
     count = gradient[:, -1]
     some = count > 0

@@ -1,8 +1,8 @@
 """Multinomial logistic regression on a parameter server. `python regression.py` runs it alone."""
 
+import loaders
 import numpy as np
 
-import loaders
 from agent.paramserver.api import Application, Stop, run_alone
 from agent.paramserver.tables import Table, adagrad
 

@@ -4,9 +4,9 @@ The topic of every token is a row of the server's as well, keyed by the token. S
 state, and any worker may do any piece.
 """
 
+import loaders
 import numpy as np
 
-import loaders
 from agent.paramserver.api import Application, Stop, run_alone
 from agent.paramserver.tables import Table
 

@@ -196,8 +196,8 @@ def totals(virtual: Virtual) -> tuple[np.ndarray, dict[int, list[int]]]:
         server = virtual.hosts[owner].member.server
         part = server.parts.get(partition)
         if part is None:  # it has just moved
-            owner = brain.moves.get(partition, owner)
-            part = virtual.hosts[owner].member.server.parts[partition]
+            there = brain.moves.get(partition, owner)
+            part = virtual.hosts[there].member.server.parts[partition]
         keys = part.rows["dense"].keys()
         dense[keys] = part.rows["dense"].get(keys)[:, 0]
         keys = part.rows["sparse"].keys()

@@ -122,14 +122,14 @@ def test_a_slack_below_0_is_refused():
 @pytest.mark.parametrize(
     ("text", "load", "said"),
     [
-        ("1,2,3\n1,2,x\n", lambda path: loaders.triples(path), "line 2, column 5: 'x'"),
-        ("1,2,3\n4,5\n", lambda path: loaders.triples(path), "line 2, column 3: 2 fields"),
-        ("1,2,nan\n", lambda path: loaders.triples(path), "line 1, column 5: 'nan' is not finite"),
+        ("1,2,3\n1,2,x\n", loaders.triples, "line 2, column 5: 'x'"),
+        ("1,2,3\n4,5\n", loaders.triples, "line 2, column 3: 2 fields"),
+        ("1,2,nan\n", loaders.triples, "line 1, column 5: 'nan' is not finite"),
         ("1 1:2\n0 1:1 9:3\n", lambda path: loaders.libsvm(path, 4), "line 2, column 7: index 9"),
         ("1 1:2 3\n", lambda path: loaders.libsvm(path, 4), "line 1, column 7: '3' has no colon"),
         (
             "3\n4\n7\n1 1 2\n1 x 2\n",
-            lambda path: loaders.bag_of_words(path),
+            loaders.bag_of_words,
             "line 5, column 3: 'x'",
         ),
     ],

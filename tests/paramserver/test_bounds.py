@@ -62,10 +62,10 @@ def run(slack, *, help_size=2, slow=None, seed=0, mishap=None):
 
 def state(virtual):
     found = {table.name: np.zeros((5, table.columns)) for table in Regression.tables}
-    for name in found:
+    for name, whole in found.items():
         for at, owner in enumerate(virtual.brain.owners):
             rows = virtual.hosts[owner].member.server.parts[at].rows[name]
-            found[name][rows.keys()] = rows.get(rows.keys())
+            whole[rows.keys()] = rows.get(rows.keys())
     return found
 
 

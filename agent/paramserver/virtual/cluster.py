@@ -7,6 +7,7 @@ messages is one event.
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from agent.paramserver.api import Application
@@ -177,15 +178,11 @@ class Virtual:
         for target, message in out:
             if self.on_message is not None:
                 self.on_message(source, target, message)
+            deliver = partial(self._deliver, source, target, message)
             if source == target:
-                self.at(self.now_s, lambda s=source, t=target, m=message: self._deliver(s, t, m))
+                self.at(self.now_s, deliver)
             else:
-                self.network.send(
-                    source,
-                    target,
-                    message,
-                    lambda s=source, t=target, m=message: self._deliver(s, t, m),  # type: ignore[misc]
-                )
+                self.network.send(source, target, message, deliver)
 
     def _deliver(self, source: str, target: str, message: Message) -> None:
         if target == CONTROLLER:

@@ -132,7 +132,7 @@ class PowerLaw:
 
     def begin(self, cluster: Virtual, seed: int) -> None:
         draw = random.Random(seed)  # noqa: S311
-        inner = cluster._work  # noqa: SLF001 - the pattern belongs to the cluster
+        inner = cluster._work
 
         def work(host):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
             worker = host.member.worker
@@ -142,7 +142,7 @@ class PowerLaw:
             if turn is not None and turn.clock != before:
                 cluster.slow_down(worker.name, draw.paretovariate(self.alpha - 1))
 
-        cluster._work = work  # type: ignore[method-assign] # noqa: SLF001
+        cluster._work = work  # type: ignore[method-assign]
 
     def ideal(self, cluster: Virtual) -> float:  # noqa: ARG002
         return self.alpha / (self.alpha - 1)
@@ -158,7 +158,7 @@ class Uneven:
         return 1.0
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what a run consists of
     pattern: Pattern,
     *,
     machines: int = 16,

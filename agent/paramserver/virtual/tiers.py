@@ -1,0 +1,153 @@
+"""Tiers of machines on virtual time: stages, additions and evictions over links of one speed.
+
+Every worker reads and writes the whole model once in a clock. Times are in seconds; computing
+without any network takes one second of a clock that `reference` machines share.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.paramserver.api import Application, Params, Stop, even
+from agent.paramserver.controller import Plan
+from agent.paramserver.placement import Stages
+from agent.paramserver.tables import Table
+from agent.paramserver.virtual.cluster import Place, Virtual
+from agent.paramserver.virtual.network import Fair
+from agent.paramserver.worker import Bound
+
+KEYS = 64
+MODEL_BYTES = 1e9
+GRAINS = 20
+
+
+class Dense(Application):
+    """Reads and writes every row once for each worker and clock."""
+
+    tables = (Table("model", KEYS, 1, own_writes=False),)
+    grainwise = False
+    loads = 0
+
+    def __init__(self, items: int, clocks: int) -> None:
+        self.items, self.stop = items, Stop(clocks=clocks)
+
+    def load(self, lo: int, hi: int) -> None:  # noqa: ARG002
+        type(self).loads += 1
+
+    def process_range(self, lo: int, hi: int, params: Params) -> None:  # noqa: ARG002
+        keys = np.arange(KEYS)
+        params.read("model", keys)
+        params.update("model", keys, np.ones((KEYS, 1)))
+
+
+class Setting(NamedTuple):
+    reliable: int
+    transient: int
+    clocks: int = 6
+    blocks: int = 128
+    partitions: int = 32
+    clock_s: float = 1.0  # of computing, if `reference` machines share it
+    reference: int = 64
+    bytes_per_s: float = 1e9  # of a link; a model takes one second
+    stage: int = 0  # forced, if it is not 0
+    pushes: bool = True
+
+
+def places(setting: Setting) -> list[Place]:
+    made = [Place(f"r{at:02}", f"r{at}") for at in range(setting.reliable)]
+    return made + [
+        Place(f"t{at:02}", f"t{at}", False, f"spot{at % 2}") for at in range(setting.transient)
+    ]
+
+
+def cluster(setting: Setting) -> tuple[Virtual, Fair]:
+    """Return a cluster and its network."""
+    work = even(setting.blocks * GRAINS, setting.blocks, GRAINS)
+    total_s = setting.clock_s * setting.reference
+    plan = Plan(
+        work=work,
+        stop=Stop(clocks=setting.clocks),
+        partitions=setting.partitions,
+        expected=setting.reliable + setting.transient,
+        partition_bytes=MODEL_BYTES / setting.partitions,
+        bytes_per_s=setting.bytes_per_s,
+        dead_s=1e9,
+        dwell=3,
+    )
+    networks: list[Fair] = []
+
+    def network(made: Virtual) -> Fair:
+        networks.append(Fair(made, setting.bytes_per_s, MODEL_BYTES / (KEYS * 8), 2e-3))
+        return networks[0]
+
+    virtual = Virtual(
+        lambda: Dense(work.bounds[-1], setting.clocks),
+        plan,
+        places(setting),
+        cost=lambda _: total_s / setting.blocks / GRAINS,
+        network=network,
+        bound=Bound(0),
+    )
+    if setting.stage:
+        virtual.brain.stages = Forced(stage=setting.stage)
+    return virtual, networks[0]
+
+
+class Forced(Stages):
+    """A stage that stays, to compare stages at one ratio."""
+
+    def next(self, clock: int, transient: int, reliable: int, nic: float | None = None) -> "Stages":  # noqa: ARG002
+        return self
+
+
+def clock_s(setting: Setting) -> float:
+    """Return how long a clock takes, once it is regular."""
+    virtual, _ = cluster(setting)
+    why = virtual.run()
+    assert why.endswith("are done"), why
+    return float(np.median(np.diff(virtual.closed_s)[1:]))
+
+
+class Story(NamedTuple):
+    """What an addition and an eviction did to the times of clocks."""
+
+    clocks_s: list[float]
+    loads_at_eviction: int
+    rolls: int
+    stages: list[int]
+
+
+def elastic(
+    setting: Setting, added: int, add_at: int, evict_at: int, warning_s: float = 120.0
+) -> Story:
+    """Add machines after one clock, and evict all of them after a later one."""
+    virtual, _ = cluster(setting)
+    names = [f"t{at:02}" for at in range(added)]
+    stages: list[int] = []
+    state = {"added": False, "evicted": False, "loads": 0}
+    Dense.loads = 0
+
+    def look() -> None:
+        closed = virtual.brain.ledger.closed + 1
+        while len(stages) < closed:
+            stages.append(virtual.brain.stages.stage)
+        if closed >= add_at and not state["added"]:
+            state["added"] = True
+            for at, name in enumerate(names):
+                virtual.add(Place(name, name, False, f"spot{at % 2}"))
+        if closed >= evict_at and not state["evicted"]:
+            state["evicted"], state["loads"] = True, Dense.loads
+            virtual.evict(names, warning_s)
+
+    virtual.on_event = look
+    why = virtual.run()
+    assert why.endswith("are done"), why
+    times = [virtual.brain.begun_s or 0.0, *virtual.closed_s]
+    return Story(
+        [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
+        Dense.loads - int(state["loads"]),
+        virtual.brain.rolls,
+        stages,
+    )
+
+

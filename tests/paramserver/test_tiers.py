@@ -1,0 +1,79 @@
+"""Additions disturb nothing, evictions cost one blip, and bytes are what the formulas say."""
+
+import pytest
+
+from agent.paramserver.virtual.tiers import MODEL_BYTES, Setting, clock_s, cluster, elastic
+
+
+def test_an_addition_disturbs_nothing_and_an_eviction_costs_one_blip():
+    """Answer 26, small: 4 machines, 12 more after clock 5, taken away after clock 10."""
+    setting = Setting(4, 0, 14, blocks=32, partitions=8, reference=4, bytes_per_s=2e10)
+    story = elastic(setting, 12, 5, 10)
+    before = story.clocks_s[3]
+    assert story.clocks_s[:5] == pytest.approx([before] * 5, rel=0.01)
+    assert story.clocks_s[9] < 0.5 * before
+    assert max(story.clocks_s[10:]) <= 1.13 * before
+    assert story.clocks_s[11:] == pytest.approx([before] * 3, rel=0.01)
+    assert story.loads_at_eviction == 0
+    assert story.rolls == 0
+    assert story.stages[-1] == 1
+    assert 2 in story.stages
+
+
+def test_an_unwarned_loss_of_all_that_was_added_loads_nothing_either():
+    setting = Setting(4, 0, 12, blocks=32, partitions=8, reference=4, bytes_per_s=2e10)
+    story = elastic(setting, 12, 4, 8, warning_s=0.0)
+    assert story.loads_at_eviction == 0
+    assert story.rolls == 1
+
+
+@pytest.mark.parametrize(("reliable", "transient"), [(8, 0), (4, 4), (2, 6)])
+def test_bytes_are_what_the_formulas_say(reliable, transient):
+    """Answer 16: the busiest server sends (1 - 1/R) + (n - 1)/R models, all 2 (n - 1)."""
+    count, counted = reliable + transient, []
+    for clocks in (3, 5):
+        setting = Setting(reliable, transient, clocks, count, count, stage=1, reference=count)
+        virtual, network = cluster(setting)
+        virtual.run()
+        counted.append((max(network.sent.values()), sum(network.sent.values())))
+    busiest, everything = ((b - a) / 2 for a, b in zip(*counted, strict=True))
+    assert busiest == ((1 - 1 / reliable) + (count - 1) / reliable) * MODEL_BYTES
+    assert everything == 2 * (count - 1) * MODEL_BYTES
+
+
+def test_stage_1_suffers_with_the_ratio_and_stage_3_costs_the_reliable_machines_work():
+    """Answer 27, small: 8 + 8 and 1 + 15 machines."""
+
+    def one(reliable, stage):
+        return clock_s(
+            Setting(reliable, 16 - reliable, 3, 64, 8, reference=16, bytes_per_s=6e9, stage=stage)
+        )
+
+    even = [one(8, stage) for stage in (1, 2, 3)]
+    steep = [one(1, stage) for stage in (1, 2, 3)]
+    assert max(even[:2]) < even[2]
+    assert min(steep[1:]) < steep[0]
+    assert even[0] < steep[0]
+
+
+def test_partitions_have_one_owner_each_through_any_changes():
+    """Answer 17."""
+    setting = Setting(4, 0, 10, blocks=32, partitions=8, reference=4, bytes_per_s=2e10)
+    virtual, _ = cluster(setting)
+
+    def look():
+        brain = virtual.brain
+        if brain.begun_s is None:
+            return
+        assert len(brain.owners) == len(brain.replicas) == 8
+        assert all(name in brain.nodes for name in brain.replicas)
+        served = [at for host in virtual.hosts.values() for at in host.member.server.parts]
+        assert len(served) == len(set(served))
+
+    from agent.paramserver.virtual.cluster import Place  # noqa: PLC0415
+
+    for at in range(6):
+        virtual.at(1.5, lambda n=f"t{at}": virtual.add(Place(n, n, False, "spot")))
+    virtual.at(4.0, lambda: virtual.evict([f"t{at}" for at in range(4)], 60))
+    virtual.on_event = look
+    assert virtual.run() == "10 clocks are done"
