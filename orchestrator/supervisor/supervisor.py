@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -92,7 +93,7 @@ class House:
         self._warnings: list[str] = []  # what a person should see in the events, too
         self._redis: RedisServer | None = None
         self._page: socket.socket | None = None  # its port, which outlives its process
-        self._page_started_s = 0.0
+        self._page_started_s = -PAGE_S
         self._door: socket.socket | None = None  # the join door's port, for the house's life
         self._pulse: Pulse | None = None
         self._felt_s = 0.0
@@ -125,7 +126,7 @@ class House:
         self._start_door()
         self._start_manager()
         if self.config.dashboard.enabled:
-            self._start_dashboard()
+            self._open_page()
         self._announce()
 
     def watch(self) -> None:
@@ -146,9 +147,13 @@ class House:
         On a full disk Redis dies at its next write, and so would a part that is restarted then.
         """
         redis_ended = self._redis_ended()
-        ended = [name for name, process in self._children.items() if process.poll() is not None]
-        if time.monotonic() < self._page_started_s + PAGE_S and "dashboard" in ended:
-            ended.remove("dashboard")  # nothing else suffers, so nothing is hurried
+        ended = [
+            name
+            for name, process in self._children.items()
+            if name != "dashboard" and process.poll() is not None
+        ]
+        if self._page_is_asked_for():
+            ended.append("dashboard")
         if not (redis_ended or ended) or self._waits_for_room():
             return
         if self._redis is not None and redis_ended:
@@ -158,6 +163,19 @@ class House:
             if name != "dashboard":  # a page that cannot live ends no house
                 self._count_restart(name)
             self._restart(name)
+
+    def _page_is_asked_for(self) -> bool:
+        """Return whether somebody waits for the page, and no process serves it.
+
+        A page that nobody looks at takes no process. Nothing else suffers without it, so a page
+        that cannot live is not started at once again.
+        """
+        page = self._children.get("dashboard")
+        if self._page is None or (page is not None and page.poll() is None):
+            return False
+        if time.monotonic() < self._page_started_s + PAGE_S:
+            return False
+        return bool(select.select([self._page], [], [], 0)[0])
 
     def _redis_ended(self) -> bool:
         return self._redis is not None and not self._redis.alive()
@@ -447,7 +465,8 @@ class House:
             else None,
         )
 
-    def _start_dashboard(self) -> None:
+    def _open_page(self) -> None:
+        """Take the page's port; its process starts when somebody comes."""
         board = self.config.dashboard
         private.made_secret(self.places.secret("dashboard"))
         try:
@@ -457,7 +476,6 @@ class House:
                 f"dashboard.host {board.host} port {board.port} cannot be used: {error.strerror}; "
                 f"{instead_of(error, 'dashboard.host', 'dashboard.port')}"
             ) from error
-        self._start_page()
 
     def _start_page(self) -> None:
         """Start the process that serves the page, on the port that this house keeps."""
