@@ -54,8 +54,8 @@ def user_data(
     """Return the script that a machine runs first.
 
     `door` is the address of the join door, HOST:PORT with the host in numbers; `fingerprint` the
-    SHA-256 of its certificate, in hexadecimal; `silent_after_s` how long the machine goes on
-    without a word from a manager. Raises ValueError for anything else, because the text is run by
+    SHA-256 of its certificate, in hexadecimal; `silent_after_s` how long the machine goes on when
+    it hears no word from a manager. Raises ValueError for anything else, because the text is run by
     a shell as root.
     """
     host, _, port = door.rpartition(":")

@@ -3,7 +3,7 @@
 #
 # Its arguments are those of the join client, as the first-boot script has them: --door,
 # --fingerprint, --deployment, --cloud, --silent-after-s. It ends when the node ends, and when there
-# was no word from a manager for too long; whoever started it ends the machine's bill then.
+# was no word from a manager for too long; what started it ends the machine's bill then.
 set -eu
 
 exec /opt/spot/bin/python -P -m agent.machine.join "$@"

@@ -31,6 +31,8 @@ WARNING_S = 30.0
 DELETE = {None: calls.delete_vm, "disk": calls.delete_disk, "nic": calls.delete_nic}
 VIEWS_A_LIST = 8
 """Machines whose power is looked at in one list: a list holds no power, and a look is a call."""
+SLOW_S = 120.0
+"""How long only what is needed is called for, after a call was refused for its number."""
 
 _Answer = TypeVar("_Answer")
 
@@ -56,6 +58,8 @@ class AzureProvider:
         self._open: set[str] = set()
         self._views: dict[str, dict[str, tuple[float, machines.View]]] = {}
         self._seen_s: dict[str, float] = {}
+        self._slow_until_s: dict[str, float] = {}
+        self._listed: dict[str, dict[str, Mapping[str, Any]]] = {}
 
     @property
     def name(self) -> str:
@@ -131,6 +135,7 @@ class AzureProvider:
             self._call(region, "list of interfaces", calls.list_nics, self._deployment),
         )
         ours = _read("list of machines", lambda: self._ours(vms, region))
+        self._listed[region] = {str(one["name"]): one for one in vms if _region(one) == region}
         views = await self._look(region, ours)
         return _read(
             "list",
@@ -269,8 +274,10 @@ class AzureProvider:
         others = [x for x in ours if x.properties.provisioning_state in ("Succeeded", "Updating")]
         others.sort(key=lambda x: (known[x.properties.vm_id] or (0.0,))[0])
         looked = [*failed, *others[:VIEWS_A_LIST]]
-        answers = await asyncio.gather(*(self._view(region, vm.name) for vm in looked))
         now_s = self._clock.now_s()
+        if self._is_slow(region):
+            looked = []
+        answers = await asyncio.gather(*(self._view(region, vm.name) for vm in looked))
         for vm, view in zip(looked, answers, strict=True):
             if view is not None:
                 known[vm.properties.vm_id] = (now_s, view)
@@ -278,7 +285,14 @@ class AzureProvider:
         return {key: view for key, (_, view) in self._views[region].items()}
 
     async def _view(self, region: str, name: str) -> machines.View | None:
-        return await self._call(region, f"state of {name}", calls.view_vm, name)
+        """Return how a machine runs; what only adds to a list waits where calls are refused."""
+        try:
+            return await self._call(region, f"state of {name}", calls.view_vm, name)
+        except errors.Throttled:
+            return None
+
+    def _is_slow(self, region: str) -> bool:
+        return self._clock.now_s() < self._slow_until_s.get(region, 0.0)
 
     def _leftovers(
         self, region: str, disks: Sequence[Mapping[str, Any]], nics: Sequence[Mapping[str, Any]]
@@ -300,8 +314,11 @@ class AzureProvider:
     # Ends
 
     async def _standing(self, ref: Ref) -> Mapping[str, Any] | None:
+        """Return a machine as it is now, or where calls are refused, as the newest list had it."""
         kind, name = machines.kind_of(ref)
-        return None if kind else await self._get(ref.place.region, name)
+        region = ref.place.region
+        known = self._listed.get(region, {}).get(name) if self._is_slow(region) else None
+        return None if kind else known or await self._get(region, name)
 
     def _must_be_ours(self, ref: Ref, answer: Mapping[str, Any] | None) -> None:
         kind, name = machines.kind_of(ref)
@@ -341,7 +358,11 @@ class AzureProvider:
     async def _run(
         self, region: str, doing: str, call: Callable[[Any], _Answer], market: Market | None = None
     ) -> _Answer:
-        return await self._connection.run(region, doing, call, market)
+        try:
+            return await self._connection.run(region, doing, call, market)
+        except errors.Throttled:
+            self._slow_until_s[region] = self._clock.now_s() + SLOW_S
+            raise
 
 
 def _read(doing: str, read: Callable[[], _Answer]) -> _Answer:

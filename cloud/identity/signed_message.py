@@ -83,7 +83,7 @@ class SignedMessage:
         self._signed = self.content
         if attributes is not None:
             self._compare(attributes)
-            # The signature is over the attributes as a set of their own, not as a field.
+            # The signature is over the attributes as a set, not as a field.
             self._signed = bytes([SET]) + attributes.whole[1:]
 
     def _compare(self, attributes: _Node) -> None:

@@ -1,7 +1,7 @@
 """Identities of the local cloud's machines: signed by a key that the cloud makes for itself.
 
 The signed message has the form of the real clouds', so the door reads one format. The key stays
-with the cloud, and its certificate lies beside it for whoever wants to verify.
+with the cloud, and its certificate lies beside it, for verifiers.
 """
 
 import base64

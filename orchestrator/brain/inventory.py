@@ -34,6 +34,8 @@ from orchestrator.state import (
 
 STRANGERS_MAX = 1000
 SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two ways
+LIST_AGAIN_S_MAX = 60.0  # between two lists of a place that does not answer
+FAILURES_MAX = 8
 
 # --- the outcome of a launch -----------------------------------------------------------------
 
@@ -180,6 +182,9 @@ def ask_for_lists(state: State, out: list[AnyAction]) -> None:
     for key, place in sorted(state.places.items()):
         period_s = state.settings.listing_period_s
         period_s = period_s if place.pace is None else max(period_s, place.pace.list_s)
+        if place.failures:  # lists may be what it is asked too many of, so that ends get no turn
+            longer_s = period_s * 2 ** min(place.failures, FAILURES_MAX)
+            period_s = min(longer_s, max(period_s, LIST_AGAIN_S_MAX))
         overdue = state.now_s >= place.listing_asked_at_s + leases.grace_s(state, place.place)
         early = state.now_s < place.listing_asked_at_s + period_s
         if early or (place.listing_out and not overdue):
@@ -203,7 +208,7 @@ def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> Non
     place.listing_out, place.listing_wanted = False, True
     place.failures += 1
     if place.failures == 1:
-        note(out, place.key, f"does not answer: {event.error}; asking again every period")
+        note(out, place.key, f"does not answer: {event.error}; asking again, less and less often")
 
 
 def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:

@@ -4,7 +4,7 @@
     POST /join   Application -> {"environment": {...}}   what a machine starts its node with
     POST /word   Sign -> {"silent_s": ...}   how long ago the manager was last seen alive
 
-Whoever is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A machine is
+A caller that is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A machine is
 admitted once: its id and the digest of its claim are in Redis before it is answered. The same claim
 is answered again, because an answer may be lost.
 """

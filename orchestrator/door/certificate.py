@@ -1,7 +1,7 @@
 """The door's certificate: signed by itself, made at the first start, and known by its fingerprint.
 
 Machines know the fingerprint from their user data, so nobody else needs to vouch for it. Key and
-certificate are one secret file of the state directory: whoever removes it makes a new door, and the
+certificate are one secret file of the state directory: removing it makes a new door, and the
 machines of the old one end themselves.
 """
 

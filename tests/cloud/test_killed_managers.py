@@ -25,8 +25,8 @@ from virtual_manager import Doom, VirtualManager
 from cloud.aws.calls import Calls
 from cloud.model import DEPLOYMENT_TAG
 
-CASES = int(os.environ.get("CRASH_CASES", "12"))
-POINTS = 6  # of each seed
+CASES = int(os.environ.get("CRASH_CASES", "8"))
+POINTS = 2 if CASES < 100 else 20  # of each seed; the first four seeds are all kinds of bad days
 WANTED_S = 160.0
 CHAOS_S = 260.0
 CALM_S = 90.0

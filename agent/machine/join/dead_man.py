@@ -24,7 +24,7 @@ class LastWord:
         self._heard_s = max(self._heard_s, now_s - max(0.0, silent_s))
 
     def left_s(self, now_s: float) -> float:
-        """Return how long the machine may still go on without a word."""
+        """Return how much longer the machine may go on unless a word comes."""
         return self._heard_s + self._silent_after_s - now_s
 
     def patience_s(self, now_s: float) -> float:
