@@ -68,6 +68,7 @@ def _end_with(live: Callable[[], int]) -> NoReturn:
         code = live()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        sys.stderr.write(f"it ended with {ended.code}\n" * bool(code))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -113,7 +113,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
 
 
 def begin(crew: Crew, count: int) -> list[str]:
-    return crew.begin(count, packed(FILES), str(STEPS), "0.02", str(crew.folder / "out.pt"))
+    return crew.begin(count, packed(FILES), str(STEPS), "0.035", str(crew.folder / "out.pt"))
 
 
 def test_through_a_kill_and_with_a_newcomer(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -220,7 +220,7 @@ def test_twenty_megabytes_are_read_by_nobody_and_nobody_else_waits(
     data = os.urandom(20 << 20)
     files = {path: File(text.encode()) for path, text in FILES.items()}
     payload = pack("train.py", {**files, "data.bin": File(data)})
-    crew.begin(2, payload, str(STEPS), "0.02", str(crew.folder / "out.pt"))
+    crew.begin(2, payload, str(STEPS), "0.035", str(crew.folder / "out.pt"))
     crew.reach(3)
     secret = job_secret(SECRET, crew.job)
     hello = Hello(job=crew.job, worker="idle", machine_id="m", mesh_address="127.0.0.1:1")

@@ -31,6 +31,13 @@ def begin(
     return crew.begin(count, TOY.read_text(), str(STEPS), str(crew.folder / "out.pt"), **options)
 
 
+def held(crew: Crew, step: int) -> Path:
+    """The script waits at this step until what shall happen has happened, and the file is gone."""
+    hold = crew.folder / "out.pt.hold"
+    hold.write_text(str(step))
+    return hold
+
+
 @pytest.mark.parametrize(("count", "depth", "owned"), [(2, 2, True), (4, 2, False), (3, 3, True)])
 def test_a_deep_layout_is_one_process(
     crew: Crew, alone: tuple[list[str], bytes], count: int, depth: int, owned: bool
@@ -74,9 +81,11 @@ def test_the_owner_of_a_stage_is_killed(
     crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
 ) -> None:
     """First or last stage of either replica: the rest go on as one chain of two, and one waits."""
+    hold = held(crew, 12)
     workers = begin(crew, 4, 2, owned=owned)
     crew.reach(9)
     crew.kill(workers[place])
+    hold.unlink()
     ends_alike(crew, alone, STEPS)
     assert workers[place] in [lost.worker for lost in crew.of(WorkerLost)]
 
@@ -91,10 +100,12 @@ def test_whoever_goes_back_bears_the_rest_of_the_step(crew: Crew) -> None:
     (crew.folder / "train.py").write_text(script)
     alone = played_alone(crew.folder / "train.py", crew.folder / "alone" / "out.pt", str(STEPS))
     crew.depth, crew.owned = 2, True
+    hold = held(crew, 13)
     workers = crew.begin(2, script, str(STEPS), str(crew.folder / "out.pt"))
     crew.start(1)
     crew.reach(10)
     crew.kill(workers[0])
+    hold.unlink()
     crew.start(1)
     ends_alike(crew, alone, STEPS)
     # It is said again if a layout with it was asked for before its loss was heard of.
@@ -122,9 +133,11 @@ def test_the_only_owners_of_layers_are_lost_behind_the_last_step(
 def test_the_owner_of_a_stage_is_stopped(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """A stage that falls silent holds up its chain until it is declared lost; a layer that only it had comes from
     the keeper's backup and the sums since."""
+    hold = held(crew, 12)
     _, second, *_ = begin(crew, 4, 4, owned=True)
     crew.reach(9)
     crew.kill(second, how=signal.SIGSTOP)
+    hold.unlink()
     until("the silence", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
     crew.kill(second, how=signal.SIGCONT)
     ends_alike(crew, alone, STEPS)
@@ -180,9 +193,11 @@ def test_a_connection_breaks_under_a_step(crew: Crew, alone: tuple[list[str], by
 
 def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """Newcomers load the backup, apply the logged sums again as one, and go on as a chain."""
+    hold = held(crew, 14)
     workers = begin(crew, 4, 2, backup_every_steps=6, owned=True)
     crew.reach(11)
     crew.kill(*workers)
+    hold.unlink()
     crew.settle = 3
     crew.depth = 3
     crew.start(3)
@@ -333,9 +348,11 @@ def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(
 ) -> None:
     """Each of four keeps its own layers, the keeper forgets all, and the next layout has room for three: what the
     fourth has is fetched, so that there is a backup and something can be committed again."""
+    hold = held(mortal, 12)
     workers = begin(mortal, 4, 4, owned=True)
     mortal.reach(9)
     mortal.kill(workers[0], how=signal.SIGSTOP)  # so that the others wait for it to come back
+    hold.unlink()
     mortal.keeper.kill()
     mortal.keeper.start()
     mortal.shape(3, "now")

@@ -39,7 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
     return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS), "0")
 
 
-def begin(crew: Crew, count: int, pause_s: float = 0.002, **options: object) -> list[str]:
+def begin(crew: Crew, count: int, pause_s: float = 0.008, **options: object) -> list[str]:
     arguments = (str(STEPS), str(pause_s), str(crew.folder / "out.pt"))
     return crew.begin(count, TOY.read_text(), *arguments, **options)
 

@@ -16,7 +16,7 @@ from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, Wor
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("deep_toy.py")
-STEPS = 24
+STEPS = 30
 BLOCKS = (10, 26)  # behind the first block, and behind the third: no layer is on two stages
 MADE = "microbatches=MICROBATCHES)\n"
 
@@ -260,11 +260,12 @@ def test_who_slept_through_steps_of_others_does_not_do_them_again(
     with mortal.on_hold():
         mortal.keeper.kill()
         mortal.keeper.start()
-        Path(f"{out}.hold").unlink()
+        Path(f"{out}.hold").write_text("20")
         mortal.reach(20)
         came = len(mortal.of(WorkerReady))
         mortal.kill(ghost, how=signal.SIGCONT)
         until("the ghost", lambda: ghost in [r.worker for r in mortal.of(WorkerReady)[came:]])
+        Path(f"{out}.hold").unlink()
         mortal.reach(STEPS - 1)
     ends_alike(mortal, alone, STEPS)
 

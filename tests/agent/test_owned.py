@@ -11,7 +11,7 @@ from managed import Managed
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 WIDE = Path(__file__).with_name("wide.py")
-STEPS, HELD_AT = 20, 8
+STEPS, HELD_AT = 30, 10
 PATIENCE_S = 120.0
 
 

@@ -7,7 +7,7 @@ from crews import Crew, ends_alike_in_two
 
 pytestmark = pytest.mark.processes
 
-STEPS = 14
+STEPS = 20
 SCRIPT = f"""
 import sys
 import torch

@@ -23,7 +23,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
 
 
 def begin(crew: Crew, count: int, every: int = 10) -> list[str]:
-    arguments = (str(STEPS), "0.004", str(crew.folder / "out.pt"))
+    arguments = (str(STEPS), "0.008", str(crew.folder / "out.pt"))
     options = {"backup_every_steps": every, "sums": "never"}
     return crew.begin(count, TOY.read_text(), *arguments, **options)
 
@@ -153,7 +153,7 @@ def test_the_keeper_is_killed_and_those_who_are_left_go_on(
 
 def test_a_keeper_that_was_restarted_says_whether_it_gets_them(mortal: Crew) -> None:
     """It does not know what the one before it has said. A job that begins gets them, and that is no news."""
-    arguments = (str(STEPS), "0.004", str(mortal.folder / "out.pt"))
+    arguments = (str(STEPS), "0.008", str(mortal.folder / "out.pt"))
     mortal.begin(2, TOY.read_text(), *arguments, sums="auto")
     mortal.reach(8)
     mortal.keeper.kill()
@@ -165,11 +165,12 @@ def test_a_keeper_that_was_restarted_says_whether_it_gets_them(mortal: Crew) -> 
 
 def test_chains_that_keep_their_own_layers(crew: Crew, tmp_path: Path) -> None:
     """Two of each stage: one is lost, then both of a stage."""
-    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(STEPS))
+    steps = 60  # two losses and two newcomers lie between the first and the last
+    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(steps))
     crew.depth, crew.owned = 2, True
     options = {"backup_every_steps": 5, "sums": "never"}
     out = tmp_path / "out.pt"
-    workers = crew.begin(4, DEEP.read_text(), str(STEPS), str(out), **options)
+    workers = crew.begin(4, DEEP.read_text(), str(steps), str(out), **options)
     sums_stay_away(crew)
     crew.reach(crew.step + 4)
     crew.kill(workers[1])
@@ -179,6 +180,6 @@ def test_chains_that_keep_their_own_layers(crew: Crew, tmp_path: Path) -> None:
     layout = crew.keeper._jobs["job"].roster.layout
     crew.kill(*(replica.workers[0] for replica in layout.replicas))
     crew.start(2)
-    assert crew.completed().step == STEPS
+    assert crew.completed().step == steps
     assert set(crew.printed()) <= set(lines)
     assert out.read_bytes() == weights

@@ -16,7 +16,7 @@ from agent.timeline import Timeline
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).parents[1].joinpath("deep_toy.py")
-STEPS = 14
+STEPS = 24
 
 
 def begin(crew: Crew, count: int, depth: int = 1) -> Path:
