@@ -39,7 +39,7 @@ def test_a_whole_account_is_good_in_every_region():
     assert {name for name in lines if not name.startswith("aws")} == {
         "identity", "clock", "image", "subnet us-east-1a", "subnet us-east-1b", "security group",
         "S3 endpoint", "types", "quota g on demand", "quota g spot", "quota standard on demand",
-        "quota standard spot", "buying", "reading", "ending",
+        "quota standard spot", "buying", "reading", "ending", "drills",
     }  # fmt: skip
     assert all(line.ok for line in lines.values()), lines
     assert any(name.startswith("aws us-west-2") for name in lines)
