@@ -38,6 +38,7 @@ ENDS = (
     ("ec2:DeleteNetworkInterface", "network-interface"),
     ("ec2:CancelSpotInstanceRequests", "spot-instances-request"),
 )
+DRILLS = ("fis:CreateExperimentTemplate", "fis:StartExperiment", "fis:DeleteExperimentTemplate")
 ROLE_REMEDY = "attach the policy `Machines` of cloud/aws/account.json to the manager's role"
 NO_KEYS = "aws"
 WORLD = ("0.0.0.0/0", "::/0")
@@ -83,6 +84,7 @@ class _Region:
             self._look("types", self._sold(), "see aws.types"),
             self._look("reading", self._reading(), ROLE_REMEDY),
             self._look("ending", self._ending(), ROLE_REMEDY),
+            self._look("drills", self._drills(), ROLE_REMEDY),
             self._look("interruptions", self._queue(), "see aws.queue_url"),
         )
         return [*known, *(line for some in await asyncio.gather(*looks) for line in some)]
@@ -298,31 +300,49 @@ class _Region:
 
     async def _ending(self) -> Found:
         title = self._name("ending")
-        source = _role_of(self._arn)
-        if source.endswith(":root"):
+        if self._arn.endswith(":root"):
             return [good(title, "allowed: these are the keys of the account's owner; use a role")]
+        tagged = {f"ec2:ResourceTag/{DEPLOYMENT_TAG}": self._deployment}
+        wanted = [(action, f"ec2:{self._region.name}:ACCOUNT:{kind}/*") for action, kind in ENDS]
+        if missing := await self._denied(wanted, tagged):
+            said = f"{', '.join(missing)} is not allowed, so what is bought could not be given back"
+            return [bad(title, said, ROLE_REMEDY)]
+        return [good(title, f"allowed for what carries {DEPLOYMENT_TAG}={self._deployment}")]
+
+    async def _drills(self) -> Found:
+        if not self._settings.drill_role or self._arn.endswith(":root"):
+            return []
+        title, template = (
+            self._name("drills"),
+            f"fis:{self._region.name}:ACCOUNT:experiment-template/*",
+        )
+        if missing := await self._denied([(action, template) for action in DRILLS], {}):
+            said = f"{', '.join(missing)} is not allowed, so AWS interrupts nothing on purpose"
+            return [bad(title, said, ROLE_REMEDY)]
+        return [good(title, f"allowed, as {self._settings.drill_role}")]
+
+    async def _denied(
+        self, wanted: Sequence[tuple[str, str]], context: Mapping[str, str]
+    ) -> list[str]:
+        """Return which of these actions IAM's simulator does not allow us."""
+        source = _role_of(self._arn)
+        entries = [
+            {"ContextKeyName": name, "ContextKeyValues": [told], "ContextKeyType": "string"}
+            for name, told in context.items()
+        ]
         missing = []
-        for action, kind in ENDS:
+        for action, resource in wanted:
             answer = await self._call(
                 "simulate_principal_policy",
                 "iam",
                 PolicySourceArn=source,
                 ActionNames=[action],
-                ResourceArns=[f"arn:aws:ec2:{self._region.name}:{source.split(':')[4]}:{kind}/*"],
-                ContextEntries=[
-                    {
-                        "ContextKeyName": f"ec2:ResourceTag/{DEPLOYMENT_TAG}",
-                        "ContextKeyValues": [self._deployment],
-                        "ContextKeyType": "string",
-                    }
-                ],
+                ResourceArns=[f"arn:aws:{resource.replace('ACCOUNT', source.split(':')[4])}"],
+                **({"ContextEntries": entries} if entries else {}),
             )
             if any(x["EvalDecision"] != "allowed" for x in answer["EvaluationResults"]):
                 missing.append(action)
-        if missing:
-            said = f"{', '.join(missing)} is not allowed, so what is bought could not be given back"
-            return [bad(title, said, ROLE_REMEDY)]
-        return [good(title, f"allowed for what carries {DEPLOYMENT_TAG}={self._deployment}")]
+        return missing
 
     async def _queue(self) -> Found:
         url, title = self._settings.queue_url, self._name("interruptions")

@@ -56,10 +56,10 @@ def init(  # noqa: PLR0913 - a parameter per option
         typer.Option(metavar="FILE", help="With --cloud: the outputs of its applied template."),
     ] = None,
 ) -> None:
-    """Write a commented orchestrator.toml with every setting, or add what a cloud needs to it.
+    """Write a commented orchestrator.toml with every setting; never over one that is there.
 
-    Without --cloud a file that is there is left as it is. With --cloud three questions are asked on
-    a terminal, and only the lines of that cloud are changed.
+    With --cloud three questions are asked on a terminal, and the lines of that cloud are written,
+    also into a file that is there; then the commands are named that make its parts.
     """
     path = command.given_path or Path(FILE_NAME)
     if cloud is not None:
