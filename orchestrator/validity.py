@@ -6,8 +6,10 @@ that is not finite or absurdly large never gets into the state, where it would m
 decision fail. What no single range can say stands here.
 """
 
+from bidding.markets.billing import RULES
+from cloud.model import Traits
 from cloud.ranges import flaw_in, shown
-from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
+from orchestrator.events import AnyEvent, CatalogueSeen, JobSpec, JobSubmitted
 
 
 def flaw_of(event: AnyEvent) -> str:
@@ -17,7 +19,13 @@ def flaw_of(event: AnyEvent) -> str:
 
 def conflict_in(event: AnyEvent) -> str:
     """Return which values of an event conflict, each in its range, or "" if none do."""
-    return flaw_of_spec(event.spec) if isinstance(event, JobSubmitted) else ""
+    match event:
+        case JobSubmitted():
+            return flaw_of_spec(event.spec)
+        case CatalogueSeen(traits=Traits(billing=name)) if name not in RULES:
+            return f"traits.billing is {shown(name)}: it is none of {', '.join(sorted(RULES))}"
+        case _:
+            return ""
 
 
 def flaw_of_spec(spec: JobSpec) -> str:
