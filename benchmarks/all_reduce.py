@@ -1,6 +1,6 @@
 """How fast is a sum exchanged among processes of one machine, beside torch's gloo?
 
-    python benchmarks/all_reduce.py [--workers 2 4] [--mib 256] [--rounds 8] [--block-mib 32] [--flows 4]
+    python benchmarks/all_reduce.py [--workers 2 4] [--mib 256] [--rounds 8] [--block-mib 8] [--flows 4]
 
 The processes sum float32 numbers over loopback, with gloo (`all_reduce`) and with ours in turns, after a barrier
 each. Ours adds along the canonical tree, with a tag on every frame, and ends with the same bits on all. A round
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--block-mib", type=float, default=32)
+    parser.add_argument("--block-mib", type=float, default=0, help="as the product does by itself")
     parser.add_argument("--flows", type=int, default=4)
     parser.add_argument("--sockets", action="store_true", help="only")
     parser.add_argument("--urgent", action="store_true", help="before all others; only root may")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.tensors.shards import cut
 
-BLOCK_BYTES = 8 << 20  # larger ones leave the cache before they are added up
+SENT_BYTES = 64 << 20  # that are under way from a worker to all: as much as its segment holds
 RING_BYTES = 256 << 20  # for what comes from all peers of a worker
 WINDOW = 4  # rounds that a worker may be ahead of the owner of a block
 ALIGN_BYTES = 64
@@ -29,13 +29,13 @@ class Blocks(NamedTuple):
         return low + start, low + end
 
 
-def blocks_of(
-    total_bytes: int, owners: int, sums: int, *, block_bytes: int = BLOCK_BYTES
-) -> Blocks:
-    """Return blocks of at most so many bytes, and so small that the ring holds them.
+def blocks_of(total_bytes: int, owners: int, sums: int, *, block_bytes: int = 0) -> Blocks:
+    """Return blocks so small that the ring holds them, and of at most `block_bytes` if given.
 
     `sums` is how many sums of each block its owner receives, all peers together.
     """
-    most = min(block_bytes, RING_BYTES // (WINDOW * max(sums, 1)))
+    most = min(
+        block_bytes or SENT_BYTES // (WINDOW * owners), RING_BYTES // (WINDOW * max(sums, 1))
+    )
     most = max(most // ALIGN_BYTES * ALIGN_BYTES - ALIGN_BYTES, ALIGN_BYTES)
     return Blocks(total_bytes, owners, max(1, -(-total_bytes // (owners * most))))

@@ -17,7 +17,7 @@ import torch
 from agent.faults import passing
 from agent.layout import Layout
 from agent.store.memory import fresh
-from agent.tensors.blocks import BLOCK_BYTES, WINDOW, blocks_of
+from agent.tensors.blocks import WINDOW, blocks_of
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Plan, Sum, paired, union
 from agent.transport.transport import Slot, Ticket, Transport
@@ -46,7 +46,7 @@ class Exchange:
         me: str,
         partial: Partial,
         *,
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int = 0,
     ) -> None:
         self.layout, self.partial = layout, partial
         self._transport, self._generation = transport, layout.generation
