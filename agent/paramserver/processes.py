@@ -351,6 +351,10 @@ class House:
         for name in names:
             self.nodes[name].process.send_signal(signal.SIGSTOP)
 
+    def go_on(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.nodes[name].process.send_signal(signal.SIGCONT)
+
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:
             self._say(self.controller.evicted(names, warning_s, time.time()))
