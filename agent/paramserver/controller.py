@@ -418,9 +418,15 @@ class Controller:
 
     def tick(self, now_s: float) -> Out:
         """Name nodes that give no sign of life, and go on without them."""
-        silent = [
-            name for name in self.nodes if now_s - self._seen_s.get(name, now_s) > self.plan.dead_s
-        ]
+        silent = (
+            []
+            if self.ended
+            else [
+                name
+                for name in self.nodes
+                if now_s - self._seen_s.get(name, now_s) > self.plan.dead_s
+            ]
+        )
         for name in silent:
             self.notes.append(
                 f"{name} has read no message for {self.plan.dead_s:g} s: its blocks are moved"

@@ -74,6 +74,7 @@ class Subscribe(Message, frozen=True, kw_only=True):
     partition: int
     keys: dict[str, np.ndarray[Any, Any]]
     stop: bool = False
+    serial: int = 0  # of the sender's: a stop that comes late ends nothing that is newer
 
 
 class Fresh(Message, frozen=True, kw_only=True):
@@ -150,6 +151,7 @@ class Contents(msgspec.Struct, frozen=True):
     readers: dict[str, dict[str, np.ndarray[Any, Any]]]
     pushed: int
     later: list[Close | PushUp]
+    serials: dict[str, int] = {}
 
 
 class Copy(Message, frozen=True, kw_only=True):

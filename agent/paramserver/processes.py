@@ -188,6 +188,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     help_size: int = 0
     save_every: int = 1
     store: str = ""
+    dead_s: float = 5.0  # without a sign of life
     grain_s: float = 0.0  # of sleep, in place of computing that other processes would be slowed by
 
     def application(self) -> Application:
@@ -207,6 +208,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             expected=self.expected,
             help_size=self.help_size,
             save_every=self.save_every,
+            dead_s=self.dead_s,
         )
 
 
@@ -348,6 +350,10 @@ class House:
     def stop(self, names: Iterable[str]) -> None:
         for name in names:
             self.nodes[name].process.send_signal(signal.SIGSTOP)
+
+    def go_on(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.nodes[name].process.send_signal(signal.SIGCONT)
 
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:

@@ -50,6 +50,7 @@ class Partition:
         self.before: list[tuple[int, list[Section]]] = []
         self.staged: dict[str, Stage] = {}
         self.readers: dict[str, Keys] = {}
+        self.serials: dict[str, int] = {}
         self.later: list[Close | PushUp] = []  # orders that came before those they rest on
         self.pushed = -1
 
@@ -112,7 +113,13 @@ class Partition:
         message = Fresh(partition=self.number, age=self.closed, sections=sections, asked=asked)
         return reader, message
 
-    def subscribe(self, reader: str, keys: Keys) -> Out:
+    def subscribe(self, reader: str, message: Subscribe) -> Out:
+        keys, newest = message.keys, self.serials.get(reader, -1)
+        self.serials[reader] = max(newest, message.serial)
+        if message.stop:
+            if message.serial >= newest:
+                self.readers.pop(reader, None)
+            return []
         held = self.readers.setdefault(reader, {})
         for name, new in keys.items():
             held[name] = np.union1d(held[name], new) if name in held else np.unique(new)
@@ -166,7 +173,7 @@ class Partition:
             for section in self.before.pop()[1]:
                 self.rows[section.table].put(section.keys, section.values)
         self.closed = self.pushed = clock
-        self.staged, self.readers, self.later = {}, {}, []
+        self.staged, self.readers, self.later, self.serials = {}, {}, [], {}
 
     def at_commit(self) -> list[Section]:
         """Return all rows as they were at the committed clock."""
@@ -187,6 +194,7 @@ class Partition:
             readers=self.readers,
             pushed=self.pushed,
             later=self.later,
+            serials=self.serials,
         )
 
 
@@ -271,11 +279,8 @@ class Server:
                 return [(self.forward[number], forwarded)]
             self._early.setdefault(number, []).append((sender, message))
             return []
-        if isinstance(message, Subscribe) and message.stop:
-            part.readers.pop(sender, None)
-            return []
         if isinstance(message, Subscribe):
-            return part.subscribe(sender, message.keys)
+            return part.subscribe(sender, message)
         if message.clock > part.closed:
             part.staged[message.batch] = message
         return [(sender, Staged(partition=number, batch=message.batch))]
@@ -337,6 +342,7 @@ class Server:
         put(part.rows, contents.sections)
         part.closed, part.committed = contents.closed, contents.committed
         part.before, part.readers = list(contents.before), dict(contents.readers)
+        part.serials = dict(contents.serials)
         part.forget(self._gone)
         part.pushed, part.later = contents.pushed, list(contents.later)
         part.staged = {stage.batch: stage for stage in contents.staged}

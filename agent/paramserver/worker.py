@@ -266,7 +266,8 @@ class Worker:
         for at in sorted(moved):
             lacking = self.cache.lacks(at)
             if lacking or self.cache.ages[at] == NOTHING:
-                out.append((self.route[at], Subscribe(partition=at, keys=lacking)))
+                again = Subscribe(partition=at, keys=lacking, serial=self._serial)
+                out.append((self.route[at], again))
         return out
 
     def _load(self, blocks: list[int]) -> Out:
@@ -308,6 +309,7 @@ class Worker:
 
     def _ask(self, keys: dict[str, Array], only_new: bool = False) -> Out:
         out: Out = []
+        self._serial += 1
         for partition, owner in enumerate(self.route):
             asked, mine = self.cache.asked[partition], {}
             for name, all_keys in keys.items():
@@ -317,7 +319,8 @@ class Worker:
                     mine[name] = np.array(new)
                     asked.setdefault(name, set()).update(new)
             if mine or not only_new:
-                out.append((owner, Subscribe(partition=partition, keys=mine)))
+                order = Subscribe(partition=partition, keys=mine, serial=self._serial)
+                out.append((owner, order))
         return out
 
     def _fresh(self, message: Fresh) -> Out:
@@ -325,7 +328,8 @@ class Worker:
         if message.age < ages[at]:
             # What was asked came late, after a newer clock: it is asked for again.
             lacking = self.cache.lacks(at) if message.asked else {}
-            return [(self.route[at], Subscribe(partition=at, keys=lacking))] if lacking else []
+            again = Subscribe(partition=at, keys=lacking, serial=self._serial)
+            return [(self.route[at], again)] if lacking else []
         ages[at] = message.age
         for section in message.sections:
             self.cache.put(section)
@@ -360,8 +364,9 @@ class Worker:
         if self.own or self.turn is not None or self._batches:
             return []
         self.cache = Cache(self.tables, self._partitions)
+        self._serial += 1
         return [
-            (owner, Subscribe(partition=at, keys={}, stop=True))
+            (owner, Subscribe(partition=at, keys={}, stop=True, serial=self._serial))
             for at, owner in enumerate(self.route)
         ]
 

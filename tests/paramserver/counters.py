@@ -189,20 +189,15 @@ ACTS = {
 
 
 def totals(virtual: Virtual) -> tuple[np.ndarray, dict[int, list[int]]]:
-    """Return the counts as the servers have them at the end."""
+    """Return the counts as the store has them at the end."""
     dense, sparse = np.zeros(KEYS), {}
-    brain = virtual.brain
-    for partition, owner in enumerate(brain.owners):
-        server = virtual.hosts[owner].member.server
-        part = server.parts.get(partition)
-        if part is None:  # it has just moved
-            there = brain.moves.get(partition, owner)
-            part = virtual.hosts[there].member.server.parts[partition]
-        keys = part.rows["dense"].keys()
-        dense[keys] = part.rows["dense"].get(keys)[:, 0]
-        keys = part.rows["sparse"].keys()
-        rows = part.rows["sparse"].get(keys)
-        sparse.update(zip(keys.tolist(), rows.tolist(), strict=True))
+    for partition in range(virtual.plan.partitions):
+        for section in virtual.disk.read(partition, virtual.brain.saved):
+            if section.table == "dense":
+                dense[section.keys] = section.values[:, 0]
+            else:
+                rows = section.values.tolist()
+                sparse.update(zip(section.keys.tolist(), rows, strict=True))
     return dense, sparse
 
 

@@ -32,7 +32,9 @@ def test_slow_workers_cost_hardly_more_than_the_ideal():
 
 def test_uneven_work_is_evened_out():
     """Answer 12: machines that have much and little work are neighbours."""
-    assert small(Uneven(), slack=0, settings=WITHOUT, clocks=5).clock == pytest.approx(1.5, rel=0.02)
+    assert small(Uneven(), slack=0, settings=WITHOUT, clocks=5).clock == pytest.approx(
+        1.5, rel=0.02
+    )
     outcome = small(Uneven())
     assert outcome.clock <= 1.05
     assert 0.15 < outcome.given < 0.3

@@ -149,5 +149,3 @@ def elastic(
         virtual.brain.rolls,
         stages,
     )
-
-

@@ -1,0 +1,50 @@
+"""The machines in real processes: kills, additions and evictions leave the bits of one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regression
+
+from agent.paramserver.api import run_alone
+from agent.paramserver.processes import House, Job
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
+    job = Job(
+        module="regression",
+        kind="Regression",
+        folder=str(Path(regression.__file__).parent),
+        arguments={"clocks": 30},
+        blocks=6,
+        grains=6,
+        partitions=3,
+        expected=5,
+        help_size=2,
+        dead_s=300.0,
+        grain_s=0.01,
+        store=str(tmp_path),
+    )
+    house = House(job)
+    try:
+        for name in ("r0", "r1"):
+            house.start(name, True)
+        for name in ("t0", "t1", "t2"):
+            house.start(name, False, "first", slow=4.0 if name == "t2" else 1.0)
+        house.wait(lambda brain: brain.ledger.closed >= 2)
+        house.kill(["t0"])
+        house.wait(lambda brain: "t0" not in brain.nodes)
+        house.stop(["r1"])  # nothing closes meanwhile, so the newcomer is not too late
+        house.start("t3", False, "second")
+        house.wait(lambda brain: "t3" in brain.nodes)
+        house.evict(["t1", "t2"], 30)
+        house.go_on(["r1"])
+        house.wait(lambda brain: not {"t1", "t2"} & set(brain.nodes))
+        found = house.result()
+        assert house.controller.ended == "30 clocks are done"
+        alone = run_alone(job.application(), house.controller.plan.work)
+        assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
+    finally:
+        house.close()
