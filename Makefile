@@ -28,6 +28,7 @@ check: $(READY)
 
 nightly: $(READY)
 	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
+	CRASH_CASES=5000 $(BIN)/python -m pytest -n 2 tests/cloud/test_killed_managers.py
 	$(BIN)/python benchmarks/campaign.py --kills 100
 
 bench: $(READY)

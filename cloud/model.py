@@ -30,6 +30,7 @@ from cloud.ranges import (
 Market = Literal["spot", "on_demand"]
 MachineState = Literal["pending", "running", "stopping", "stopped", "failed", "terminated"]
 Scope = Literal["request", "pool", "market", "family", "zone", "place", "cloud"]
+Billing = Literal["local", "aws_today", "aws_2016", "azure", "fixed_discount"]
 LeftoverKind = Literal["disk", "nic", "address", "spot_request"]
 Bids = Literal["none", "optional", "required"]
 NoticeKind = Literal["terminate", "rebalance"]
@@ -174,7 +175,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     sent from one zone, or one region, to another.
     """
 
-    billing: Name
+    billing: Billing
     pending_is_free: bool = False
     bids: Bids = "none"
     zone_usd_per_gb: Usd = 0.0

@@ -35,14 +35,13 @@ from cloud.errors import Unknown
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.paths import Places, no_room
-from orchestrator.redis_client import retry_policy
+from orchestrator.redis_client import INBOX_MAX, retry_policy
 from orchestrator.validity import flaw_of
 from orchestrator.view import Sentence, View
 
 if TYPE_CHECKING:
     from cloud.local.provider import LocalProvider
 
-INBOX_MAX = 100_000
 METRICS_PAGE = 5_000
 CLOUD_S_MAX = 30.0
 SCRIPTS_MAX = 2000

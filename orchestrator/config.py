@@ -347,7 +347,7 @@ class Limits(SettingsSection):
     """A machine that has not joined after this long is given back, and its pool is avoided."""
     launch_grace_s: Seconds = 30.0
     """How long a machine that we asked for may be missing from the provider's list."""
-    silent_after_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    silent_after_s: Annotated[float, Field(ge=60, le=86_400)] = 600.0
     """How long a machine goes on without a word from a manager that lives. Then it ends itself, so
     that it does not go on costing money when the manager's machine is gone."""
     script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576

@@ -4,6 +4,8 @@ from typing import Any
 
 import redis
 
+INBOX_MAX = 100_000  # events that wait for a manager
+
 
 def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
     """Return the options with which every client waits a bounded time for a restarting server."""

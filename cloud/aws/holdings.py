@@ -76,10 +76,17 @@ class Holdings:
         return Listing(place=self._place, machines=machines, leftovers=self._leftovers)
 
     async def looked_up(self, ids: Sequence[str]) -> Sequence[dict[str, Any]]:
-        """Return what exists of these ids, each with its id as `_id`; a foreign one is NotOurs."""
+        """Return what exists of these ids, each with its id as `_id`; a foreign one is NotOurs.
+
+        Machines that the newest list showed as ours are not asked for again: where reads are
+        throttled, the lists themselves would keep a machine from ever being ended.
+        """
+        known: Sequence[dict[str, Any]] = [
+            {"_id": x, "InstanceId": x, "State": {"Name": "running"}} for x in ids if x in self.ours
+        ]
         found: Sequence[dict[str, Any]] = [
             dict(x) | {"_id": x["InstanceId"]}
-            for some in _batches([x for x in ids if x.startswith("i-")])
+            for some in _batches([x for x in ids if x.startswith("i-") and x not in self.ours])
             for x in answers.instances_of(
                 await self._list(
                     "describe_instances", "Reservations", Filters=[matching("instance-id", some)]
@@ -98,7 +105,7 @@ class Holdings:
                 raise errors.NotOurs(
                     f"{said} ({DEPLOYMENT_TAG}={self._deployment}), so nothing was ended"
                 )
-        return found
+        return [*known, *found]
 
     async def end(self, found: Sequence[dict[str, Any]]) -> Sequence[Ref]:
         """End what `looked_up` returned; return what costs nothing any more."""

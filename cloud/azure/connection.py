@@ -7,6 +7,7 @@ SDK is imported by the first call, in a thread: it takes half a second and 48 MB
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ READ_S = 15.0
 LAUNCH_S = 60.0
 THREADS = 4
 PAGES_MAX = 2000
+CAUSES_MAX = 10
 PRICES_VERSION = "2023-01-01-preview"
 SCOPE = "https://management.azure.com/.default"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -237,7 +239,19 @@ def error_of(error: Exception, doing: str, market: Market | None = None) -> erro
             "machine a managed identity and set azure.sign_in",
             "cloud",
         )
-    return errors.Unknown(f"Azure, {doing}: {type(error).__name__}: {_line(error)}")
+    return errors.Unknown(f"Azure, {doing}: {type(error).__name__}{_why(error)}")
+
+
+def _why(error: BaseException | None) -> str:
+    """Return the system's own word for what failed, if there is one.
+
+    The text of an exception may hold the request with all that was sent, so it is not passed on.
+    """
+    for _ in range(CAUSES_MAX):
+        if isinstance(error, OSError) and error.errno is not None:
+            return f": {os.strerror(error.errno)}"
+        error = error and (error.__cause__ or error.__context__)
+    return ""
 
 
 def _line(error: Exception) -> str:

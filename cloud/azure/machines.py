@@ -267,6 +267,7 @@ def leftover_of(
         kind=kind,
         created_at_s=_seconds(str(created)) if created else seen_s,
         token=match["vm"],
+        tags={DEPLOYMENT_TAG: deployment},  # its name's mark says as much
     )
 
 

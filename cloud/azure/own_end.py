@@ -8,6 +8,7 @@ where Azure's SDK is not installed, so it needs the standard library only.
 import http.client
 import json
 import os
+import sys
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -72,7 +73,17 @@ def _call(
         connection.close()
 
 
+def main() -> int:
+    """Try once; the caller tries again."""
+    try:
+        delete_this_machine(
+            os.environ.get("SPOT_METADATA_URL") or METADATA, os.environ.get("SPOT_ARM_URL") or ARM
+        )
+    except NotDeleted as error:
+        print(f"own_end: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    delete_this_machine(
-        os.environ.get("SPOT_METADATA_URL") or METADATA, os.environ.get("SPOT_ARM_URL") or ARM
-    )
+    sys.exit(main())

@@ -64,7 +64,7 @@ class AzureProvider:
     def traits(self) -> Traits:
         """Return Azure's rules: no hour is refunded, and zones exchange bytes for nothing."""
         return Traits(
-            billing=NAME,
+            billing="azure",
             pending_is_free=True,
             bids="optional",
             zone_usd_per_gb=0.0,

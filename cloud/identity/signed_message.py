@@ -10,6 +10,7 @@ import base64
 import binascii
 import hmac
 from collections.abc import Sequence
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -126,9 +127,14 @@ def from_base64(text: str) -> bytes:
         raise NotSigned(f"the message is not base64: {error}") from error
 
 
-def read_certificates(pem: bytes) -> list[x509.Certificate]:
-    """Return the certificates of a file; raises ValueError if it holds none."""
-    return x509.load_pem_x509_certificates(pem)
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """Return the certificates of a file; raises ValueError if there are none to be read."""
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ValueError(f"{path} holds no certificates that can be read ({error})") from error
 
 
 def is_issued(

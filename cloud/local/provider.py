@@ -12,6 +12,7 @@ import msgspec
 
 from cloud import errors, private
 from cloud.model import (
+    Billing,
     Closed,
     LaunchRequest,
     Listing,
@@ -61,7 +62,7 @@ class LocalProvider:
         token: str,
         deployment: str,
         timeout_s: float = TIMEOUT_S,
-        billing: str = "local",
+        billing: Billing = "local",
     ) -> None:
         self._deployment = deployment
         self._billing = billing
@@ -79,7 +80,7 @@ class LocalProvider:
         directory: Path,
         deployment: str,
         timeout_s: float = TIMEOUT_S,
-        billing: str = "local",
+        billing: Billing = "local",
     ) -> "LocalProvider":
         """Return the provider of the local cloud that keeps its books in `directory`."""
         url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]

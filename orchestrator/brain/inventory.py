@@ -316,7 +316,11 @@ def _settle_missing(
             continue
         if lease.seen_at_s is not None and lease.missed_at_s is None:
             lease.missed_at_s = place.listed_at_s
-        if place.listed_at_s < lease.known_at_s + grace_s:
+        # A young machine may be missing from a list that lags, but not from the one after it was in
+        # one, if we gave it back or it is silent as well.
+        awaited = lease.state == "ending" or lease.agent == "silent"
+        certain = lease.missed_at_s is not None and awaited
+        if not certain and place.listed_at_s < lease.known_at_s + grace_s:
             continue
         gone_at_s = state.now_s if lease.missed_at_s is None else lease.missed_at_s
         if lease.state == "ending":

@@ -99,7 +99,10 @@ DRILLS = (
 class Stage:
     """The cloud that the demo is played on: this one is the local cloud of its house."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, steps: int = STEPS, machines: int = MACHINES, drills: Sequence[Drill] = DRILLS
+    ) -> None:
+        self.steps, self.machines, self.drills = steps, machines, drills
         self.environment: dict[str, str] = {}
 
     @contextlib.contextmanager
@@ -140,7 +143,7 @@ class Director:
         self._stage = stage or Stage()
         self._console = console
         self._now_s = now_s
-        self._left = list(DRILLS)
+        self._left = list(self._stage.drills)
         self._due_at_s: float | None = None
         self._step, self._stepped_at_s = 0, now_s()
         self.done: list[Taken] = []
@@ -224,7 +227,7 @@ def play(console: Console, root: Path, stage: Stage) -> int:
     began_s = time.monotonic()
     try:
         with _folder(root) as folder, stage.open(folder):
-            settings = CONFIG.format(machines=MACHINES) + stage.settings()
+            settings = CONFIG.format(machines=stage.machines) + stage.settings()
             (folder / "orchestrator.toml").write_text(settings)
             with _house(folder, console, stage.environment) as client:
                 code, view = _show(client, folder, root, console, stage)
@@ -245,9 +248,9 @@ def _show(
 ) -> tuple[int, View]:
     address = dashboard_address(client.house(), Places(folder / "state"))
     console.print(f"Dashboard: {address}", highlight=False, soft_wrap=True)
-    argv = ("--steps", str(STEPS))
+    argv = ("--steps", str(stage.steps))
     with _undisturbed(root, folder, argv) as alone:
-        job_id = _submit(client, root, argv)
+        job_id = _submit(client, root, argv, stage.machines)
         director = Director(client, console, stage=stage)
         job = follow(Passing(client), job_id, director.watch, console)
         console.print("Waiting for the undisturbed run of the same script ...")
@@ -261,14 +264,14 @@ def _show(
     return 0 if good else 1, view
 
 
-def _submit(client: Client, root: Path, argv: tuple[str, ...]) -> str:
+def _submit(client: Client, root: Path, argv: tuple[str, ...], machines: int) -> str:
     sha = client.put_script((root / SCRIPT).read_bytes())
     spec = JobSpec(
         job="gpt",
         script=str(SCRIPT),
         script_sha=sha,
         argv=argv,
-        slots_max=MACHINES,
+        slots_max=machines,
         haste=1000.0,  # the more machines are seen, the better
         checkpoint_every_s=20.0,
     )

@@ -27,10 +27,10 @@ from agent.keys import GUESTS, INBOX, JOINED, JOINED_AT
 from cloud import private
 from cloud.clock import Clock
 from cloud.ranges import Amount, Name
-from orchestrator.client import INBOX_MAX
 from orchestrator.door.admission import Application, Claim, Desk, Turned, digest_of
 from orchestrator.door.guests import Guest, Guests
 from orchestrator.events import BootSeen
+from orchestrator.redis_client import INBOX_MAX
 
 LOOK_S = 0.5
 JOINED_MAX = 10_000
@@ -85,7 +85,8 @@ class Door:
     async def _guests(self) -> Guests:
         said: Any = await self._store.get(GUESTS)
         if said != self._said:
-            self._alive_s = time.monotonic() if self._said is not None else self._alive_s
+            known = said and self._said is not None
+            self._alive_s = time.monotonic() if known else self._alive_s
             self._said = said or b""
         return msgspec.json.decode(said, type=Guests) if said else Guests()
 

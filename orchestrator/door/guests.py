@@ -6,7 +6,7 @@ import msgspec
 
 from cloud.ranges import Name, Time
 
-if TYPE_CHECKING:  # it imports what forecasts prices, and the door needs none of that
+if TYPE_CHECKING:  # the door itself starts without all that decides
     from orchestrator.state import State
 
 EXPECTED = ("pending", "booting", "ready", "working", "noticed", "leaving")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from cloud.errors import Misconfigured
+from cloud.identity.signed_message import read_certificates
 from cloud.model import (
     Closed,
     LaunchRequest,
@@ -104,7 +105,7 @@ def _provider(name: str, config: Config, local_dir: Path, user_data: UserData) -
         from cloud.local.provider import LocalProvider
 
         return LocalProvider.at(local_dir, config.manager.deployment, billing=config.local.billing)
-    if (because := unreachable(config, name)) is not None:
+    if (because := obstacle(config, name)) is not None:
         return Unusable(name, because)
     try:
         return _aws(config, user_data) if name == "aws" else _azure(config, user_data)
@@ -127,14 +128,25 @@ def _azure(config: Config, user_data: UserData) -> Provider:
     return AzureProvider(settings, config.manager.deployment)
 
 
-def unreachable(config: Config, name: str) -> str | None:
-    """Return why machines of a cloud could not reach the Ray head; None if they could.
+def obstacle(config: Config, name: str) -> str | None:
+    """Return why machines of a cloud could not join; None if they could, as far as settings show.
 
-    A cloud whose calls go to this machine itself has its machines here, too.
+    They have to reach the Ray head, and prove who they are. A cloud whose calls go to this machine
+    itself has its machines here, too.
     """
     if name == "local":
         return None
     head = config.ray.head_address
+    certificates = config.aws.certificates if name == "aws" else config.azure.certificates
+    if certificates is None:
+        return (
+            f"{name}.certificates is not set, so no machine of {NAMES[name]} could prove who it is; "
+            "docs/operations.md says where they are"
+        )
+    try:
+        read_certificates(Path(certificates))
+    except ValueError as error:
+        return f"{name}.certificates: {error}, so no machine of {NAMES[name]} could prove who it is"
     endpoint = config.aws.endpoint_url if name == "aws" else config.azure.endpoint
     if not _is_loopback(head) or _is_loopback(urlsplit(endpoint or "").hostname or ""):
         return None

@@ -263,7 +263,7 @@ class LiveWorld:
         known: dict[tuple[Pool, Market], Quote] = {}
         sold: Sold | None = None
         sold_at_s = quoted_at_s = told_at_s = -math.inf
-        pause_s = 0.0
+        pause_s, failing = 0.0, ""
         while True:
             try:
                 if self._clock.now_s() >= sold_at_s + provider.pace.sold_s:
@@ -293,9 +293,14 @@ class LiveWorld:
                 else:
                     fresh = ()
                 pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
-            except CloudError:
+            except CloudError as error:
                 pause_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                if error.code != failing:
+                    failing = error.code
+                    why = f"does not say what it sells: {error}; asking again and again"
+                    await self.perform(Note(who=place.key, because=why))
             else:
+                failing = ""
                 now_s = self._clock.now_s()
                 # Without a regular event the prices would be taken for old.
                 if fresh or now_s >= told_at_s + QUOTES_TOLD_S:

@@ -38,10 +38,12 @@ from orchestrator.client import post
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.door import certificate
 from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
+from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
-from orchestrator.live.clouds import enabled, unreachable
+from orchestrator.live.clouds import enabled
+from orchestrator.live.clouds import obstacle as cloud_obstacle
 from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
@@ -209,8 +211,9 @@ class House:
         process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
-        if (page := self._children.pop("dashboard", None)) is not None:
-            processes.end(page)
+        for name in ("dashboard", "door"):
+            if (served := self._children.pop(name, None)) is not None:
+                processes.end(served)
         for listening in filter(None, (self._page, self._door)):
             listening.close()
         if (cloud := self._children.pop("cloud", None)) is not None:
@@ -261,7 +264,7 @@ class House:
     def _look_at_clouds(self) -> None:
         """Refuse to start if no cloud is left to buy from, and say which one is closed and why."""
         names = enabled(self.config)
-        closed = [why for name in names if (why := unreachable(self.config, name))]
+        closed = [why for name in names if (why := cloud_obstacle(self.config, name))]
         if len(closed) == len(names):
             raise HouseError(
                 "; ".join(closed)
@@ -331,13 +334,19 @@ class House:
         assert self._door is not None
         number = self._door.fileno()
         words = ["--house", str(self.places.state_dir), "--socket", str(number)]
-        if self._config_path is not None:
-            words += ["--config", str(self._config_path)]
+        aws, azure = self.config.aws, self.config.azure
+        order = DoorOrder(
+            redis_url=self.redis_url,
+            deployment=self.config.manager.deployment,
+            local=self.config.local.enabled,
+            aws_certificates=(aws.certificates or "") if aws.enabled else "",
+            azure_certificates=(azure.certificates or "") if azure.subscription else "",
+            subscription=azure.subscription or "",
+        )
         self._children["door"] = processes.start(
             [sys.executable, "-P", "-m", "orchestrator.door", *words],
-            env=self._env,
+            env={**self._env, VARIABLE: msgspec.json.encode(order).decode()},
             log=self.places.log("door"),
-            cwd=Path.cwd(),
             files=[number],
         )
 

@@ -143,6 +143,10 @@ class AwsHouse:
 
         return asyncio.run(played())
 
+    def made(self) -> list[Any]:
+        """Return the machines that were bought under our deployment's name."""
+        return [x for x in self.account.instances.values() if (DEPLOYMENT_TAG, OURS) in x.marks()]
+
     def wait(self, seconds: float) -> None:
         self.clock.advance_to(self.clock.now_s() + seconds)
         self.account.advance(self.clock.now_s())

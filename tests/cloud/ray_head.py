@@ -89,10 +89,13 @@ class RayHead:
         """The lines that a machine gets at the join door."""
         return (self.directory.parent / "boot").read_text()
 
-    def boot_environment(self) -> str:
-        """The same for a machine that boots without a door, with the way to our Python."""
+    def boot_environment(self, token_file: Path, token: str | None = None) -> str:
+        """The lines with which `boot.sh` makes a node of a machine, and the file that they name."""
+        token_file.write_text(token or self.token)
+        token_file.chmod(0o600)
+        handed = [x for x in self.handed_out().splitlines() if not x.startswith("RAY_AUTH_TOKEN=")]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return f"PATH={path}\n{self.handed_out()}"
+        return "\n".join([*handed, f"PATH={path}", f"RAY_AUTH_TOKEN_PATH={token_file}", ""])
 
     def stop(self) -> None:
         """The whole process group: Ray's own processes share it with the one that we started."""

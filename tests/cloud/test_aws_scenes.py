@@ -533,3 +533,18 @@ def test_notices_come_from_the_queue_for_our_machines_only(house: AwsHouse):
     assert [notice.machine_id for notice in found] == [machine.id for machine in given]
     assert {notice.deadline_s for notice in found} == {BEGIN_S + 150}
     assert len(house.account.queue) == 1
+
+
+def test_sixty_four_machines_of_a_pool_are_one_call():
+    """All or none, whatever else is asked of EC2 for them: two calls at most."""
+    house = AwsHouse(room=64)
+
+    async def scene(provider: AwsProvider) -> None:
+        await provider.sold(EAST)
+        before = house.door.calls.total()
+        machines = await provider.launch(request("t-64", count=64))
+        assert [machine.index for machine in machines] == list(range(64))
+        assert house.door.calls.total() - before <= 2
+        assert house.door.calls["RunInstances"] == 1
+
+    house.play(scene)

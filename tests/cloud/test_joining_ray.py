@@ -1,4 +1,4 @@
-"""A machine of the local cloud becomes a node of a real Ray cluster, by the script that cloud VMs run."""
+"""A machine of the local cloud becomes a node of a real Ray cluster, by the script that the join client starts."""
 
 import asyncio
 import tempfile
@@ -60,7 +60,7 @@ def test_a_machine_joins_and_is_gone_when_it_is_taken(
     new_cloud: Callable[..., RunningCloud], head: RayHead, tmp_path: Path
 ):
     """The node carries the machine's own resource; SIGKILL without a notice leaves no process and no node."""
-    boot_env = told(tmp_path / "env", head.boot_environment())
+    boot_env = told(tmp_path / "env", head.boot_environment(tmp_path / "ray.token"))
     cloud = new_cloud(boot=BOOT.read_text()).start("--boot-env", str(boot_env))
     machine = buy(cloud, "t-1")
     assert head.sees(machine.id, "alive"), console(cloud, machine)
@@ -74,7 +74,7 @@ def test_a_machine_with_a_wrong_token_does_not_join(
     new_cloud: Callable[..., RunningCloud], head: RayHead, tmp_path: Path
 ):
     """Ray refuses its raylet; the script ends, and the machine with it, instead of costing money."""
-    lines = head.boot_environment().replace(head.token, "0" * 32)
+    lines = head.boot_environment(tmp_path / "ray.token", "0" * 32)
     boot_env = told(tmp_path / "env", lines)
     cloud = new_cloud(boot=BOOT.read_text()).start("--boot-env", str(boot_env))
     machine = buy(cloud, "t-1")

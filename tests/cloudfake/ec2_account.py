@@ -95,6 +95,9 @@ class Instance:
         """Return the state that a reader sees at this moment."""
         return next((s for s in reversed(self.states) if s[0] <= at_s - self.lag_s), self.states[0])
 
+    def marks(self) -> set[tuple[str, str]]:
+        return {(name, value) for _, name, value in self.tags}
+
     def tags_at(self, at_s: float) -> dict[str, str]:
         return {name: value for since_s, name, value in self.tags if since_s <= at_s}
 

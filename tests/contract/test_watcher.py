@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from running_cloud import POOLS, RunningCloud, request, until
@@ -410,3 +411,17 @@ def test_where_it_asks_comes_from_the_environment():
         assert watcher.dialect == "ec2"
     with pytest.raises(ValueError, match="SPOT_METADATA_URL"):
         Watcher.of_this_machine({"SPOT_METADATA_URL": "file:///etc/passwd"})
+
+
+def test_the_machines_own_end_is_a_notice(tmp_path: Path):
+    """Its dead man announces it by a file; it is told once, and the cloud is not asked any more."""
+    sign = tmp_path / "ends"
+    with scripted(Ec2()) as url:
+        variables = {"SPOT_MACHINE_ID": "i-1", "SPOT_METADATA_URL": url, "SPOT_END_SIGN": str(sign)}
+        watcher = Watcher.of_this_machine(variables)
+        assert watcher.poll() is None
+        sign.touch()
+        notice = watcher.poll()
+        assert notice is not None
+        assert (notice.machine_id, notice.kind) == ("i-1", "terminate")
+        assert watcher.poll() is None

@@ -26,6 +26,7 @@ from orchestrator.brain.decide import decide
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
+    JobCancelled,
     JobSpec,
     JobSubmitted,
     Launched,
@@ -112,6 +113,9 @@ class Hand:
     def submit(self, job: str = "job", **spec: Any) -> list[AnyAction]:
         made = JobSpec(job=job, script="train.py", script_sha="0" * 64, **spec)
         return self.see(JobSubmitted(at_s=self.at_s, spec=made))
+
+    def cancel(self, job: str = "job") -> list[AnyAction]:
+        return self.see(JobCancelled(at_s=self.at_s, job=job, by="a test"))
 
     def launched(self, launch: Launch, at_s: float | None = None, state: Any = "running") -> str:
         """The cloud does it."""

@@ -90,7 +90,7 @@ def make_view(**changes: Any) -> View:
         make_machine(id="m-19c2"),
         make_machine(id="m-88e0", pool="local/local-b/local.large", price_usd_per_h=0.0594, on_demand_usd_per_h=0.192, cost_usd=0.0083),
         make_machine(id="m-d41b", state="noticed", launched_at_s=T0 - 402, cost_usd=0.0034, why_bought="replaces m-73aa, taken away with 120 s of warning"),
-        make_machine(id="m-f6d0", pool="local/local-c/local.small", state="booting", launched_at_s=T0 - 6, cost_usd=0.0001, price_usd_per_h=0.0338, why_bought="replaces m-d41b, which goes at 14:13:42; second cheapest pool"),
+        make_machine(id="m-f6d0", pool="local/local-c/local.small", state="booting", boot={"admitted": 2.0, "node": 5.0}, launched_at_s=T0 - 6, cost_usd=0.0001, price_usd_per_h=0.0338, why_bought="replaces m-d41b, which goes at 14:13:42; second cheapest pool"),
         make_machine(id="m-73aa", state="ended", launched_at_s=T0 - 600, ended_at_s=T0 - 401, cost_usd=0.0017, why_ended="taken away by the provider, as announced 120 s before"),
         make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
     )  # fmt: skip

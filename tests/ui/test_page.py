@@ -83,6 +83,7 @@ def test_jobs_machines_market_and_events_are_shown(page):
     assert "step 2,412 of 4,000" in text(page, "#jobs").replace("\n", " ")
     assert page.run("document.querySelector('#jobs .bar i').style.width") == "60.3%"
     assert "replaces m-d41b" in text(page, "#machines")
+    assert "admitted 2 s\nnode 5 s" in text(page, "#machines")
     assert "left alone for 2 min 10 s: NoCapacity: no machine left" in text(page, "#pools")
     events = text(page, "#events")
     assert events.index("m-f6d0 bought") < events.index("was submitted")

@@ -204,6 +204,12 @@ function jobs(view, losses) {
   return order.map((one) => job(view, one, losses[one.id]));
 }
 
+/** When each phase of a machine's first boot was over, as long as it boots. */
+function bootPhases(one) {
+  const over = ["pending", "booting"].includes(one.state) ? Object.entries(one.boot) : [];
+  return over.map(([phase, seconds]) => el("span", { class: "sub" }, `${phase} ${duration(seconds)}`));
+}
+
 function machineTable(view, list) {
   const head = el("tr", {}, ...["Machine", "State", "$/h", "Cost"].map((name, i) =>
     el("th", { class: i > 1 ? "number" : "", scope: "col" }, name)));
@@ -216,9 +222,7 @@ function machineTable(view, list) {
         el("td", {}, el("code", {}, one.id), el("span", { class: "sub" }, ...breakable(one.pool)),
           view.jobs.length > 1 ? el("span", { class: "sub" }, `for ${one.job}`) : null),
         el("td", {}, pill(one.state), el("span", { class: "sub" }, duration(end - one.launched_at_s)),
-          ["pending", "booting"].includes(one.state)
-            ? Object.entries(one.boot).map(([phase, s]) => el("span", { class: "sub" }, `${phase} ${duration(s)}`))
-            : null),
+          ...bootPhases(one)),
         el("td", { class: "number" }, usd(one.price_usd_per_h),
           el("span", { class: "sub" }, one.market === "spot" ? `${discount} % off` : "on demand"),
           one.bid_usd_per_h ? el("span", { class: "sub" }, `bid ${usd(one.bid_usd_per_h)}`) : null),

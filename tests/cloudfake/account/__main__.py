@@ -12,6 +12,7 @@ a test or a demo may ask.
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from cloud import azure as azure_cloud
 from cloud import private
 from cloud.clock import CLOCK
 from cloud.http_server import Listener
@@ -39,8 +41,8 @@ from cloud.open_files import raise_limit
 
 NETWORKS = 120
 TESTS = Path(__file__).parents[2]
-IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_HOUSE", "SPOT_TEST_RUN")
-"""What the image of machines has of this process: where the package is, and marks for sweeping."""
+IMAGE = ("PYTHONPATH", "OMP_NUM_THREADS", "SPOT_TEST_RUN")
+"""What the image of machines has of this process: where the package is, and the mark of a test."""
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -118,8 +120,17 @@ def door_of(options: argparse.Namespace) -> Iterator[tuple[Core, str]]:
     span = (0.7 * startup_s, 1.3 * startup_s)
     dials = arm.Dials(create_s=span, delete_s=span, nic_lag_s=1.0, capacity=options.room)
     azure = arm.ArmDoor(CLOCK, dials, broken="others have machines too")
+    azure.machine_allowed = set(_role_of_machines()).__contains__
     with arm_wire.listening(azure) as url:
         yield ArmCore(azure, network), url
+
+
+def _role_of_machines() -> list[str]:
+    """Return the actions that our template allows a machine."""
+    template = json.loads((Path(azure_cloud.__file__).parent / "template.json").read_bytes())
+    kind = "roleDefinitions"
+    role = next(x for x in template["resources"] if x["type"].endswith(kind))
+    return list(role["properties"]["permissions"][0]["actions"])
 
 
 async def serve(options: argparse.Namespace, core: Core, url: str) -> None:

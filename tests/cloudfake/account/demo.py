@@ -5,12 +5,11 @@ account, and nothing of ours is left in it.
 """
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from cloudfake.account.running import DISK_USD_PER_H, Cloud, Running, running
 from rich.console import Console
@@ -19,7 +18,6 @@ from rich.table import Table
 from orchestrator.cli.command import Screen
 from orchestrator.cli.demo import DemoFailed, Drill, Stage, play
 from orchestrator.client import Client
-from orchestrator.supervisor import processes
 from orchestrator.view import View
 
 DEPLOYMENT = "demo"
@@ -30,8 +28,8 @@ CENT = 0.01
 class AccountStage(Stage):
     """A fake account, in the folder of the demo."""
 
-    def __init__(self, cloud: Cloud) -> None:
-        super().__init__()
+    def __init__(self, cloud: Cloud, **small: Any) -> None:
+        super().__init__(**small)
         self._cloud = cloud
         self._account: Running | None = None
 
@@ -42,11 +40,8 @@ class AccountStage(Stage):
 
     @contextlib.contextmanager
     def open(self, folder: Path) -> Iterator[None]:
-        from orchestrator.paths import Places
-
-        mark = {**os.environ, processes.MARK: Places(folder / "state").identity}
         words = ("--owner", DEPLOYMENT)
-        with running(self._cloud, folder / "account", *words, environment=mark) as self._account:
+        with running(self._cloud, folder / "account", *words) as self._account:
             self.environment = self.account.environment()
             yield
 

@@ -27,8 +27,8 @@ images = "us-east-1=ami-us-east-1"
 subnets = "us-east-1a=subnet-us-east-1a,us-east-1b=subnet-us-east-1b"
 security_groups = "us-east-1=sg-us-east-1"
 instance_profile = "workers"
-endpoint_url = "{url}"
 certificates = "{certificates}"
+endpoint_url = "{url}"
 """
 AZURE = f"""\
 [azure]
@@ -40,9 +40,9 @@ image = "{IMAGE}"
 identity = "{IDENTITY}"
 ssh_public_key = "ssh-ed25519 AAAA trainer"
 sign_in = "managed"
+certificates = "{{certificates}}"
 endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
-certificates = "{{certificates}}"
 """
 SECTION = {"aws": AWS, "azure": AZURE}
 TYPES = {"aws": "g5.xlarge", "azure": "Standard_NC4as_T4_v3"}
@@ -56,7 +56,7 @@ class Running:
 
     def __init__(self, cloud: Cloud, directory: Path) -> None:
         told = msgspec.json.decode((directory / "account.json").read_bytes())
-        self.cloud, self.directory = cloud, directory
+        self.cloud, self.directory, self.secret = cloud, directory.absolute(), SECRET
         self.url, self.pid = str(told["url"]), int(told["pid"])
         self._http = httpx.Client(base_url=told["desk"], trust_env=False, timeout=10.0)
         self.desk = str(told["desk"])

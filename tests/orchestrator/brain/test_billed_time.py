@@ -105,3 +105,37 @@ def test_each_place_bills_by_the_rule_of_its_cloud(hand: Any) -> None:
     assert h.leases[0].billing == "aws_today"
     h, _ = bought(hand, None)
     assert h.leases[0].billing == "local"
+
+
+def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand: Any) -> None:
+    """Its agent is gone, and a list that had it has it no more: nothing is waited for."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    h.wait(2.0)
+    h.listed()
+    h.joined(machine_id)
+    h.wait(2.0)
+    h.machines.pop(machine_id)
+    h.listed()
+    assert h.leases[0].machine_id == machine_id  # the list may lag
+    h.away(machine_id)
+    h.wait(2.0)
+    h.listed()
+    assert [x.machine_id for x in h.state.ended_leases] == [machine_id]
+    assert h.job.market.preemptions == 1
+
+
+def test_a_young_machine_that_was_given_back_has_ended_when_no_list_has_it(hand: Any) -> None:
+    """A list that had it has it no more, and we asked for that."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    began_s = h.at_s
+    h.wait(2.0)
+    h.listed()
+    h.cancel()
+    assert h.leases[0].state == "ending"
+    h.wait(2.0)
+    h.listed()
+    assert h.leases
+    h.machines.pop(machine_id)
+    h.wait(2.0)
+    h.listed()
+    settled(h, began_s, h.at_s)

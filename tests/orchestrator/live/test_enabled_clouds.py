@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from cloudfake.papers import certificate, key, pem
 
 from cloud.errors import Misconfigured
 from cloud.model import Closed, Place
 from orchestrator.config import Config, load
+from orchestrator.door.__main__ import verifiers
+from orchestrator.door.order import DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.live.clouds import enabled, providers
+from orchestrator.paths import Places
 
 AWS = """[aws]
 enabled = true
@@ -19,13 +23,16 @@ regions = "us-east-1"
 images = "us-east-1=ami-1"
 subnets = "us-east-1a=subnet-1"
 security_groups = "us-east-1=sg-1"
+certificates = "aws.pem"
 """
 AZURE = """[azure]
 subscription = "0000"
 subnets = "eastus=/subscriptions/0000/subnets/machines"
 image = "/subscriptions/0000/versions/1.0.0"
 ssh_public_key = "ssh-ed25519 AAAA me"
+certificates = "azure.pem"
 """
+CERTIFICATE = pem(certificate("a signer", key()))
 PRIVATE = '[ray]\nhead_address = "10.0.0.5"\n'
 NO_LOCAL = "[local]\nenabled = false\n"
 
@@ -33,6 +40,8 @@ NO_LOCAL = "[local]\nenabled = false\n"
 def loaded(tmp_path: Path, *parts: str) -> Config:
     file = tmp_path / "orchestrator.toml"
     file.write_text("".join(parts))
+    for name in ("aws", "azure"):
+        (tmp_path / f"{name}.pem").write_bytes(CERTIFICATE)
     return load(file, {})
 
 
@@ -75,6 +84,26 @@ def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Pat
     assert found["aws"]._settings.endpoint_url
 
 
+def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Path):
+    """Without the certificates that its documents are signed by, no machine of it could join."""
+    without = AWS.replace('certificates = "aws.pem"\n', "")
+    found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, without, AZURE), tmp_path, script)
+    (one,) = closed(found["aws"])
+    assert one.because.startswith("aws.certificates is not set, so no machine of AWS could prove")
+    config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE)
+    (tmp_path / "aws.pem").unlink()
+    (tmp_path / "azure.pem").write_text("-----BEGIN CERTIFICATE-----")
+    found = providers(config, tmp_path, script)
+    said = [closed(found[name])[0].because for name in ("aws", "azure")]
+    assert "aws.pem cannot be read (No such file or directory)" in said[0]
+    assert "azure.pem holds no certificates that can be read" in said[1]
+    order = DoorOrder(
+        redis_url="", deployment="ours", local=False,
+        aws_certificates=config.aws.certificates, azure_certificates=config.azure.certificates,
+    )  # fmt: skip
+    assert verifiers(order, Places(tmp_path)) == {}
+
+
 def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path: Path):
     def doorless(cloud: str) -> str:
         if cloud == "aws":
@@ -103,3 +132,45 @@ def test_status_imports_no_sdk(tmp_path: Path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert "SDKs []" in done.stdout, done.stdout + done.stderr
+
+
+MEMORY = """
+import asyncio, os
+from pathlib import Path
+from orchestrator.config import load
+from orchestrator.live.clouds import providers
+import orchestrator.live.manager
+
+def rss():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+async def used():
+    for provider in providers(load(Path("orchestrator.toml"), {}), Path(), lambda _: "#!/bin/sh").values():
+        for place in await provider.places():
+            for verb in (provider.sold, provider.list):
+                try:
+                    await verb(place)
+                except Exception as error:
+                    print(type(error).__name__)
+        await provider.close()
+
+before = rss()
+asyncio.run(used())
+import sys
+print("SDKs", {"boto3", "azure.mgmt.compute"} <= set(sys.modules), (rss() - before) >> 20)
+"""
+
+
+def test_both_sdks_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A manager that buys from both clouds has at most 150 MB more than one that buys from none."""
+    here = 'endpoint_url = "http://127.0.0.1:1"\n'
+    azure = 'endpoint = "http://127.0.0.1:1"\nprices_endpoint = "http://127.0.0.1:1"\n'
+    loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, here, AZURE, azure, 'sign_in = "managed"\n')
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    word, whole, mb = done.stdout.split()[-3:]
+    assert (word, whole) == ("SDKs", "True"), done.stdout + done.stderr
+    assert int(mb) <= 150

@@ -1,0 +1,96 @@
+"""Whom the manager expects at the door, what it hears of their first boot, and when it says so."""
+
+import asyncio
+from io import StringIO
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from agent.keys import GUESTS, VIEW
+from cloud.clock import SystemClock
+from orchestrator.actions import Launch
+from orchestrator.cli import tables
+from orchestrator.door.guests import Guest, Guests, guests_of
+from orchestrator.events import BootSeen
+from orchestrator.live.world import LiveWorld
+from orchestrator.view_builder import view_of
+
+
+def held(hand: Any) -> Any:
+    """A manager whose one machine was started a moment ago."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    machine_id = h.launched(launch, state="pending")
+    return h, machine_id
+
+
+def test_a_machine_is_expected_from_its_launch_until_it_is_given_back(hand: Any) -> None:
+    """By what its cloud signs, and with the address that the cloud lists, once it does."""
+    h, machine_id = held(hand)
+    cloud = h.leases[0].pool.cloud
+    assert guests_of(h.state).machines == (Guest(cloud, machine_id, machine_id),)
+    listed = msgspec.structs.replace(h.machines[machine_id], identity="vm-1", address="10.0.0.7")
+    h.machines[machine_id] = listed
+    h.listed()
+    assert guests_of(h.state).machines == (Guest(cloud, "vm-1", machine_id, "10.0.0.7"),)
+    h.state.leases[h.leases[0].token].state = "ending"
+    assert guests_of(h.state).machines == ()
+
+
+def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
+    """A machine that has proved who it is boots, whatever the list says; each phase is told once."""
+    h, machine_id = held(hand)
+    lease = h.leases[0]
+    assert lease.state == "pending"
+    admitted = BootSeen(at_s=h.at_s, machine_id=machine_id, phase="admitted", took_s=1.25)
+    assert "proved who it is, 1.2 s after its first boot began" in h.words(h.see(admitted))
+    assert lease.state == "booting"
+    assert h.see(admitted) == []
+    h.see(BootSeen(at_s=h.at_s, machine_id=machine_id, phase="node", took_s=9.0))
+    (shown,) = view_of(h.state, h.at_s).machines
+    assert shown.boot == {"admitted": 1.25, "node": 9.0}
+    paper = StringIO()
+    Console(width=200, file=paper).print(tables.machines([shown], h.at_s))
+    assert "booting, node 9 s" in paper.getvalue()
+    other = BootSeen(at_s=h.at_s, machine_id="i-none", phase="node", took_s=1.0)
+    assert h.see(other) == []
+
+
+class Store:
+    """What the world publishes."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, bytes]] = []
+
+    async def mset(self, said: dict[str, bytes]) -> None:
+        self.said.append(said)
+
+
+def test_the_newest_state_is_published_though_no_event_follows(hand: Any) -> None:
+    """A machine that was launched a moment after the last publication need not wait for the next event."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+
+    async def play() -> list[dict[str, bytes]]:
+        store, parts = Store(), {"journal": None, "engine": None, "quotes": None}
+        world: Any = LiveWorld(store=store, providers={}, clock=SystemClock(), **parts)  # type: ignore[arg-type]
+        await world.show(h.state)
+        machine_id = h.launched(launch)
+        await world.show(h.state)
+        await world.show(h.state)
+        async with asyncio.timeout(20):
+            while len(store.said) < 2:
+                await asyncio.sleep(0.01)
+        await world.close()
+        assert (
+            msgspec.json.decode(store.said[-1][GUESTS], type=Guests).machines[0].machine_id
+            == machine_id
+        )
+        return store.said
+
+    assert [set(said) for said in asyncio.run(play())] == [{VIEW, GUESTS}] * 2
