@@ -11,7 +11,7 @@ Given by the environment:
   SPOT_CLUSTER      which cluster the head has, as `Cluster` writes it
   SPOT_ADDRESS      the machine's own private address
   SPOT_SLOTS        how many workers it has room for
-  RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token; or the token itself
+  RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token
   SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 """
@@ -27,8 +27,14 @@ from pathlib import Path
 from subprocess import list2cmdline
 from typing import NamedTuple
 
-NEEDED = ("SPOT_MACHINE_ID", "SPOT_HEAD", "SPOT_CLUSTER", "SPOT_ADDRESS", "SPOT_SLOTS")
-TOKENS = ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
+NEEDED = (
+    "SPOT_MACHINE_ID",
+    "SPOT_HEAD",
+    "SPOT_CLUSTER",
+    "SPOT_ADDRESS",
+    "SPOT_SLOTS",
+    "RAY_AUTH_TOKEN_PATH",
+)
 CLUSTER_VARIABLE = "SPOT_CLUSTER"
 USAGE, DIFFERS = 64, 65
 OBJECT_STORE_BYTES = 100 << 20
@@ -172,8 +178,8 @@ def _options(values: Mapping[str, object]) -> list[str]:
 
 def refusal(known: Mapping[str, str]) -> tuple[int, str]:
     """Return an exit status and a sentence if this machine cannot be a node, else 0."""
-    for name in (*NEEDED, TOKENS[0]):
-        if not known.get(name) and not (name in TOKENS and any(map(known.get, TOKENS))):
+    for name in NEEDED:
+        if not known.get(name):
             return USAGE, f"{name} is not set; the join door has to hand it out"
     theirs, ours = Cluster.read(known["SPOT_CLUSTER"]).versions, versions()
     if ours != theirs:

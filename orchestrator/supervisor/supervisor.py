@@ -220,6 +220,7 @@ class House:
             processes.end(cloud)
         if (ray := self._children.pop("ray", None)) is not None:
             processes.end(ray, word=signal.SIGHUP)
+        self.places.secret("head").unlink(missing_ok=True)  # it is left if the start broke off
         if self._redis is not None:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)
