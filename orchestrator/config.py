@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 
 from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
+from cloud.model import Billing
 from orchestrator.errors import OrchestratorError
 
 FILE_NAME = "orchestrator.toml"
@@ -196,7 +197,7 @@ class Local(SettingsSection):
     prices: Text | None = Field(default=None, examples=["prices.json"])
     """Replay prices from a file written by `aws ec2 describe-spot-price-history`. Not set: a
     synthetic market."""
-    billing: Literal["local", "aws_today", "aws_2016", "azure", "fixed_discount"] = "local"
+    billing: Billing = "local"
     """The rule that we count its bills by: "local" is by the second; "aws_2016" is by the hour, and
     bids."""
 

@@ -5,6 +5,8 @@ The event `ManagerStarted` carries them, so a journal alone is enough to replay 
 
 import msgspec
 
+from cloud.model import Billing
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The manager's settings; `None` means no limit.
@@ -19,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     machines_max: int = 1000
     on_demand_allowed: bool = True
     manager_usd_per_h: float = 0.0
-    billing: str = "local"  # a name of `bidding.markets.billing.RULES`
+    billing: Billing = "local"  # a name of `bidding.markets.billing.RULES`
     regions: tuple[str, ...] = ()  # where data may be; none means anywhere
     egress_usd_per_gb: float = 0.0
     disk_usd_per_h: float = 0.0  # of every machine as long as it is held; never refunded
