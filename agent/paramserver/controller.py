@@ -260,12 +260,18 @@ class Controller:
         self.committed, self.pushing = message.clock, None
         out = self._to_all(Committed(clock=self.committed))
         if self.ending and self.committed >= self.ledger.closed:
-            last = bool(self.plan.save_every)
-            return out + (self._save(last) if last else self._end(self.ending))
+            return out + self._conclude()
         out += self._save()
         out += self._push()
         displaced = any(name not in self._staying() for name in set(self.replicas))
         return out + (self._settle(now_s) if displaced else [])
+
+    def _conclude(self) -> Out:
+        """Write the last clock to the store, if there is one, and end."""
+        whole = self.committed >= self.ledger.closed and not self.mirroring and not self._saving
+        if not self.ending or not whole:
+            return []
+        return self._save(last=True) if self.plan.save_every else self._end(self.ending)
 
     def _save(self, last: bool = False) -> Out:
         """Have the committed clock written to the store, every so often and at the end."""
@@ -291,7 +297,7 @@ class Controller:
         if message.mirror:
             if self.replicas[number] == sender:
                 self.mirroring.discard(number)
-            return self._push()
+            return self._push() + self._conclude()
         if self.moves.get(number) == sender:
             del self.moves[number]
             self.owners[number] = sender

@@ -106,14 +106,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--clocks", type=int, default=30)
     given = parser.parse_args()
-    print(f"{'bytes':>9} {'raw GiB/s':>10} {'ours GiB/s':>11} {'share':>6} {'ps-lite':>8} {'updates/s':>10}")
+    print(
+        f"{'bytes':>9} {'raw GiB/s':>10} {'ours GiB/s':>11} {'share':>6} {'ps-lite':>8} {'updates/s':>10}"
+    )
     for size in (1 << 16, 1 << 20, 1 << 24):
         there, ours = raw(size, given.clocks), served(size, given.clocks)
         gib = 2 * size / (1 << 30)
         peer = PS_LITE.get(size)
         shown = f"{peer:8.3f}" if peer else "       -"
         rows = size / WIDTH / 8 / ours
-        print(f"{size:9} {gib / there:10.3f} {gib / ours:11.3f} {there / ours:6.2f} {shown} {rows:10.0f}", flush=True)
+        print(
+            f"{size:9} {gib / there:10.3f} {gib / ours:11.3f} {there / ours:6.2f} {shown} {rows:10.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

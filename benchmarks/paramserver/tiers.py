@@ -14,7 +14,9 @@ from agent.paramserver.virtual.tiers import MODEL_BYTES, Setting, clock_s, clust
 
 def traffic() -> None:
     """Compare the bytes of a clock with the formulas, to the byte."""
-    print("\nbytes of a regular clock, in models, of the busiest server out / of all: counted, formula")
+    print(
+        "\nbytes of a regular clock, in models, of the busiest server out / of all: counted, formula"
+    )
     for reliable, transient in ((8, 0), (4, 4), (2, 6)):
         count = reliable + transient
         counted = []
@@ -25,7 +27,9 @@ def traffic() -> None:
             counted.append((max(network.sent.values()), sum(network.sent.values())))
         busiest, everything = ((b - a) / 2 / MODEL_BYTES for a, b in zip(*counted, strict=True))
         own = (1 - 1 / reliable) + (count - 1) / reliable
-        print(f"{reliable}+{transient}: {busiest:.6f} {own:.6f} / {everything:.6f} {2 * (count - 1):.6f}")
+        print(
+            f"{reliable}+{transient}: {busiest:.6f} {own:.6f} / {everything:.6f} {2 * (count - 1):.6f}"
+        )
 
 
 def main() -> None:
@@ -40,7 +44,9 @@ def main() -> None:
         return clock_s(setting)
 
     base = one(64, 0, 1)
-    print(f"a traditional clock of 64 machines: {base:.3f} s; the stages at each ratio, relative to it:")
+    print(
+        f"a traditional clock of 64 machines: {base:.3f} s; the stages at each ratio, relative to it:"
+    )
     print(f"{'ratio':>7} {'stage 1':>8} {'stage 2':>8} {'stage 3':>8}")
     for reliable in (32, 8, 4, 1):
         times = [one(reliable, 64 - reliable, stage) / base for stage in (1, 2, 3)]
@@ -51,7 +57,9 @@ def main() -> None:
     story = elastic(setting, 60, 11, 35)
     before = story.clocks_s[5]
     blip = max(story.clocks_s[35:]) / before - 1
-    print(f"\n4 + 60, added at clock 11, evicted at 35: one blip of {blip:.1%} (met: at most 13 %);")
+    print(
+        f"\n4 + 60, added at clock 11, evicted at 35: one blip of {blip:.1%} (met: at most 13 %);"
+    )
     print(f"{story.loads_at_eviction} blocks loaded at the eviction, {story.rolls} roll-backs")
     for at, (time, stage) in enumerate(zip(story.clocks_s, story.stages, strict=True), 1):
         print(f"{at:3} stage {stage} {time:7.3f} s {'#' * round(time / before * 40)}")

@@ -1,14 +1,12 @@
 """A minute of a parameter server: three reliable processes, transient ones, a straggler, losses.
 
-    python examples/paramserver/demo.py
+python examples/paramserver/demo.py
 """
 
 import sys
 import tempfile
 import time
 from pathlib import Path
-
-import factorisation
 
 from agent.paramserver.processes import House, Job
 
@@ -17,7 +15,9 @@ CLOCKS = 40
 
 
 def show(house, since_s, text):
-    print(f"{time.monotonic() - since_s:6.1f} s  clock {house.controller.ledger.closed + 1:3}  {text}")
+    print(
+        f"{time.monotonic() - since_s:6.1f} s  clock {house.controller.ledger.closed + 1:3}  {text}"
+    )
 
 
 def curve(measures, items):

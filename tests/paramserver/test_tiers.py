@@ -70,7 +70,7 @@ def test_partitions_have_one_owner_each_through_any_changes():
         served = [at for host in virtual.hosts.values() for at in host.member.server.parts]
         assert len(served) == len(set(served))
 
-    from agent.paramserver.virtual.cluster import Place  # noqa: PLC0415
+    from agent.paramserver.virtual.cluster import Place
 
     for at in range(6):
         virtual.at(1.5, lambda n=f"t{at}": virtual.add(Place(n, n, False, "spot")))

@@ -4,6 +4,7 @@ Every worker reads and writes the whole model once in a clock. Times are in seco
 without any network takes one second of a clock that `reference` machines share.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -144,7 +145,7 @@ def elastic(
     assert why.endswith("are done"), why
     times = [virtual.brain.begun_s or 0.0, *virtual.closed_s]
     return Story(
-        [after - before for before, after in zip(times[:-1], times[1:], strict=True)],
+        [after - before for before, after in itertools.pairwise(times)],
         Dense.loads - int(state["loads"]),
         virtual.brain.rolls,
         stages,
