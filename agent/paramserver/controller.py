@@ -313,7 +313,7 @@ class Controller:
         if not ready or self.owners[number] not in self.nodes:
             return []
         to, at = self.replicas[number], self.committed
-        order = Move(partition=number, to=to, mirror=True, committed=at)
+        order = Move(partition=number, to=to, mirror=True, committed=at, version=self.version)
         return [(self.owners[number], order)]
 
     def _route(self) -> Out:

@@ -137,6 +137,7 @@ class Move(Message, frozen=True, kw_only=True):
     mirror: bool = False
     whole: bool = True
     committed: int = -1
+    version: int = -1  # of the route that names the replica
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -158,6 +159,7 @@ class Copy(Message, frozen=True, kw_only=True):
     partition: int
     contents: Contents
     mirror: bool = False
+    version: int = -1
 
 
 class Forwarded(Message, frozen=True, kw_only=True):

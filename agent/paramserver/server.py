@@ -203,7 +203,7 @@ class Replica:
 
     def __init__(self, number: int, tables: dict[str, Table], partitions: int) -> None:
         self.rows = {name: Rows(table, number, partitions) for name, table in tables.items()}
-        self.committed = -1
+        self.committed = self.version = -1
         self.coming: list[tuple[int, list[Section]]] = []
 
     def commit(self, clock: int) -> None:
@@ -259,7 +259,7 @@ class Server:
                 return self._install(message)
             case Route() if message.version > self._version:
                 self._version = message.version
-                self._drop_replicas(message.replicas)
+                self._drop_replicas(message)
                 # From here on the controller's orders reach these partitions where they are.
                 self._unknown = {one for one in self._unknown if message.owners[one] == self.name}
             case Roll():
@@ -321,7 +321,9 @@ class Server:
             sections, at = part.at_commit(), part.committed
             part.pushed = at  # the new replica has nothing of later clocks
             contents = Contents(at, at, sections, True, [], [], {}, at, [])
-            return [(message.to, Copy(partition=number, contents=contents, mirror=True))]
+            version = message.version
+            copy = Copy(partition=number, contents=contents, mirror=True, version=version)
+            return [(message.to, copy)]
         del self.parts[number]
         self.forward[number] = message.to
         self._unknown.add(number)
@@ -333,7 +335,7 @@ class Server:
         if message.mirror:
             replica = self.replicas[number] = Replica(number, self.tables, self._count)
             put(replica.rows, contents.sections)
-            replica.committed = contents.committed
+            replica.committed, replica.version = contents.committed, message.version
             return [(CONTROLLER, Installed(partition=number, mirror=True))]
         part = self.parts[number] = Partition(number, self.tables, self._count)
         if not contents.whole:
@@ -352,9 +354,11 @@ class Server:
             out += self.handle(sender, early)
         return out
 
-    def _drop_replicas(self, replicas: list[str]) -> None:
-        for number in [one for one in self.replicas if replicas[one] != self.name]:
-            del self.replicas[number]
+    def _drop_replicas(self, route: Route) -> None:
+        """Drop what a newer route than the one it was made for gives to somebody else."""
+        for number, replica in list(self.replicas.items()):
+            if route.replicas[number] != self.name and route.version > replica.version:
+                del self.replicas[number]
 
     def _roll(self, message: Roll) -> Out:
         """Go back; what is lost elsewhere is sent from here if its replica is here."""
