@@ -88,8 +88,8 @@ MISTAKES = {
     "price files that are not there": (("tools", "backtest", "--data", "none"), 2, "--data none: no such folder"),
     "a step without time": (("plan", "ok.py", "--step-s", "0"), 2, "--step-s 0: seconds above 0"),
     "a market without prices": (("plan", "ok.py", "--set", "local.prices=none.json"), 2, "local.prices: "),
-    "a manager without providers": (("up", "--set", "local.enabled=false"), 1, "no provider is enabled"),
-    "a world without providers": (("plan", "ok.py", "--set", "local.enabled=false"), 2, "no provider is enabled"),
+    "a manager without providers": (("up", "--set", "local.enabled=false"), 1, "no cloud is enabled"),
+    "a world without providers": (("plan", "ok.py", "--set", "local.enabled=false"), 2, "no cloud is enabled"),
 }  # fmt: skip
 
 
