@@ -107,7 +107,7 @@ def market_now(config: Config, client: Client | None) -> PlannedSale:
     running = client is not None and bool(client.house().local_cloud)
     if not (real or running or config.local.enabled):
         raise ConfigError(
-            "no provider is enabled; set local.enabled = true in orchestrator.toml, or: "
+            "no cloud is enabled; set local.enabled = true in orchestrator.toml, or: "
             "orchestrator init --cloud aws"
         )
     sale = PlannedSale(places={}, quotes=(), source="")
