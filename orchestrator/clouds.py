@@ -8,10 +8,11 @@ in a thread.
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -36,11 +37,20 @@ from orchestrator.config import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.formatting import plural
 
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
 AGAIN_S = 600.0
 HEAD = "ray head"
 NAMES = {"aws": "AWS", "azure": "Azure"}
 NAMESAKES_S = 60.0
 NOWHERE = ("192.0.2.1", 9)  # an address that is nobody's: only the way to it is looked up
+SOURCES = {
+    "aws": 'copy those of your regions (RSA-2048) from "Verify the instance identity document" in '
+    "AWS's documents into one file, and name it in aws.certificates",
+    "azure": 'copy the authorities from "Azure Certificate Authority details" in Azure\'s documents '
+    "into one PEM file, and name it in azure.certificates",
+}
 
 UserData = Callable[[str], str]
 """The first-boot script of a cloud's machines, by the cloud's name."""
@@ -153,24 +163,56 @@ async def opened(config: Config) -> AsyncIterator[Sequence[Provider]]:
 def obstacle(config: Config, name: str) -> str | None:
     """Return why machines of a cloud could not join; None if they could, as far as settings show.
 
-    They have to reach the Ray head, and prove who they are.
+    They have to prove who they are, and reach the Ray head. A certificate that has expired is no
+    obstacle: a manager that starts again has to list and end the machines that it holds there.
     """
     if name == "local":
         return None
-    certificates = config.aws.certificates if name == "aws" else config.azure.certificates
-    if certificates is None:
-        return (
-            f"{name}.certificates is not set, so no machine of {NAMES[name]} could prove who it is; "
-            "docs/operations.md says where they are"
-        )
-    from cloud.identity.signed_message import read_certificates
-
     try:
-        read_certificates(Path(certificates))
+        _certificates(config, name)
     except ValueError as error:
-        return f"{name}.certificates: {error}, so no machine of {NAMES[name]} could prove who it is"
+        return f"{error}; {SOURCES[name]}"
     way = head(config, [name])
     return None if way.ok else f"{way.found}; {way.remedy}"
+
+
+def joining(config: Config, names: Sequence[str]) -> list[Finding]:
+    """Return what machines of real clouds need to join: a way to the head, and certificates."""
+    return [head(config, names), *(certificates(config, name, time.time()) for name in names)]
+
+
+def certificates(config: Config, name: str, now_s: float) -> Finding:
+    """Look at the file of certificates by which a cloud's machines prove who they are."""
+    title = f"{name} certificates"
+    try:
+        found = _certificates(config, name)
+    except ValueError as error:
+        return bad(title, str(error), SOURCES[name])
+    ends_s = [one.not_valid_after_utc.timestamp() for one in found]
+    late = sum(end_s < now_s for end_s in ends_s)
+    first = time.strftime("%F", time.gmtime(min(ends_s)))
+    if late:
+        said = (
+            f"{name}.certificates: {late} of {plural(len(found), 'certificate')} expired, the first "
+            f"on {first}, so {NAMES[name]} has others by now, and a machine that needs one of those "
+            "could not prove who it is"
+        )
+        return bad(title, said, f"replace what expired: {SOURCES[name]}")
+    return good(title, f"{plural(len(found), 'certificate')}, valid until {first} or longer")
+
+
+def _certificates(config: Config, name: str) -> "list[Certificate]":
+    """Return the certificates of a cloud; raise ValueError if there are none to be read."""
+    from cloud.identity.signed_message import read_certificates
+
+    path = config.aws.certificates if name == "aws" else config.azure.certificates
+    lost = f"so no machine of {NAMES[name]} could prove who it is"
+    if path is None:
+        raise ValueError(f"{name}.certificates is not set, {lost}")
+    try:
+        return read_certificates(Path(path))
+    except ValueError as error:
+        raise ValueError(f"{name}.certificates: {error}, {lost}") from error
 
 
 def head(config: Config, names: Sequence[str]) -> Finding:
@@ -228,7 +270,7 @@ def examined(config: Config, *, running: bool) -> list[Finding]:
     names = real(config)
     if not names:
         return []
-    return [head(config, names), *asyncio.run(_examined(config, names, running))]
+    return [*joining(config, names), *asyncio.run(_examined(config, names, running))]
 
 
 async def _examined(config: Config, names: Sequence[str], running: bool) -> list[Finding]:
