@@ -103,7 +103,7 @@ def market_now(config: Config, client: Client | None) -> PlannedSale:
 
     Of a local cloud that does not run, it is what a market of its seed would sell.
     """
-    real = clouds.enabled(config)
+    real = clouds.real(config)
     running = client is not None and bool(client.house().local_cloud)
     if not (real or running or config.local.enabled):
         raise ConfigError(

@@ -100,6 +100,7 @@ def _init_cloud(command: Command, path: Path, cloud: str, **said: Any) -> None:
         done,
         Text.assemble(("wrote ", "green"), f"{path}: [{cloud}] {state}"),
         *lines,
+        *(Text(f"set by hand: {one}", style="yellow") for one in done.lacking),
         then=done.then,
     )
 

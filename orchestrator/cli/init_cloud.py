@@ -19,6 +19,7 @@ import typer
 
 from cloud.aws.settings import pairs, texts
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.clouds import joining
 from orchestrator.config import Config, ConfigError, load, template
 
 IMAGE_PARAMETER = "/orchestrator/image"
@@ -44,12 +45,13 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the file now, and what to type next."""
+    """What is in the file now, what its machines lack to join, and what to type next."""
 
     path: str
     cloud: str
     whole: bool
     settings: Changes
+    lacking: tuple[str, ...]
     then: tuple[str, ...]
 
 
@@ -62,7 +64,7 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
     for section, keys in changes.items():
         for key, value in keys.items():
             text = _put(path, text, section, key, value)
-    _checked(path, text)
+    after = _checked(path, text)
     _replace(path, text)
     name = shlex.quote(str(path))
     more = "" if command.given_path is None else f" --config {name}"
@@ -73,6 +75,9 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
         cloud=cloud,
         whole=whole,
         settings=changes,
+        lacking=tuple(
+            f"{one.found}; {one.remedy}" for one in joining(after, [cloud]) if not one.ok
+        ),
         then=followed or (f"orchestrator check{more}", f"orchestrator up{more}"),
     )
 
@@ -279,9 +284,9 @@ def _parsed(path: Path, text: str) -> Config:
     return _with_text(path, text, lambda file: load(file, {}))
 
 
-def _checked(path: Path, text: str) -> None:
+def _checked(path: Path, text: str) -> Config:
     try:
-        _parsed(path, text)
+        return _parsed(path, text)
     except ConfigError as error:
         raise CommandError(
             f"{path} is left as it is: {str(error).splitlines()[0]}", USAGE

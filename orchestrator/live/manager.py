@@ -30,11 +30,11 @@ from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from orchestrator.brain import layout_choice
 from orchestrator.brain.situation import SlotSpeed
+from orchestrator.clouds import providers
 from orchestrator.config import Config, load
 from orchestrator.door.address import first_boot_of
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
-from orchestrator.live.clouds import providers
 from orchestrator.live.order import Order
 from orchestrator.live.price_files import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld

@@ -35,6 +35,8 @@ from cloud.log_bounds import bound_logs
 from cloud.open_files import raise_limit
 from orchestrator.client import House as HouseFile
 from orchestrator.client import post
+from orchestrator.clouds import enabled
+from orchestrator.clouds import obstacle as cloud_obstacle
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.door import certificate
 from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
@@ -42,8 +44,6 @@ from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
-from orchestrator.live.clouds import enabled
-from orchestrator.live.clouds import obstacle as cloud_obstacle
 from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect

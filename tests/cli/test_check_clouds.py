@@ -14,6 +14,7 @@ from cloudfake.arm import GROUP, IMAGE, MANAGER, SUBNET, SUBSCRIPTION, ArmDoor
 from cloudfake.arm_wire import listening
 from cloudfake.ec2 import Ec2Door, served
 from cloudfake.ec2_account import Account, Dials
+from cloudfake.papers import certificate, key, pem
 
 from cloud.azure.examine import needed
 from cloud.clock import CLOCK
@@ -31,6 +32,7 @@ images = "us-east-1=ami-us-east-1"
 subnets = "us-east-1a=subnet-us-east-1a,us-east-1b=subnet-us-east-1b"
 security_groups = "us-east-1=sg-us-east-1"
 instance_profile = "workers"
+certificates = "signers.pem"
 endpoint_url = "{url}"
 """
 
@@ -42,10 +44,13 @@ subnets = "eastus={SUBNET}"
 image = "{IMAGE}"
 ssh_public_key = "ssh-ed25519 AAAA me"
 types = "Standard_NC*"
+certificates = "signers.pem"
 sign_in = "managed"
 endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
 """
+SIGNER = certificate("a signer", key())
+SIGNERS = pem(SIGNER).decode()
 
 
 @contextmanager
@@ -56,6 +61,7 @@ def ec2_beside(shell, monkeypatch) -> Iterator[Ec2Door]:
     door = Ec2Door(Account(Dials(startup_s=0.0)), CLOCK)
     with served(door) as url:
         shell.script("orchestrator.toml", AWS.format(url=url))
+        shell.script("signers.pem", SIGNERS)
         yield door
 
 
@@ -75,6 +81,7 @@ def arm(shell, monkeypatch) -> Iterator[ArmDoor]:
     with listening(door) as url:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", url)
         shell.script("orchestrator.toml", AZURE.format(url=url))
+        shell.script("signers.pem", SIGNERS)
         yield door
 
 
@@ -139,8 +146,51 @@ def test_a_head_that_machines_cannot_reach_is_named():
     """A cloud that is called elsewhere has its machines elsewhere; one on this machine has them here."""
     away = clouds.head(Config(), ["azure"])
     assert not away.ok
-    assert "127.0.40.1 is reached by this machine only" in away.found
-    assert "ray.head_address" in away.remedy
+    assert "ray.head_address is 127.0.40.1, which only this machine reaches" in away.found
+    assert "private address of the manager's machine" in away.remedy
     assert clouds.head(Config(ray=Ray(head_address="10.60.0.5")), ["azure"]).ok
     here = Config(azure=Azure(endpoint="http://127.0.0.1:9"))
     assert clouds.head(here, ["azure"]).ok
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read (No such file or directory), so no machine of AWS could prove who"),
+        ("-----BEGIN CERTIFICATE-----", "holds no certificates that can be read"),
+        ("", "holds no certificates that can be read"),
+        (
+            SIGNERS + pem(certificate("old", key(), days=(-9, -1))).decode(),
+            "1 of 2 certificates exp",
+        ),
+    ],
+)
+def test_check_says_what_is_wrong_with_the_certificates(shell, ec2, text, said):
+    """The file, why it matters and where certificates are; and the manager says the same of a file."""
+    file = shell.folder / "signers.pem"
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    answer = shell("check", "--json")
+    (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]
+    assert (answer.code, wrong["name"]) == (1, "aws certificates")
+    assert said in wrong["found"]
+    assert "aws.certificates" in wrong["found"]
+    assert "RSA-2048" in wrong["remedy"]
+    closed = clouds.obstacle(load(shell.folder / "orchestrator.toml", {}), "aws")
+    expired = "expired" in wrong["found"]
+    assert closed == (None if expired else f"{wrong['found']}; {wrong['remedy']}")
+
+
+def test_certificates_that_are_not_set_are_said_of_each_cloud(tmp_path):
+    """By the name of the setting, and with the place where that cloud's are."""
+    for name, where in (("aws", "instance identity document"), ("azure", "Authority details")):
+        one = clouds.certificates(Config(), name, 0.0)
+        assert not one.ok
+        assert one.found.startswith(f"{name}.certificates is not set, so no machine of")
+        assert where in one.remedy
+    file = tmp_path / "signers.pem"
+    file.write_text(SIGNERS)
+    good = clouds.certificates(Config(azure=Azure(certificates=str(file))), "azure", CLOCK.now_s())
+    assert good.ok
+    assert f"1 certificate, valid until {SIGNER.not_valid_after_utc:%F}" in good.found

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from test_check_clouds import arm, ec2
+from test_check_clouds import SIGNERS, arm, ec2
 
 from orchestrator.config import load, template
 
@@ -95,7 +95,10 @@ def test_what_init_wrote_is_what_check_finds_good(shell, ec2):
     config = load(written, {})
     assert config.aws.enabled
     assert config.storage.checkpoint_url == "s3://states"
-    answer = shell("check", "--set", f"aws.endpoint_url={url}")
+    here = ("--set", f"aws.endpoint_url={url}")
+    lacking = shell("check", *here, "--json").json["checks"]
+    assert [one["name"] for one in lacking if not one["ok"]] == ["aws certificates"]
+    answer = shell("check", *here, "--set", f"aws.certificates={shell.folder / 'signers.pem'}")
     assert answer.code == 0, answer.out
 
 
@@ -151,9 +154,29 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
         f"azure.endpoint={url}",
         f"azure.prices_endpoint={url}",
         "azure.resource_group=training",
+        f"azure.certificates={shell.folder / 'signers.pem'}",
     )
     answer = shell("check", *(word for one in more for word in ("--set", one)))
     assert answer.code == 0, answer.out
+
+
+@pytest.mark.parametrize(("words", "name"), [(ON_AWS, "aws"), (ON_AZURE, "azure")])
+def test_what_no_template_makes_is_named(shell, words, name):
+    """The certificates and the address of the head, until they are set."""
+    certificates, head = f"{name}.certificates is not set", "ray.head_address is 127.0.40.1"
+    answer = shell(*words)
+    said = [line for line in answer.out.splitlines() if line.startswith("set by hand: ")]
+    assert [any(x in line for line in said) for x in (certificates, head)] == [True, True]
+    assert len(said) == 2
+    written = shell.folder / "orchestrator.toml"
+    shell.script("signers.pem", SIGNERS)
+    text = written.read_text().replace('head_address = "127.0.40.1"', 'head_address = "10.0.0.5"')
+    kept = {"aws": "aws-identity", "azure": "azure-authorities"}[name]
+    line = f'certificates = "{kept}.pem"'
+    assert f"# {line}" in text
+    written.write_text(text.replace(f"# {line}", 'certificates = "signers.pem"'))
+    again = shell(*words, "--json").json
+    assert again["lacking"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from cloud.aws.identity import AwsIdentity
 from cloud.azure.identity import AzureIdentity
 from cloud.identity.proof import Identity, Proof
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Pool
+from orchestrator.clouds import providers
 from orchestrator.config import load
-from orchestrator.live.clouds import providers
 
 pytestmark = pytest.mark.processes
 

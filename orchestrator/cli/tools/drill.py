@@ -78,7 +78,7 @@ async def _rehearse(
     command: Command, name: str, count: int | Literal["all"]
 ) -> tuple[list[str], float]:
     """Have a real cloud interrupt some of our running spot machines; return them and the notice."""
-    if name not in clouds.enabled(command.config):
+    if name not in clouds.real(command.config):
         raise CommandError(
             f"--cloud {name}: nothing is bought there; see: orchestrator init --cloud {name}"
         )

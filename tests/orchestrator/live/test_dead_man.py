@@ -31,9 +31,9 @@ from cloud.identity.signed_message import read_certificates
 from cloud.local.identity import LocalIdentity
 from cloud.model import Machine, Pool
 from cloud.provider import Provider, all_machines
+from orchestrator.clouds import providers
 from orchestrator.config import load
 from orchestrator.door.guests import Guest
-from orchestrator.live.clouds import providers
 from orchestrator.supervisor.redis_server import RedisServer
 
 SILENT_S = 6.0

@@ -10,11 +10,11 @@ from cloudfake.papers import certificate, key, pem
 
 from cloud.errors import Misconfigured
 from cloud.model import Closed, Place
+from orchestrator.clouds import enabled, providers
 from orchestrator.config import Config, load
 from orchestrator.door.__main__ import verifiers
 from orchestrator.door.order import DoorOrder
 from orchestrator.errors import OrchestratorError
-from orchestrator.live.clouds import enabled, providers
 from orchestrator.paths import Places
 
 AWS = """[aws]
@@ -75,7 +75,7 @@ def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Pat
         (one,) = closed(provider)
         assert one.place == Place(name, "")
         assert "ray.head_address is 127.0.40.1" in one.because
-        assert "private address of this machine" in one.because
+        assert "private address of the manager's machine" in one.because
         with pytest.raises(Misconfigured, match=r"head_address") as caught:
             asyncio.run(provider.list(Place(name, "us-east-1")))
         assert caught.value.refusal.scope == "cloud"
@@ -124,7 +124,7 @@ def test_status_imports_no_sdk(tmp_path: Path):
         "from orchestrator.__main__ import main\n"
         "sys.argv = ['orchestrator', 'status']\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "import orchestrator.live.clouds, cloud.aws.provider, cloud.azure.provider\n"
+        "import orchestrator.clouds, cloud.aws.provider, cloud.azure.provider\n"
         "found = {'boto3', 'botocore', 'azure.core', 'azure.identity'} & set(sys.modules)\n"
         "print('SDKs', sorted(found))\n"
     )
@@ -138,7 +138,7 @@ MEMORY = """
 import asyncio, os
 from pathlib import Path
 from orchestrator.config import load
-from orchestrator.live.clouds import providers
+from orchestrator.clouds import providers
 import orchestrator.live.manager
 
 def rss():
