@@ -103,6 +103,50 @@ class Unusable:
         raise Misconfigured(self._because, "cloud")
 
 
+class BuysNothing:
+    """A cloud whose machines could not join: those held there are listed and ended, none is bought."""
+
+    def __init__(self, cloud: Provider, because: str) -> None:
+        self._cloud = cloud
+        self._because = because
+
+    @property
+    def name(self) -> str:
+        return self._cloud.name
+
+    @property
+    def traits(self) -> Traits:
+        return self._cloud.traits
+
+    @property
+    def pace(self) -> Pace:
+        return self._cloud.pace
+
+    async def places(self) -> Sequence[Place | Closed]:
+        return await self._cloud.places()
+
+    async def sold(self, place: Place) -> Sold:  # noqa: ARG002
+        raise Misconfigured(self._because, "cloud")
+
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        return await self._cloud.quotes(place)
+
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:  # noqa: ARG002
+        raise Misconfigured(self._because, "cloud")
+
+    async def list(self, place: Place) -> Listing:
+        return await self._cloud.list(place)
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        return await self._cloud.end(refs)
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return self._cloud.notices()
+
+    async def close(self) -> None:
+        await self._cloud.close()
+
+
 def enabled(config: Config) -> list[str]:
     """Return the names of the clouds that the settings enable."""
     return [*(["local"] if config.local.enabled else []), *real(config)]
@@ -124,12 +168,17 @@ def _provider(name: str, config: Config, local_dir: Path, user_data: UserData) -
         from cloud.local.provider import LocalProvider
 
         return LocalProvider.at(local_dir, config.manager.deployment, billing=config.local.billing)
-    if (because := obstacle(config, name)) is not None:
-        return Unusable(name, because)
+    because, script = obstacle(config, name), ""
+    if because is None:
+        try:
+            script = user_data(name)
+        except OrchestratorError as error:
+            because = f"{NAMES[name]} is closed: {error}"
     try:
-        return provider(config, name, user_data(name))
-    except (OrchestratorError, ValueError) as error:
+        found = provider(config, name, script)
+    except ValueError as error:
         return Unusable(name, f"{NAMES[name]} is closed: {error}")
+    return found if because is None else BuysNothing(found, because)
 
 
 def provider(config: Config, name: str, user_data: str = "") -> Provider:

@@ -110,7 +110,8 @@ class House:
 
     def start(self) -> None:
         """Start all parts, each after the parts it needs, and return when they are ready."""
-        self._look_at_clouds()
+        if not self._give_back:  # what is held is given back whatever could be bought
+            self._look_at_clouds()
         for line in self.places.secure():
             _say(line)
         self._look_at_memory()

@@ -3,14 +3,15 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cloudfake.papers import certificate, key, pem
 
 from cloud.errors import Misconfigured
-from cloud.model import Closed, Place
-from orchestrator.clouds import enabled, providers
+from cloud.model import Closed, Place, Ref
+from orchestrator.clouds import BuysNothing, enabled, providers
 from orchestrator.config import Config, load
 from orchestrator.door.__main__ import verifiers
 from orchestrator.door.order import DoorOrder
@@ -49,8 +50,37 @@ def script(cloud: str) -> str:
     return f"#!/bin/sh\nexec join --cloud {cloud}\n"
 
 
-def closed(provider) -> list[Closed]:
-    return [place for place in asyncio.run(provider.places()) if isinstance(place, Closed)]
+def why_none_is_bought(provider) -> str:
+    """What it says in place of what it sells; it is open, so that what is held there can be ended."""
+    with pytest.raises(Misconfigured) as caught:
+        asyncio.run(provider.sold(Place(provider.name, "east")))
+    assert caught.value.refusal.scope == "cloud"
+    places = asyncio.run(provider.places())
+    assert places and not any(isinstance(place, Closed) for place in places)
+    return caught.value.refusal.said
+
+
+class Books:
+    """The machines of a cloud, as far as they can be listed and ended."""
+
+    name = "aws"
+    asked: tuple[object, ...] = ()
+
+    async def list(self, place: Place) -> str:
+        return f"all of {place.key}"
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        return refs
+
+
+def test_where_nothing_can_be_bought_what_is_held_is_listed_and_ended():
+    """A certificate that is gone must not leave machines running that nobody can end."""
+    cloud, place = BuysNothing(Books(), "no machine could join"), Place("aws", "us-east-1")
+    assert asyncio.run(cloud.list(place)) == f"all of {place.key}"
+    assert asyncio.run(cloud.end([Ref(place, "i-1")])) == [Ref(place, "i-1")]
+    for verb in (cloud.sold, cloud.launch):
+        with pytest.raises(Misconfigured, match="no machine could join"):
+            asyncio.run(verb(place))
 
 
 def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tmp_path: Path):
@@ -71,14 +101,10 @@ def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tm
 def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Path):
     """Unless the cloud is on this machine itself, as a fake one is."""
     found = providers(loaded(tmp_path, NO_LOCAL, AWS, AZURE), tmp_path, script)
-    for name, provider in found.items():
-        (one,) = closed(provider)
-        assert one.place == Place(name, "")
-        assert "ray.head_address is 127.0.40.1" in one.because
-        assert "private address of the manager's machine" in one.because
-        with pytest.raises(Misconfigured, match=r"head_address") as caught:
-            asyncio.run(provider.list(Place(name, "us-east-1")))
-        assert caught.value.refusal.scope == "cloud"
+    for provider in found.values():
+        said = why_none_is_bought(provider)
+        assert "ray.head_address is 127.0.40.1" in said
+        assert "private address of the manager's machine" in said
     here = AWS + 'endpoint_url = "http://127.0.0.1:4566"\n'
     found = providers(loaded(tmp_path, NO_LOCAL, here), tmp_path, script)
     assert found["aws"]._settings.endpoint_url
@@ -88,13 +114,14 @@ def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Pa
     """Without the certificates that its documents are signed by, no machine of it could join."""
     without = AWS.replace('certificates = "aws.pem"\n', "")
     found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, without, AZURE), tmp_path, script)
-    (one,) = closed(found["aws"])
-    assert one.because.startswith("aws.certificates is not set, so no machine of AWS could prove")
+    assert why_none_is_bought(found["aws"]).startswith(
+        "aws.certificates is not set, so no machine of AWS could prove"
+    )
     config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE)
     (tmp_path / "aws.pem").unlink()
     (tmp_path / "azure.pem").write_text("-----BEGIN CERTIFICATE-----")
     found = providers(config, tmp_path, script)
-    said = [closed(found[name])[0].because for name in ("aws", "azure")]
+    said = [why_none_is_bought(found[name]) for name in ("aws", "azure")]
     assert "aws.pem cannot be read (No such file or directory)" in said[0]
     assert "azure.pem holds no certificates that can be read" in said[1]
     order = DoorOrder(
@@ -111,8 +138,7 @@ def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_
         return script(cloud)
 
     found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE), tmp_path, doorless)
-    (one,) = closed(found["aws"])
-    assert one.because == "AWS is closed: the join door is not known"
+    assert why_none_is_bought(found["aws"]) == "AWS is closed: the join door is not known"
     assert not hasattr(found["azure"], "_because")
 
 
@@ -157,6 +183,7 @@ async def used():
 before = rss()
 asyncio.run(used())
 import sys
+from collections.abc import Sequence
 print("SDKs", {"boto3", "azure.mgmt.compute"} <= set(sys.modules), (rss() - before) >> 20)
 """
 
