@@ -117,13 +117,18 @@ def test_only_the_lines_of_the_cloud_change(shell):
 
 
 def test_a_second_region_is_added_to_the_first(shell):
-    """Its network has other addresses, and the first region is asked for nothing again."""
+    """Its network has other addresses, and until it has its parts the first one buys alone."""
     for region in ("us-east-1", "us-west-2"):
         (shell.folder / f"{region}.json").write_text(json.dumps(aws_outputs(region)))
     shell(*ON_AWS, "--outputs", "us-east-1.json")
-    more = shell("init", "--cloud", "aws", "--region", "us-west-2", "--json").json
+    alone = settings(shell)
+    words = ("--region", "us-west-2", "--image", "ami-0123")
+    more = shell("init", "--cloud", "aws", *words, "--json").json
+    assert more["whole"] is False
     assert "Network=10.61.0.0/16" in more["then"][0]
-    assert settings(shell)["aws"]["enabled"] is False
+    assert "--image ami-0123" in more["then"][-1]
+    assert settings(shell) == alone
+    assert alone["aws"]["enabled"] is True
     shell("init", "--cloud", "aws", "--region", "us-west-2", "--outputs", "us-west-2.json")
     regions = load(shell.folder / "orchestrator.toml", {}).aws.settings().regions
     assert [(x.name, len(x.subnets)) for x in regions] == [("us-east-1", 2), ("us-west-2", 2)]
