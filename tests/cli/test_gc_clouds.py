@@ -90,6 +90,13 @@ def test_without_a_yes_a_program_ends_nothing(shell, ec2, held):
     assert not ec2.account.instances[held["ours"]].done
 
 
+def test_when_no_manager_comes_back_a_young_machine_goes_too(shell, ec2):
+    """No launch waits for its answer then, so nothing has to be spared."""
+    young = bought(shell, "t-1", GPU)
+    assert listed(shell("tools", "gc", "--all", "--yes", "--json")) == {("machine", young)}
+    assert ec2.account.instances[young].done
+
+
 @pytest.mark.parametrize("said", ["n", "y"])
 def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
     """Whoever says no ends nothing."""

@@ -155,7 +155,9 @@ async def _on_clouds(command: Command, *, everything: bool) -> Found:
     """
     house = _house(command)
     async with _open(command, house) as opened:
-        answers = await asyncio.gather(*(_listed(command, cloud) for cloud in opened))
+        # A launch whose answer is awaited has no lease yet; no manager means no such launch.
+        young = everything and house is None
+        answers = await asyncio.gather(*(_listed(command, cloud, young=young) for cloud in opened))
         # Read after the lists, so that an intent written meanwhile counts.
         claimed = set() if house is None else await claimed_tokens(house.redis_url)
     found = Found(silent=[line for _, silent in answers for line in silent])
@@ -178,8 +180,10 @@ def _house(command: Command) -> House | None:
         return None
 
 
-async def _listed(command: Command, cloud: Provider) -> tuple[list[_Held], list[str]]:
-    """Return what a cloud holds of ours that is not young, and which places do not answer."""
+async def _listed(
+    command: Command, cloud: Provider, *, young: bool
+) -> tuple[list[_Held], list[str]]:
+    """Return what a cloud holds of ours, the young ones only if asked, and who is silent."""
     local = cloud.name == "local"
     grace_s = command.config.limits.launch_grace_s if local else cloud.pace.grace_s
     held, silent = list[_Held](), list[str]()
@@ -200,7 +204,7 @@ async def _listed(command: Command, cloud: Provider) -> tuple[list[_Held], list[
         held += [
             _Held(one.ref, one.token, "machine")
             for one in listing.machines
-            if not one.gone and one.launched_at_s < late_s
+            if not one.gone and (young or one.launched_at_s < late_s)
         ]
         held += [_Held(one.ref, one.token, one.kind) for one in listing.leftovers]
     return held, silent
