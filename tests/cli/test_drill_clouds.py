@@ -24,13 +24,36 @@ def test_aws_interrupts_as_many_as_are_asked_for_with_its_own_notice(shell, ec2)
     assert {x["detail"]["instance-id"] for x in ec2.account.queue} == taken
 
 
+def test_an_experiment_that_fails_after_it_was_accepted_took_nothing(shell, ec2):
+    """Its reason is said, and the machines of the experiments before it are named."""
+    ours = [bought(shell, f"t-{nth}", GPU) for nth in range(6)]
+    ec2.account.drill_fails = "Access denied."
+    answer = shell(*ON_AWS)
+    assert answer.code == 1
+    assert "is failed: Access denied; set aws.drill_role" in answer.line
+    assert not ec2.account.queue
+
+    def fault(action: str, nth: int) -> None:
+        """Let the first experiment of the second drill do, and the one after it fail."""
+        if action == "CreateExperimentTemplate":
+            ec2.account.drill_fails = "" if len(ec2.account.drills) == 1 else "Access denied."
+
+    ec2.fault = fault
+    line = shell(*ON_AWS, "--nodes", "all").line
+    taken = [x["detail"]["instance-id"] for x in ec2.account.queue]
+    assert (len(taken), set(taken) < set(ours)) == (5, True)
+    assert all(name in line.partition("interrupted before that: ")[2] for name in taken)
+    assert not ec2.account.experiments
+
+
 def test_a_drill_without_machines_or_without_a_role_says_what_is_missing(shell, ec2):
     """One line each, with what to do."""
     assert "no spot machine is running" in shell(*ON_AWS).line
     bought(shell, "t-1", GPU)
     assert "set it to the output DrillRole" in shell("tools", "drill", "--cloud", "aws").line
     other = "aws.drill_role=arn:aws:iam::111122223333:role/other"
-    assert "cannot be assumed" in shell("tools", "drill", "--cloud", "aws", "--set", other).line
+    line = shell("tools", "drill", "--cloud", "aws", "--set", other).line
+    assert "cannot be assumed by FIS; correct aws.drill_role" in line
     assert "gives its own notice" in shell(*ON_AWS, "--warning", "5").line
     line = shell("tools", "drill", "--cloud", "azure").line
     assert "orchestrator init --cloud azure" in line
