@@ -118,7 +118,7 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
             f"--template-file {_shipped('aws', 'account.json')} "
             "--capabilities CAPABILITY_NAMED_IAM --parameter-overrides "
             f"Bucket={bucket.partition('/')[0]} Deployment={before.manager.deployment}"
-            + ("" if one == regions[0] else " Network=10.61.0.0/16"),
+            + (f" Network=10.{60 + regions.index(one)}.0.0/16" if one != regions[0] else ""),
             f"aws cloudformation describe-stacks --region {one} --stack-name {name} > {one}.json",
         ]
         if image == IMAGE_PARAMETER:
@@ -163,12 +163,17 @@ def _azure(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[st
         return {"azure": azure}, ()
     then = []
     if "subnets" in missing:
+        deploy = (
+            f"az deployment group create --subscription {account} -g {group} --template-file "
+            f"{_shipped('azure', 'template.json')} --parameters location={region}"
+        )
+        kept = f" --query properties.outputs > {region}.json"
+        then = [f"{deploy} addresses=10.{40 + len(subnets)}.0.0/16{kept}"]
+    if "subnets" in missing and not subnets:  # the group and the role are there for all regions
         role = _shipped("azure", "role.json")
         then = [
             f"az group create --subscription {account} -n {group} -l {region}",
-            f"az deployment group create --subscription {account} -g {group} --template-file "
-            f"{_shipped('azure', 'template.json')} --parameters location={region} "
-            f"--query properties.outputs > {region}.json",
+            f"{deploy}{kept}",
             f'az role definition create --role-definition "$(sed s/SUBSCRIPTION/{account}/ {role})"',
             f'az role assignment create --role "Spot orchestrator manager" --scope '
             f'/subscriptions/{account} --assignee "$(az identity show --subscription {account} '

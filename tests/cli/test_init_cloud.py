@@ -161,6 +161,27 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
     assert answer.code == 0, answer.out
 
 
+def test_each_region_has_its_own_addresses_and_what_is_common_is_made_once(shell):
+    """A third network of AWS; of Azure no second group, and no second role."""
+    for region in ("us-east-1", "us-west-2"):
+        (shell.folder / f"{region}.json").write_text(json.dumps(aws_outputs(region)))
+        shell(*ON_AWS[:3], "--region", region, *ON_AWS[5:], "--outputs", f"{region}.json")
+    third = shell("init", "--cloud", "aws", "--region", "eu-west-1", "--json").json["then"][0]
+    assert "Network=10.62.0.0/16" in third
+    (shell.folder / "eastus.json").write_text(json.dumps(azure_outputs()))
+    key = shell.script("id.pub", "ssh-ed25519 AAAA me\n")
+    more = ("--ssh-key", key, "--image", IMAGE)
+    assert shell(*ON_AZURE, *more, "--outputs", "eastus.json").code == 0
+    second = shell("init", "--cloud", "azure", "--region", "westus2", "--json").json["then"]
+    assert [x.partition(" --")[0] for x in second] == [
+        "az deployment group create",
+        "orchestrator init",
+    ]
+    assert "location=westus2 addresses=10.41.0.0/16" in second[0]
+    text = resources.files("cloud.azure").joinpath("template.json").read_text()
+    assert "parameters('location'), '-net')" in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
