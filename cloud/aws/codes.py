@@ -75,7 +75,7 @@ ROWS = (
     Row("InvalidAction", "misconfigured", advice="correct aws.endpoint_url"),
     Row("OptInRequired", "misconfigured", advice="enable the region, or accept the image's terms"),
     Row("PendingVerification", "misconfigured", advice="wait for AWS to verify the account"),
-    Row("ValidationException", "misconfigured", advice="correct aws.drill_role"),
+    Row("ValidationException", "misconfigured"),
     Row("Blocked", "misconfigured", advice="ask AWS's support why the account is blocked"),
     Row("UnauthorizedOperation", "not_allowed", advice="give the manager's role this permission"),
     Row("AccessDenied", "not_allowed", advice="give the manager's role this permission"),

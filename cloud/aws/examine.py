@@ -38,7 +38,12 @@ ENDS = (
     ("ec2:DeleteNetworkInterface", "network-interface"),
     ("ec2:CancelSpotInstanceRequests", "spot-instances-request"),
 )
-DRILLS = ("fis:CreateExperimentTemplate", "fis:StartExperiment", "fis:DeleteExperimentTemplate")
+DRILLS = (
+    "fis:CreateExperimentTemplate",
+    "fis:StartExperiment",
+    "fis:GetExperiment",
+    "fis:DeleteExperimentTemplate",
+)
 ROLE_REMEDY = "attach the policy `Machines` of cloud/aws/account.json to the manager's role"
 NO_KEYS = "aws"
 WORLD = ("0.0.0.0/0", "::/0")

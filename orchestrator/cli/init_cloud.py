@@ -97,11 +97,7 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
     bucket = said.bucket or (kept.removeprefix("s3://") if kept.startswith("s3://") else None)
     bucket = ask("--bucket", "Bucket for the states", bucket, BUCKET, "")
     image = said.image or pairs(known.images).get(region) or IMAGE_PARAMETER
-    aws: dict[str, str | bool] = {
-        "regions": ",".join(dict.fromkeys((*first, region))),
-        "types": types,
-        "images": _joined(pairs(known.images) | {region: image}),
-    }
+    aws: dict[str, str | bool] = {"types": types}
     for key in ("subnets", "security_groups"):
         merged = pairs(getattr(known, key)) | pairs(outputs.get(key))
         if merged:
@@ -110,8 +106,12 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
         if outputs.get(key) and getattr(known, key) is None:
             aws[key] = outputs[key]
     groups = pairs(str(aws.get("security_groups", "")))
-    lacking = [x for x in texts(str(aws["regions"])) if x not in groups]
-    aws["enabled"] = not lacking
+    regions = [*dict.fromkeys((*first, region))]
+    lacking = [x for x in regions if x not in groups]
+    if not known.enabled or region in groups:  # a region without its parts would close the others
+        aws["regions"] = ",".join(regions)
+        aws["images"] = _joined(pairs(known.images) | {region: image})
+    aws["enabled"] = known.enabled or not lacking
     changes: Changes = {"aws": aws}
     if not kept and not lacking:
         changes["storage"] = {"checkpoint_url": f"s3://{bucket}"}
@@ -123,7 +123,7 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
             f"--template-file {_shipped('aws', 'account.json')} "
             "--capabilities CAPABILITY_NAMED_IAM --parameter-overrides "
             f"Bucket={bucket.partition('/')[0]} Deployment={before.manager.deployment}"
-            + ("" if one == texts(str(aws["regions"]))[0] else " Network=10.61.0.0/16"),
+            + (f" Network=10.{60 + regions.index(one)}.0.0/16" if one != regions[0] else ""),
             f"aws cloudformation describe-stacks --region {one} --stack-name {name} > {one}.json",
         ]
         if image == IMAGE_PARAMETER:
@@ -132,6 +132,8 @@ def _aws(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[str,
                 "--overwrite --value ami-YOURS"
             )
         more = "" if kept else f" --bucket {bucket}"
+        if said.image and "images" not in aws:
+            more += f" --image {shlex.quote(said.image)}"
         then.append(f"orchestrator init --cloud aws --region {one}{more} --outputs {one}.json")
     return changes, tuple(then)
 
@@ -166,12 +168,17 @@ def _azure(before: Config, said: Said, ask: "_Asker") -> tuple[Changes, tuple[st
         return {"azure": azure}, ()
     then = []
     if "subnets" in missing:
+        deploy = (
+            f"az deployment group create --subscription {account} -g {group} --template-file "
+            f"{_shipped('azure', 'template.json')} --parameters location={region}"
+        )
+        kept = f" --query properties.outputs > {region}.json"
+        then = [f"{deploy} addresses=10.{40 + len(subnets)}.0.0/16{kept}"]
+    if "subnets" in missing and not subnets:  # the group and the role are there for all regions
         role = _shipped("azure", "role.json")
         then = [
             f"az group create --subscription {account} -n {group} -l {region}",
-            f"az deployment group create --subscription {account} -g {group} --template-file "
-            f"{_shipped('azure', 'template.json')} --parameters location={region} "
-            f"--query properties.outputs > {region}.json",
+            f"{deploy}{kept}",
             f'az role definition create --role-definition "$(sed s/SUBSCRIPTION/{account}/ {role})"',
             f'az role assignment create --role "Spot orchestrator manager" --scope '
             f'/subscriptions/{account} --assignee "$(az identity show --subscription {account} '

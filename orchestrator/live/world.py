@@ -16,7 +16,7 @@ import redis.asyncio
 from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
-from cloud.errors import CloudError, Unknown
+from cloud.errors import CloudError, Misconfigured, Unknown
 from cloud.model import Closed, Market, Place, Pool, Quote, Sold
 from cloud.provider import Provider
 from cloud.ranges import explain, flaw_in
@@ -349,7 +349,7 @@ class LiveWorld:
     async def _launch(self, action: Launch) -> None:
         request = action.request
         try:
-            provider = self._providers[request.pool.cloud]
+            provider = await self._provider(request.pool.cloud)
             machines = await self._heard(provider, provider.launch(request))
         except CloudError as error:
             await self._tell(
@@ -368,14 +368,15 @@ class LiveWorld:
 
     async def _terminate(self, action: Terminate) -> None:
         """End a machine. After a failed call the brain sees it in the list and asks again."""
-        provider = self._providers[action.ref.place.cloud]
         with contextlib.suppress(CloudError):
+            provider = await self._provider(action.ref.place.cloud)
             for ref in await self._heard(provider, provider.end([action.ref])):
                 await self._tell(Terminated(at_s=self._clock.now_s(), ref=ref))
 
     async def _list(self, place: Place) -> None:
-        asked_at_s, provider = self._clock.now_s(), self._providers[place.cloud]
+        asked_at_s = self._clock.now_s()
         try:
+            provider = await self._provider(place.cloud)
             listing = await self._heard(provider, provider.list(place))
         except CloudError as error:
             at_s = self._clock.now_s()
@@ -383,6 +384,20 @@ class LiveWorld:
         else:
             at_s = self._clock.now_s()
             await self._tell(Listed(at_s=at_s, asked_at_s=asked_at_s, listing=listing))
+
+    async def _provider(self, name: str) -> Provider:
+        """Return a cloud; one that is off raises `Misconfigured`, and a person is shown it once.
+
+        The journal may hold machines there, and the other clouds go on without it.
+        """
+        if (provider := self._providers.get(name)) is not None:
+            return provider
+        said = (
+            f"{name} is off in the settings, so machines that we hold there are neither seen nor "
+            "ended, and cost money; turn it on again"
+        )
+        await self._show_once(name, said, said)
+        raise Misconfigured(said, "cloud")
 
     async def _heard(self, provider: Provider, call: Awaitable[T]) -> T:
         """Return a provider's answer, or raise a `CloudError`: nothing else gets out of a cloud.
@@ -396,11 +411,14 @@ class LiveWorld:
             raise
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            if said not in self._unforeseen and len(self._unforeseen) < UNFORESEEN_MAX:
-                self._unforeseen.add(said)
-                why = f"{said}: no answer that is known; the next list tells what was done"
-                await self.perform(Note(who=provider.name, because=why))
+            why = f"{said}: no answer that is known; the next list tells what was done"
+            await self._show_once(provider.name, said, why)
             raise Unknown(said) from error
+
+    async def _show_once(self, who: str, said: str, why: str) -> None:
+        if said not in self._unforeseen and len(self._unforeseen) < UNFORESEEN_MAX:
+            self._unforeseen.add(said)
+            await self.perform(Note(who=who, because=why))
 
     async def _keep(self, action: KeepQuotes) -> None:
         """Keep prices in a thread beside the loop, because the whole history is written."""

@@ -1,6 +1,7 @@
 """`tools gc` on real clouds: one list, asked about once, and nothing foreign in it."""
 
 import asyncio
+import contextlib
 import os
 import pty
 import subprocess
@@ -12,8 +13,9 @@ from cloudfake.arm import MANAGER
 from test_check_clouds import arm, ec2, ec2_beside
 
 from cloud.clock import VirtualClock
-from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
-from orchestrator.cli.tools.gc import claimed_tokens
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Place, Pool, Ref
+from orchestrator.cli.command import Command
+from orchestrator.cli.tools.gc import Found, Leftover, _end, claimed_tokens
 from orchestrator.clouds import provider
 from orchestrator.config import load
 
@@ -90,6 +92,26 @@ def test_without_a_yes_a_program_ends_nothing(shell, ec2, held):
     assert not ec2.account.instances[held["ours"]].done
 
 
+def test_when_no_manager_comes_back_a_young_machine_goes_too(shell, ec2):
+    """No launch waits for its answer then, so nothing has to be spared."""
+    young = bought(shell, "t-1", GPU)
+    assert listed(shell("tools", "gc", "--all", "--yes", "--json")) == {("machine", young)}
+    assert ec2.account.instances[young].done
+
+
+def test_what_could_not_be_ended_is_said_and_counts_as_not_removed(shell, ec2, held):
+    """A place that throttles the end keeps what it has, and the command fails."""
+    ec2.fault = lambda action, nth: "throttle" if action == "TerminateInstances" else None
+    answer = shell("tools", "gc", "--all", "--yes")
+    assert answer.code == 1
+    assert "could not be ended" in answer.out
+    assert "is not known" not in answer.out
+    assert "things removed" not in answer.out
+    assert not ec2.account.instances[held["ours"]].done
+    answer = shell("tools", "gc", "--all", "--yes", "--json")
+    assert (listed(answer), len(answer.json["not_ended"])) == (set(), 1)
+
+
 @pytest.mark.parametrize("said", ["n", "y"])
 def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
     """Whoever says no ends nothing."""
@@ -150,4 +172,11 @@ def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
         ours, strange = bought(own_house, claimed, GPU), bought(own_house, "t-1", GPU)
         assert listed(own_house("tools", "gc", "--dry-run", "--json")) == {("machine", strange)}
         assert listed(own_house("tools", "gc", "--yes", "--json")) == {("machine", strange)}
+        assert not door.account.instances[ours].done
+        ref = Ref(Place("aws", "us-east-1"), ours)
+        thing = Leftover(kind="machine", id=ours, why="claimed while a person was asked")
+        found = Found(things={ref: thing}, tokens={ref: claimed})
+        with contextlib.chdir(own_house.folder):
+            asyncio.run(_end(Command(None, {}, json=True), found))
+        assert (found.things, found.claimed) == ({}, 1)
         assert not door.account.instances[ours].done

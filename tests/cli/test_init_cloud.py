@@ -120,13 +120,18 @@ def test_only_the_lines_of_the_cloud_change(shell):
 
 
 def test_a_second_region_is_added_to_the_first(shell):
-    """Its network has other addresses, and the first region is asked for nothing again."""
+    """Its network has other addresses, and until it has its parts the first one buys alone."""
     for region in ("us-east-1", "us-west-2"):
         (shell.folder / f"{region}.json").write_text(json.dumps(aws_outputs(region)))
     shell(*ON_AWS, "--outputs", "us-east-1.json")
-    more = shell("init", "--cloud", "aws", "--region", "us-west-2", "--json").json
+    alone = settings(shell)
+    words = ("--region", "us-west-2", "--image", "ami-0123")
+    more = shell("init", "--cloud", "aws", *words, "--json").json
+    assert more["whole"] is False
     assert "Network=10.61.0.0/16" in more["then"][0]
-    assert settings(shell)["aws"]["enabled"] is False
+    assert "--image ami-0123" in more["then"][-1]
+    assert settings(shell) == alone
+    assert alone["aws"]["enabled"] is True
     shell("init", "--cloud", "aws", "--region", "us-west-2", "--outputs", "us-west-2.json")
     regions = load(shell.folder / "orchestrator.toml", {}).aws.settings().regions
     assert [(x.name, len(x.subnets)) for x in regions] == [("us-east-1", 2), ("us-west-2", 2)]
@@ -177,6 +182,27 @@ def test_what_no_template_makes_is_named(shell, words, name):
     written.write_text(text.replace(f"# {line}", 'certificates = "signers.pem"'))
     again = shell(*words, "--json").json
     assert again["lacking"] == []
+
+
+def test_each_region_has_its_own_addresses_and_what_is_common_is_made_once(shell):
+    """A third network of AWS; of Azure no second group, and no second role."""
+    for region in ("us-east-1", "us-west-2"):
+        (shell.folder / f"{region}.json").write_text(json.dumps(aws_outputs(region)))
+        shell(*ON_AWS[:3], "--region", region, *ON_AWS[5:], "--outputs", f"{region}.json")
+    third = shell("init", "--cloud", "aws", "--region", "eu-west-1", "--json").json["then"][0]
+    assert "Network=10.62.0.0/16" in third
+    (shell.folder / "eastus.json").write_text(json.dumps(azure_outputs()))
+    key = shell.script("id.pub", "ssh-ed25519 AAAA me\n")
+    more = ("--ssh-key", key, "--image", IMAGE)
+    assert shell(*ON_AZURE, *more, "--outputs", "eastus.json").code == 0
+    second = shell("init", "--cloud", "azure", "--region", "westus2", "--json").json["then"]
+    assert [x.partition(" --")[0] for x in second] == [
+        "az deployment group create",
+        "orchestrator init",
+    ]
+    assert "location=westus2 addresses=10.41.0.0/16" in second[0]
+    text = resources.files("cloud.azure").joinpath("template.json").read_text()
+    assert "parameters('location'), '-net')" in text
 
 
 @pytest.mark.parametrize(

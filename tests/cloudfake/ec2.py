@@ -274,6 +274,9 @@ def served(door: Ec2Door) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
         wbufsize = 65536  # head and body in one segment
 
+        def do_GET(self) -> None:
+            self.do_POST()
+
         def do_DELETE(self) -> None:
             self.do_POST()
 

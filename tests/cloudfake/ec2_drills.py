@@ -37,12 +37,25 @@ def start_experiment(call: Call) -> dict[str, Any]:
     template = call.account.experiments.get(name)
     if template is None:
         raise Refused("ResourceNotFoundException", f"There is no template {name}.", 404)
+    experiment = call.account.new_id("EXP")
+    fails = bool(call.account.drill_fails)
+    call.account.drills[experiment] = ["initiating", "failed" if fails else "running"]
     (target,) = template["targets"].values()
-    for arn in target["resourceArns"]:
+    for arn in [] if fails else target["resourceArns"]:
         x = call.account.instances.get(arn.rpartition("/")[2])
         if x is not None and x.market == "spot" and x.state == "running":
             call.account.interrupt(x.id, call.at_s, 120.0)
-    return {"experiment": {"id": call.account.new_id("EXP"), "experimentTemplateId": name}}
+    return {"experiment": {"id": experiment, "experimentTemplateId": name}}
+
+
+@action("fis", "GetExperiment")
+def get_experiment(call: Call) -> dict[str, Any]:
+    name = call.params["id"]
+    call.need("fis:GetExperiment", _arn(call, "experiment", name), {})
+    says = call.account.drills[name]
+    status = says.pop(0) if len(says) > 1 else says[0]
+    state = {"status": status, "reason": call.account.drill_fails}
+    return {"experiment": {"id": name, "state": state}}
 
 
 @action("fis", "DeleteExperimentTemplate")

@@ -1,13 +1,15 @@
 """The tool `drill`: takes machines away on purpose, to see what happens."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from cloud.model import Machine, Place
+from cloud.errors import CloudError
+from cloud.model import Closed, Machine, Place
 from cloud.provider import Provider, Rehearses
 from orchestrator import clouds
 from orchestrator.cli.command import USAGE, Command, CommandError
@@ -32,6 +34,7 @@ def drill(
         Literal["local", "aws", "azure"],
         typer.Option(help="Whose machines: a real cloud interrupts them by its own rehearsal."),
     ] = "local",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before real ones go.")] = False,
 ) -> None:
     """Take machines away, as a market would, to see what happens.
 
@@ -47,7 +50,7 @@ def drill(
         notice_s = WARNING_S if warning is None else warning
         taken = _take_locally(command, notice_s, count)
     else:
-        taken, notice_s = asyncio.run(_rehearse(command, cloud, count))
+        taken, notice_s = asyncio.run(_rehearse(command, cloud, count, yes=yes))
     if not taken:
         raise CommandError(NOBODY)
     notice = f"with {notice_s:g} s of notice" if notice_s else "without notice"
@@ -75,7 +78,7 @@ def _take_locally(command: Command, notice_s: float, count: int | Literal["all"]
 
 
 async def _rehearse(
-    command: Command, name: str, count: int | Literal["all"]
+    command: Command, name: str, count: int | Literal["all"], *, yes: bool
 ) -> tuple[list[str], float]:
     """Have a real cloud interrupt some of our running spot machines; return them and the notice."""
     if name not in clouds.real(command.config):
@@ -84,10 +87,16 @@ async def _rehearse(
         )
     provider = clouds.provider(command.config, name)
     try:
-        spot = [x for x in await _running(provider) if x.market == "spot"]
+        running, silent = await _running(provider)
+        spot = [x for x in running if x.market == "spot"]
         chosen = spot if count == "all" else spot[:count]
+        if not chosen and silent:
+            raise CommandError(f"no spot machine is known: {'; '.join(silent)}")
         if not chosen:
             return [], 0.0
+        for line in silent:
+            command.say(Text(f"{line}; what runs there is not taken"))
+        _ask(command, name, chosen, yes=yes)
         assert isinstance(provider, Rehearses)
         notice_s = await provider.rehearse([machine.ref for machine in chosen])
         return [machine.id for machine in chosen], notice_s
@@ -95,12 +104,34 @@ async def _rehearse(
         await provider.close()
 
 
-async def _running(provider: Provider) -> Sequence[Machine]:
-    """Return the running machines of all places that answer, the eldest first."""
-    places = [place for place in await provider.places() if isinstance(place, Place)]
-    listings = await asyncio.gather(*(provider.list(place) for place in places))
-    found = [one for listing in listings for one in listing.machines if one.state == "running"]
-    return sorted(found, key=lambda machine: (machine.launched_at_s, machine.id))
+def _ask(command: Command, name: str, chosen: Sequence[Machine], *, yes: bool) -> None:
+    """Ask before machines that cost money go."""
+    if yes:
+        return
+    what = f"{plural(len(chosen), 'machine')} of {name}"
+    ids = ", ".join(machine.id for machine in chosen)
+    if command.json or not sys.stdin.isatty():
+        raise CommandError(f"{what} would be taken ({ids}); if they may go, add --yes", USAGE)
+    command.say(Text(ids))
+    if not typer.confirm(f"Take {what}?"):
+        raise CommandError("nothing was taken")
+
+
+async def _running(provider: Provider) -> tuple[Sequence[Machine], list[str]]:
+    """Return the running machines of places that answer, the eldest first, and who is silent."""
+    places = await provider.places()
+    silent = [f"{x.place.key}: {x.because}" for x in places if isinstance(x, Closed)]
+    there = [place for place in places if isinstance(place, Place)]
+    answers = await asyncio.gather(*(provider.list(x) for x in there), return_exceptions=True)
+    found = list[Machine]()
+    for place, answer in zip(there, answers, strict=True):
+        if isinstance(answer, CloudError):
+            silent.append(f"{place.key}: {answer}")
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found += [one for one in answer.machines if one.state == "running"]
+    return sorted(found, key=lambda machine: (machine.launched_at_s, machine.id)), silent
 
 
 def _nodes(text: str) -> int | Literal["all"]:

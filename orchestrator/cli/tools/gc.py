@@ -53,11 +53,18 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct):
-    """What is on clouds: what to end, how much is only said, and who did not answer."""
+    """What is on clouds: what to end, how much is only said, and who did not answer.
+
+    `tokens` says by whose launch each thing is there. After the end `things` holds what was ended,
+    `not_ended` says what refused, and `claimed` how much a lease has claimed meanwhile.
+    """
 
     things: dict[Ref, Leftover] = {}
+    tokens: dict[Ref, str] = {}
     unclaimed: int = 0
     silent: list[str] = []
+    not_ended: list[str] = []
+    claimed: int = 0
 
 
 class _Held(NamedTuple):
@@ -84,18 +91,24 @@ def gc(
     found = [*on_clouds.things.values(), *here]
     if found and not dry_run:
         _ask(command, found, yes=yes)
-        on_clouds.silent += asyncio.run(_end(command, list(on_clouds.things)))
+        asyncio.run(_end(command, on_clouds))
         _of_a_dead_house(places, end=True)
         _dangling_links(end=True)
+        found = [*on_clouds.things.values(), *here]
     words = "orchestrator tools gc" + (" --all" if everything else "")
-    away = any(one.away for one in found)
+    again = on_clouds.not_ended or any(one.away for one in found)
     command.answer(
-        {"dry_run": dry_run, "leftovers": found, "silent": on_clouds.silent},
+        {
+            "dry_run": dry_run,
+            "leftovers": found,
+            "silent": on_clouds.silent,
+            "not_ended": on_clouds.not_ended,
+        },
         *([_table(found)] if found else []),
         *(Text(line) for line in _said(on_clouds, len(found), dry_run=dry_run)),
-        then=(words,) if found and dry_run else (f"{words} --dry-run",) if away else (),
+        then=(words,) if found and dry_run else (f"{words} --dry-run",) if again else (),
     )
-    if on_clouds.silent:
+    if on_clouds.silent or on_clouds.not_ended:
         raise typer.Exit(ERROR)
 
 
@@ -108,6 +121,10 @@ def _table(found: Sequence[Leftover]) -> Table:
 
 def _said(on_clouds: Found, count: int, *, dry_run: bool) -> list[str]:
     lines = [f"{said}; what is there is not known" for said in on_clouds.silent]
+    lines += [f"{said}; what is listed there could not be ended" for said in on_clouds.not_ended]
+    if on_clouds.claimed:
+        said = plural(on_clouds.claimed, "thing")
+        lines.append(f"{said} of the list stayed, because a lease of the manager claims it now")
     if on_clouds.unclaimed:
         said = f"{plural(on_clouds.unclaimed, 'thing')} with our tag on real clouds"
         lines.append(
@@ -155,7 +172,9 @@ async def _on_clouds(command: Command, *, everything: bool) -> Found:
     """
     house = _house(command)
     async with _open(command, house) as opened:
-        answers = await asyncio.gather(*(_listed(command, cloud) for cloud in opened))
+        # A launch whose answer is awaited has no lease yet; no manager means no such launch.
+        young = everything and house is None
+        answers = await asyncio.gather(*(_listed(command, cloud, young=young) for cloud in opened))
         # Read after the lists, so that an intent written meanwhile counts.
         claimed = set() if house is None else await claimed_tokens(house.redis_url)
     found = Found(silent=[line for _, silent in answers for line in silent])
@@ -167,6 +186,7 @@ async def _on_clouds(command: Command, *, everything: bool) -> Found:
     why = f"carries {tag}, and no lease claims it" if house else f"carries {tag}; --all"
     for one in strange:
         place = one.ref.place.key
+        found.tokens[one.ref] = one.token
         found.things[one.ref] = Leftover(kind=one.kind, id=one.ref.id, why=why, place=place)
     return found
 
@@ -178,8 +198,10 @@ def _house(command: Command) -> House | None:
         return None
 
 
-async def _listed(command: Command, cloud: Provider) -> tuple[list[_Held], list[str]]:
-    """Return what a cloud holds of ours that is not young, and which places do not answer."""
+async def _listed(
+    command: Command, cloud: Provider, *, young: bool
+) -> tuple[list[_Held], list[str]]:
+    """Return what a cloud holds of ours, the young ones only if asked, and who is silent."""
     local = cloud.name == "local"
     grace_s = command.config.limits.launch_grace_s if local else cloud.pace.grace_s
     held, silent = list[_Held](), list[str]()
@@ -200,23 +222,33 @@ async def _listed(command: Command, cloud: Provider) -> tuple[list[_Held], list[
         held += [
             _Held(one.ref, one.token, "machine")
             for one in listing.machines
-            if not one.gone and one.launched_at_s < late_s
+            if not one.gone and (young or one.launched_at_s < late_s)
         ]
         held += [_Held(one.ref, one.token, one.kind) for one in listing.leftovers]
     return held, silent
 
 
-async def _end(command: Command, refs: Sequence[Ref]) -> list[str]:
-    """End exactly these; return who did not take it."""
-    failed = []
-    async with _open(command, _house(command)) as opened:
+async def _end(command: Command, found: Found) -> None:
+    """End what was found, and keep in it what was ended.
+
+    The leases are read again, because a manager may adopt a machine while a person reads the list.
+    """
+    house = _house(command)
+    claimed = set() if house is None else await claimed_tokens(house.redis_url)
+    for ref in [ref for ref in found.things if found.tokens[ref] in claimed]:
+        del found.things[ref]
+        found.claimed += 1
+    async with _open(command, house) as opened:
         for cloud in opened:
-            for place in sorted({ref.place for ref in refs if ref.place.cloud == cloud.name}):
+            refs = [ref for ref in found.things if ref.place.cloud == cloud.name]
+            for place in sorted({ref.place for ref in refs}):
+                there = [ref for ref in refs if ref.place == place]
                 try:
-                    await cloud.end([ref for ref in refs if ref.place == place])
+                    await cloud.end(there)
                 except CloudError as error:
-                    failed.append(f"{place.key}: {error}")
-    return failed
+                    found.not_ended.append(f"{place.key}: {error}")
+                    for ref in there:
+                        del found.things[ref]
 
 
 async def claimed_tokens(redis_url: str) -> set[str]:

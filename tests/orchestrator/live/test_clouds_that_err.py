@@ -105,3 +105,25 @@ def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it() -> None:
         assert (event.refusal.scope, event.refusal.retry_s) == ("market", 3600.0)
 
     asyncio.run(play())
+
+
+def test_a_cloud_that_was_switched_off_ends_no_manager() -> None:
+    """Its machines are in the journal still: what is asked of it fails, and is said once."""
+
+    async def play() -> None:
+        clock, store = VirtualClock(1.0), Store()
+        pool = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours").sold(WEST).pools[0]
+        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+        world = LiveWorld(store=store, providers={}, clock=clock, **parts)
+        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        await world.perform(Terminate(ref=Ref(WEST, "i-1"), because="a test"))
+        await world.perform(ListMachines(place=WEST, because="a test"))
+        await world.perform(Launch(request=request, because="a test"))
+        async with asyncio.timeout(10):
+            found = [(await world._queue.get())[1] for _ in range(2)]
+        await world.close()
+        assert world._broken is None
+        assert {type(event) for event in found} == {ListFailed, LaunchFailed}
+        assert len([line for line in store.lines if b"off in the settings" in line]) == 1
+
+    asyncio.run(play())
