@@ -314,21 +314,24 @@ class House:
         Machines that are there know the door by this address and by its certificate.
         """
         host, port = self.config.ray.head_address, self.config.manager.door_port
-        known = read_door(self.places)
-        if known is not None and known.address.rpartition(":")[0] == host and not port:
-            port = int(known.address.rpartition(":")[2])
-        try:
-            self._door = bound(host, port)
-        except OSError as error:
-            if port == self.config.manager.door_port:
-                raise HouseError(
-                    f"manager.door_port: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                    f"{instead_of(error, 'ray.head_address', 'manager.door_port')}"
-                ) from error
-            self._door = bound(host, 0)
+        known, why = read_door(self.places), "other settings"
+        before, _, number = known.address.rpartition(":") if known else ("", "", "")
+        if not port and before.strip("[]") == host:
+            try:
+                self._door = bound(host, int(number))
+            except OSError as error:
+                why = error.strerror or "it cannot be used"
+        if self._door is None:
+            self._door = self._listen("manager.door_port", host, port)
         address = url_of(self._door).removeprefix("http://")
         fingerprint = certificate.make_if_missing(self.places.secret("door"))
         publish_door(self.places, DoorFile(address=address, fingerprint=fingerprint))
+        if known is not None and known.address != address:
+            _say(
+                f"the join door is at {address} now and no longer at {known.address} ({why}); "
+                "machines that know the old address hear no word, so they end themselves after "
+                f"{self.config.silent_after_s:g} s"
+            )
 
     def _start_door(self) -> None:
         """Start the process that serves the door, on the port that this house keeps."""
@@ -383,26 +386,27 @@ class House:
         self._wait("the local cloud", "cloud", ready.exists)
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
-        """Return the port in the settings, or a port that is free now.
+        """Return the port in the settings, or a port that is free now."""
+        with contextlib.closing(self._listen(setting, host, port)) as probe:
+            return int(probe.getsockname()[1])
+
+    def _listen(self, setting: str, host: str, port: int) -> socket.socket:
+        """Take the port in the settings, or a port that is free.
 
         The search leaves out the range from which the system takes ports for outgoing
-        connections, because the system could take the port before Ray has started.
+        connections, because the system could take the port before Ray has started, or while no
+        house runs.
         """
-        for left in reversed(range(PORTS_TRIED)):
-            number = port or PORTS.start + secrets.randbelow(len(PORTS))
-            with contextlib.closing(socket.socket()) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((host, number))
-                except OSError as error:
-                    if left and not port:
-                        continue
+        for left in reversed(range(1 if port else PORTS_TRIED)):
+            try:
+                return bound(host, port or PORTS.start + secrets.randbelow(len(PORTS)))
+            except OSError as error:
+                if not left:
                     raise HouseError(
                         f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                        f"{instead_of(error, 'ray.head_address', 'ray.port')}"
+                        f"{instead_of(error, 'ray.head_address', setting)}"
                     ) from error
-            break
-        return number
+        raise AssertionError("the last attempt returns or raises")
 
     def _start_manager(self) -> None:
         """Start the Ray head with manager and keeper on it, with a new attempt if Ray gives up.
