@@ -54,3 +54,25 @@ def test_a_door_that_has_to_move_says_what_that_ends(tmp_path: Path, said: list[
     (line,) = said
     assert f"at {second} now and no longer at {first} (Address already in use)" in line
     assert "end themselves after 600 s" in line
+
+
+def test_a_door_that_cannot_live_ends_no_house(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process is started again at a pace, and its log holds why it ended."""
+    monkeypatch.setattr(supervisor, "RESTARTS_MAX", 0)
+    monkeypatch.setattr(supervisor, "PACE_S", 0.0, raising=False)
+    house = a_house(tmp_path)
+    try:
+        house._env = house._environment()
+        house._open_door()
+        house.places.secret("door").unlink()
+        house._start_door()
+        first = house._children["door"]
+        assert first.wait(60) == 1
+        house._revive()
+        assert house._children["door"].pid != first.pid
+        assert "FileNotFoundError" in house.places.log("door").read_text()
+        assert any("the join door ended" in line for line in said)
+    finally:
+        house.stop()
