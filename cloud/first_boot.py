@@ -60,6 +60,8 @@ def user_data(
     """
     host, _, port = door.rpartition(":")
     ipaddress.ip_address(host.strip("[]"))
+    if "%" in host:  # an IPv6 scope, in which any text may be
+        raise ValueError(f"the door's address has no scope, unlike {door!r}")
     if not (port.isdecimal() and 0 < int(port) < 65_536):
         raise ValueError(f"the door's address is HOST:PORT, not {door!r}")
     if not FINGERPRINT.fullmatch(fingerprint):

@@ -25,8 +25,9 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All regions of a deployment. `types` are names or patterns such as "g5.*".
 
-    `drill_role` is what AWS's fault injection may do. `endpoint_url` sends every call elsewhere, for tests and private endpoints. `queue_url` is the
-    queue that EventBridge puts interruptions on.
+    `drill_role` is what AWS's fault injection may do. `endpoint_url` sends every call
+    elsewhere, for tests and private endpoints. `queue_url` is the queue that EventBridge
+    puts interruptions on.
     """
 
     regions: tuple[Region, ...]

@@ -8,6 +8,7 @@ read from the settings comes in the environment, because they are slow to read.
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -79,6 +80,8 @@ async def run(order: DoorOrder, places: Places, listening: socket.socket) -> Non
     following.cancel()
     listener.close()
     await store.aclose()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following  # what ended it is the last thing in the log
 
 
 def main() -> int:

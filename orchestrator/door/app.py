@@ -4,9 +4,9 @@
     POST /join   Application -> {"environment": {...}}   what a machine starts its node with
     POST /word   Sign -> {"silent_s": ...}   how long ago the manager was last seen alive
 
-A caller that is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A machine is
-admitted once: its id and the digest of its claim are in Redis before it is answered. The same claim
-is answered again, because an answer may be lost.
+A caller that is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A
+machine is admitted once: its id and the digest of its claim are in Redis before it is answered. The
+same claim is answered again, because an answer may be lost.
 """
 
 import asyncio
@@ -102,22 +102,28 @@ class Door:
             return found
         # Read first: a machine that is noted as joined has to get what it joined for.
         environment = private.environment(self._handed_out)
-        if not await self._enter(found, digest_of(asked.claim), now_s):
+        if not await self._enter(found, digest_of(asked.claim), guests, now_s):
             return Turned(f"{found.machine_id} has joined before")
         await self._tell(
             BootSeen(at_s=now_s, machine_id=found.machine_id, phase="admitted", took_s=asked.took_s)
         )
         return Admitted(machine_id=found.machine_id, environment=environment)
 
-    async def _enter(self, guest: Guest, digest: str, now_s: float) -> bool:
-        """Note that a machine has joined; return whether it is the first, or the same process."""
+    async def _enter(self, guest: Guest, digest: str, guests: Guests, now_s: float) -> bool:
+        """Note that a machine has joined; return whether it is the first, or the same process.
+
+        Of the many that have joined, the oldest are forgotten, but none that a lease expects.
+        """
         name = guest.machine_id
         new: Any = self._store.hsetnx(JOINED, name, digest)
         if not await new:
             return await self._is_claim(guest.machine_id, digest)
         await self._store.zadd(JOINED_AT, {name: now_s})
+        expected = {other.machine_id.encode() for other in guests.machines}
         old: Any
         for old in await self._store.zrange(JOINED_AT, 0, -JOINED_MAX - 1):
+            if old in expected:
+                continue
             removed: Any = self._store.hdel(JOINED, old)
             await removed
             await self._store.zrem(JOINED_AT, old)

@@ -1,8 +1,7 @@
 """The house: the one process on the manager's machine that owns all the others.
 
 It starts Redis, the Ray head, the join door, the local cloud, the manager with its keeper, and the
-dashboard.
-It restarts a part that dies, and ends all of them when it ends. It holds no state of the
+dashboard. It restarts a part that dies, and ends all of them when it ends. It holds no state of the
 product, so it may be killed at any moment: the next house sweeps up what the last one left.
 
     python -m orchestrator.supervisor --config orchestrator.toml [--give-back]
@@ -56,7 +55,8 @@ from orchestrator.view import Sentence
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
 LOGS_S = 2.0  # between two looks at how large they are
-PAGE_S = 5.0  # at least, between two starts of the page
+PACED = {"dashboard", "door"}  # the house goes on without them, so they never end it
+PACE_S = 5.0  # at least, between two starts of one of these
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
@@ -93,7 +93,7 @@ class House:
         self._warnings: list[str] = []  # what a person should see in the events, too
         self._redis: RedisServer | None = None
         self._page: socket.socket | None = None  # its port, which outlives its process
-        self._page_started_s = -PAGE_S
+        self._started_s: dict[str, float] = {}  # of those that are paced
         self._door: socket.socket | None = None  # the join door's port, for the house's life
         self._pulse: Pulse | None = None
         self._felt_s = 0.0
@@ -151,7 +151,7 @@ class House:
         ended = [
             name
             for name, process in self._children.items()
-            if name != "dashboard" and process.poll() is not None
+            if name != "dashboard" and process.poll() is not None and self._may_start(name)
         ]
         if self._page_is_asked_for():
             ended.append("dashboard")
@@ -161,22 +161,25 @@ class House:
             self._count_restart("Redis")
             _say(self._redis.start())
         for name in ended:
-            if name != "dashboard":  # a page that cannot live ends no house
+            if name not in PACED:
                 self._count_restart(name)
+            elif name == "door":
+                _say(f"the join door ended and is started again; see {self.places.log(name)}")
             self._restart(name)
 
     def _page_is_asked_for(self) -> bool:
-        """Return whether somebody waits for the page, and no process serves it.
+        """Return whether a browser waits for the page, and no process serves it.
 
-        A page that nobody looks at takes no process. Nothing else suffers without it, so a page
-        that cannot live is not started at once again.
+        A page that nobody looks at takes no process.
         """
         page = self._children.get("dashboard")
         if self._page is None or (page is not None and page.poll() is None):
             return False
-        if time.monotonic() < self._page_started_s + PAGE_S:
-            return False
-        return bool(select.select([self._page], [], [], 0)[0])
+        return self._may_start("dashboard") and bool(select.select([self._page], [], [], 0)[0])
+
+    def _may_start(self, name: str) -> bool:
+        """Return whether it is not too soon to start a part again."""
+        return time.monotonic() >= self._started_s.get(name, float("-inf")) + PACE_S
 
     def _redis_ended(self) -> bool:
         return self._redis is not None and not self._redis.alive()
@@ -315,25 +318,29 @@ class House:
         Machines that are there know the door by this address and by its certificate.
         """
         host, port = self.config.ray.head_address, self.config.manager.door_port
-        known = read_door(self.places)
-        if known is not None and known.address.rpartition(":")[0] == host and not port:
-            port = int(known.address.rpartition(":")[2])
-        try:
-            self._door = bound(host, port)
-        except OSError as error:
-            if port == self.config.manager.door_port:
-                raise HouseError(
-                    f"manager.door_port: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                    f"{instead_of(error, 'ray.head_address', 'manager.door_port')}"
-                ) from error
-            self._door = bound(host, 0)
+        known, why = read_door(self.places), "other settings"
+        before, _, number = known.address.rpartition(":") if known else ("", "", "")
+        if not port and before.strip("[]") == host:
+            try:
+                self._door = bound(host, int(number))
+            except OSError as error:
+                why = error.strerror or "it cannot be used"
+        if self._door is None:
+            self._door = self._listen("manager.door_port", host, port)
         address = url_of(self._door).removeprefix("http://")
         fingerprint = certificate.make_if_missing(self.places.secret("door"))
         publish_door(self.places, DoorFile(address=address, fingerprint=fingerprint))
+        if known is not None and known.address != address:
+            _say(
+                f"the join door is at {address} now and no longer at {known.address} ({why}); "
+                "machines that know the old address hear no word, so they end themselves after "
+                f"{self.config.silent_after_s:g} s"
+            )
 
     def _start_door(self) -> None:
         """Start the process that serves the door, on the port that this house keeps."""
         assert self._door is not None
+        self._started_s["door"] = time.monotonic()
         number = self._door.fileno()
         words = ["--house", str(self.places.state_dir), "--socket", str(number)]
         aws, azure = self.config.aws, self.config.azure
@@ -384,26 +391,27 @@ class House:
         self._wait("the local cloud", "cloud", ready.exists)
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
-        """Return the port in the settings, or a port that is free now.
+        """Return the port in the settings, or a port that is free now."""
+        with contextlib.closing(self._listen(setting, host, port)) as probe:
+            return int(probe.getsockname()[1])
+
+    def _listen(self, setting: str, host: str, port: int) -> socket.socket:
+        """Take the port in the settings, or a port that is free.
 
         The search leaves out the range from which the system takes ports for outgoing
-        connections, because the system could take the port before Ray has started.
+        connections, because the system could take the port before Ray has started, or while no
+        house runs.
         """
-        for left in reversed(range(PORTS_TRIED)):
-            number = port or PORTS.start + secrets.randbelow(len(PORTS))
-            with contextlib.closing(socket.socket()) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((host, number))
-                except OSError as error:
-                    if left and not port:
-                        continue
+        for left in reversed(range(1 if port else PORTS_TRIED)):
+            try:
+                return bound(host, port or PORTS.start + secrets.randbelow(len(PORTS)))
+            except OSError as error:
+                if not left:
                     raise HouseError(
                         f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                        f"{instead_of(error, 'ray.head_address', 'ray.port')}"
+                        f"{instead_of(error, 'ray.head_address', setting)}"
                     ) from error
-            break
-        return number
+        raise AssertionError("the last attempt returns or raises")
 
     def _start_manager(self) -> None:
         """Start the Ray head with manager and keeper on it, with a new attempt if Ray gives up.
@@ -468,7 +476,7 @@ class House:
         )
 
     def _open_page(self) -> None:
-        """Take the page's port; its process starts when somebody comes."""
+        """Take the page's port; its process starts when a browser comes."""
         board = self.config.dashboard
         private.made_secret(self.places.secret("dashboard"))
         try:
@@ -482,7 +490,7 @@ class House:
     def _start_page(self) -> None:
         """Start the process that serves the page, on the port that this house keeps."""
         assert self._page is not None
-        self._page_started_s = time.monotonic()
+        self._started_s["dashboard"] = time.monotonic()
         number = self._page.fileno()
         words = ["--house", str(self.places.state_dir), "--socket", str(number)]
         self._children["dashboard"] = processes.start(

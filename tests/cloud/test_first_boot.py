@@ -34,6 +34,7 @@ def test_it_is_one_small_script_that_a_plain_shell_understands(cloud: str):
         ("door", "10.0.0.4:0"),
         ("door", "10.0.0.4:70000"),
         ("door", "$(reboot):7443"),
+        ("door", "[fe80::1%$(reboot)]:7443"),
         ("door", "manager.example:7443"),
         ("fingerprint", "AB" * 32),
         ("fingerprint", "ab" * 31 + "; "),

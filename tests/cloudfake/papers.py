@@ -125,7 +125,7 @@ def _azure(at_s: float) -> str:
 
 
 def with_open_lengths(message: bytes) -> bytes:
-    """The same message with indefinite lengths, as AWS writes the outer parts of its own."""
+    """The same message with indefinite lengths, as AWS writes the outer parts of what it signs."""
     _, seq, _ = _split(message)
     kind, rest = _cut(seq)
     _, explicit, _ = _split(rest)

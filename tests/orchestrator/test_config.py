@@ -145,6 +145,7 @@ def test_paths_are_resolved_against_the_file(tmp_path):
         ("[job]\ncheckpoint_every_s = nan", "2: job.checkpoint_every_s: found nan; allowed: a number, above 0"),
         ("[ray]\nhead_address = '8.8.8.8'", '2: ray.head_address: found "8.8.8.8"; allowed: a loopback or private'),
         ("[ray]\nhead_address = '0.0.0.0'", '2: ray.head_address: found "0.0.0.0"; allowed: a loopback or private'),
+        ("[ray]\nhead_address = 'fe80::1%$(reboot)'", '2: ray.head_address: found "fe80::1%$(reboot)"; allowed: a loopback or private'),
         ("[ray]\nhead_address = 'me'", '2: ray.head_address: found "me"; allowed: an address in numbers'),
         ("[dashboard]\nhost = '0.0.0.0'", '2: dashboard.host: found "0.0.0.0"; allowed: a loopback address'),
         ("[dashboard]\nport = 70000", "2: dashboard.port: found 70000; allowed: a whole number, at least 0 and at most 65535"),

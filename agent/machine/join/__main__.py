@@ -78,7 +78,7 @@ class Machine:
     def live(self, node: Node) -> None:
         """Run the node until it ends, is asked to end, or no manager says a word; then `Over`."""
         node.start()
-        next_s, up = time.monotonic(), False
+        next_s, up, told = time.monotonic(), False, False
         while True:
             now_s = time.monotonic()
             if self._word.left_s(now_s) <= 0:
@@ -91,9 +91,10 @@ class Machine:
             if seen is not None and seen.si_signo == signal.SIGTERM:
                 self._end(node)
             came_up = not up and node.is_up()
+            up = up or came_up
             if came_up or time.monotonic() >= next_s:
-                heard = self._ask("node" if came_up else "")
-                up = up or (came_up and heard)
+                heard = self._ask("node" if up and not told else "")
+                told = told or (up and heard)
                 next_s = time.monotonic() + self._word.every_s
 
     def _ask(self, phase: str) -> bool:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from agent.boot.node import CLUSTER_VARIABLE, Cluster
@@ -46,7 +45,7 @@ class Node:
             [sys.executable, "-P", "-m", "agent.boot.node"],
             env=self._environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=False,
+            start_new_session=True,  # so that the orphans of a dead node are found, by its group
             preexec_fn=_unblock,  # noqa: PLW1509 - there is one thread
         )
 
@@ -54,18 +53,28 @@ class Node:
         return self._up.exists()
 
     def status(self) -> int | None:
-        """Return how the node has ended, or None while it runs."""
-        return None if self._process is None else self._process.poll()
+        """Return how the node has ended, or None while it runs.
+
+        It is not reaped before `kill`, so that its number belongs to no other process.
+        """
+        if self._process is None:
+            return None
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ended = os.waitid(os.P_PID, self._process.pid, how)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def ask_to_end(self) -> None:
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.terminate()
+            os.kill(self._process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill all that is left of it, also what hangs."""
         if self._process is not None:
             kill_family(self._process.pid)
+            self._process.wait()
+            self._process = None
 
 
 def _unblock() -> None:

@@ -1,12 +1,19 @@
 """The join client alone: what it imports, and how it ends where no door lets it in."""
 
+import argparse
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from agent.boot.node import CLUSTER_VARIABLE
+from agent.machine.join import __main__ as client_module
+from agent.machine.join.door import Door
+from agent.machine.join.node import TOKEN, Node
 
 CLIENT = [sys.executable, "-P", "-m", "agent.machine.join", "--deployment", "ours"]
 PATIENCE_S = 60.0
@@ -65,3 +72,62 @@ def test_a_door_that_accepts_and_says_nothing_holds_nobody_up():
         _, said = machine.communicate(timeout=PATIENCE_S)
     assert machine.returncode == 75
     assert "timed out" in said
+
+
+class Counted(Door):
+    """A door that nobody answers at, and how often it was tried."""
+
+    calls = 0
+
+    def call(self, *words: object) -> object:
+        self.calls += 1
+        return super().call(*words)
+
+
+def test_a_node_that_is_up_does_not_hurry_a_silent_door(
+    nobody: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its phase waits for the next regular word, however often the node is looked at."""
+    monkeypatch.setattr(client_module, "LOOK_S", 0.005)
+    monkeypatch.setattr(client_module, "LEAVE_S", 0.0)
+    node = a_node(tmp_path, monkeypatch)
+    monkeypatch.setattr(node, "is_up", lambda: True)
+    door = Counted(f"127.0.0.1:{nobody}", "ab" * 32)
+    with pytest.raises(client_module.Over):
+        client_module.Machine(argparse.Namespace(silent_after_s=1.0), door).live(node)
+    node.kill()
+    assert 1 <= door.calls <= 12
+
+
+def test_the_orphans_of_a_dead_node_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its number stays its own until then, so that no other process gets the signal."""
+    node = a_node(tmp_path, monkeypatch, 'sh -c "sleep 600 & echo \\$! > orphan"; exit 3')
+    node.start()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (status := node.status()) is None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert status == node.status() == 3
+    orphan = int((tmp_path / "orphan").read_text())
+    node.kill()
+    assert node.status() is None
+    while is_alive(orphan) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not is_alive(orphan)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def a_node(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = "exec sleep 600") -> Node:
+    """A node whose process is a shell with this script."""
+    shell = folder / "python"
+    shell.write_text(f"#!/bin/sh\ncd {folder}\n{script}\n")
+    shell.chmod(0o700)
+    monkeypatch.setenv("SPOT_TEMP_DIR", str(folder))
+    node = Node({CLUSTER_VARIABLE: "id/session/versions", TOKEN: "token"}, "i-1", "127.0.0.1")
+    monkeypatch.setattr(sys, "executable", str(shell))
+    return node

@@ -14,13 +14,13 @@ import pytest
 import redis.asyncio
 from door_scene import CLAIM, TOKEN, Scene
 
-from agent.keys import GUESTS, INBOX
+from agent.keys import GUESTS, INBOX, JOINED
 from agent.machine.join.door import Door as DoorClient
 from agent.machine.join.door import NoAnswer, TurnedAway
 from cloud import http_server
 from cloud.local.identity import Signer
 from cloud.model import Machine
-from orchestrator.door import certificate
+from orchestrator.door import app, certificate
 from orchestrator.door.app import Door
 from orchestrator.door.guests import Guest
 
@@ -202,6 +202,22 @@ def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene
     assert events(scene)[-1]["phase"] == "node"
     with pytest.raises(TurnedAway, match="no machine that has joined"):
         client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
+
+
+def test_no_machine_that_lives_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """However many have joined since; those that no lease expects any more are forgotten."""
+    monkeypatch.setattr(app, "JOINED_MAX", 1)
+    ids = ["i-gone", "i-old", "i-1"]
+    guests = [Guest("local", name, name, "127.0.0.1") for name in ids]
+    for known, name in ((guests[:2], ids[0]), (guests[:2], ids[1]), (guests[1:], ids[2])):
+        scene.expect(*known)
+        ticket = scene.client().call("GET", "/nonce", None, TIMEOUT_S)
+        asked = scene.application(scene.machine(name), ticket)
+        scene.client().call("POST", "/join", asked, TIMEOUT_S)
+    for name in ids[1:]:
+        sign = {"machine_id": name, "claim": CLAIM}
+        assert "silent_s" in scene.client().call("POST", "/word", sign, TIMEOUT_S)
+    assert scene.redis.hlen(JOINED) == 2
 
 
 def test_without_its_store_the_door_lets_nobody_in(scene: Scene, server):

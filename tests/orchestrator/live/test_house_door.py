@@ -1,0 +1,78 @@
+"""The house's part in the join door: its port outlives houses, and its process may die."""
+
+from pathlib import Path
+
+import pytest
+
+from cloud.http_server import bound
+from orchestrator.config import load
+from orchestrator.door.address import read_door
+from orchestrator.supervisor import supervisor
+from orchestrator.supervisor.supervisor import House
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(supervisor, "_say", lines.append)
+    return lines
+
+
+def a_house(folder: Path) -> House:
+    house = House(load(None, {}, {"manager.state_dir": str(folder / "state")}), None)
+    house.places.make()
+    return house
+
+
+def open_door(folder: Path) -> str:
+    """Where the door of the next house is; the port is free again after."""
+    house = a_house(folder)
+    house._open_door()
+    assert house._door is not None
+    house._door.close()
+    house.places.remove_link()
+    known = read_door(house.places)
+    assert known is not None
+    return known.address
+
+
+def test_the_door_keeps_its_port_from_house_to_house(tmp_path: Path, said: list[str]):
+    """The system gives no outgoing connection that port while no house runs."""
+    first = open_door(tmp_path)
+    assert int(first.rpartition(":")[2]) in supervisor.PORTS
+    assert open_door(tmp_path) == first
+    assert said == []
+
+
+def test_a_door_that_has_to_move_says_what_that_ends(tmp_path: Path, said: list[str]):
+    """The machines that are there know the old address only, so a person has to hear of it."""
+    first = open_door(tmp_path)
+    host, _, port = first.rpartition(":")
+    with bound(host, int(port)):
+        second = open_door(tmp_path)
+    assert int(second.rpartition(":")[2]) in supervisor.PORTS
+    (line,) = said
+    assert f"at {second} now and no longer at {first} (Address already in use)" in line
+    assert "end themselves after 600 s" in line
+
+
+def test_a_door_that_cannot_live_ends_no_house(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process is started again at a pace, and its log holds why it ended."""
+    monkeypatch.setattr(supervisor, "RESTARTS_MAX", 0)
+    monkeypatch.setattr(supervisor, "PACE_S", 0.0, raising=False)
+    house = a_house(tmp_path)
+    try:
+        house._env = house._environment()
+        house._open_door()
+        house.places.secret("door").unlink()
+        house._start_door()
+        first = house._children["door"]
+        assert first.wait(60) == 1
+        house._revive()
+        assert house._children["door"].pid != first.pid
+        assert "FileNotFoundError" in house.places.log("door").read_text()
+        assert any("the join door ended" in line for line in said)
+    finally:
+        house.stop()
