@@ -304,6 +304,7 @@ class Tcp:
         except WireError:
             flow.over = True  # the thread that receives sees it as well
             flow.connection.close()
+            self._landings.wake()  # if it waits for a place, and reads nothing
             return False, done
         return True, done
 
