@@ -131,7 +131,10 @@ class Theirs:
         """Raise `OSError` if it is out of reach: of another host, or of another user."""
         self._slot_bytes, self._start = said.slot_bytes, _start(said.slots)
         size = self._start + said.slots * said.slot_bytes
-        file = os.open(f"/proc/{said.process}/fd/{said.file}", os.O_RDONLY | os.O_CLOEXEC)
+        path = f"/proc/{said.process}/fd/{said.file}"
+        if not os.readlink(path).startswith("/memfd:"):
+            raise OSError("another file has this number")  # to open a pipe could wait for ever
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if (
                 os.fstat(file).st_size != size

@@ -104,6 +104,8 @@ class Landing:
         """Take note of a chunk that has come."""
         if message.there is not None:
             size = message.there.count
+            if size > SLOT_BYTES:
+                raise WireError(f"{self._peer.name} has {size} bytes in one slot of its segment")
             into = self.place(message, size)
             if self._flow.berth is not None:
                 if self._peer.segment is None:
