@@ -114,17 +114,23 @@ def test_nobody_but_its_owner_can_write_a_segment() -> None:
     own.close()
 
 
-def test_who_was_given_up_takes_nothing_that_came_after() -> None:
-    """It is late with its copy, and its slot holds a block for somebody else by then."""
-    own = Own(slots=1, slot_bytes=1 << 16)
-    there = own.put("b", [memoryview(b"ours")], "a block")
-    assert there is not None
+def test_who_was_given_up_may_still_read() -> None:
+    """It is late with its copy, so its slot holds no other block by then; a spare one does."""
+    own = Own(slots=1, slot_bytes=1 << 16, spares=1)
     theirs = Theirs(own.said)
-    assert own.put("c", [memoryview(b"more")], "another") is None  # no slot is free
-    own.give_up("b")
-    assert own.put("c", [memoryview(b"more")], "another") is not None
-    with pytest.raises(Exception, match="given this worker up"):
-        theirs.take(there, memoryview(bytearray(4)))
+    for data in (b"ours", b"more"):
+        there = own.put("b", [memoryview(data)], data)
+        assert there is not None
+        assert own.put("c", [memoryview(b"none")], "another") is None  # no slot is free
+        own.give_up("c")  # it reads nothing
+        own.give_up("b")
+        after = own.put("c", [memoryview(b"late")], "another")
+        assert (after is not None) == (data == b"ours")  # there was one spare slot
+        into = memoryview(bytearray(4))
+        theirs.take(there, into)
+        assert into == data
+        if after is not None:
+            own.free("c", after)
     own.close()
 
 
