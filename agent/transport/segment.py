@@ -5,9 +5,9 @@ against every later writable mapping, and against a change of its size. So what 
 authenticated connection is enough: the bytes need no tag, because nobody else could have put them
 there. The file has no name, and is gone with the last process that has it open.
 
-A slot is used again when its reader has freed it, or was given up. A reader that was given up may
-not know that yet. So the number of what lies in a slot stands in front of the segment, and changes
-before its bytes do; the reader compares it after its copy.
+A slot is used again when its readers have freed it. If a reader was given up before that, the slot
+is never used again, because that reader may not know and copy late; a spare slot takes its place.
+So bytes never change while anybody may read them. Without a free slot, the socket is the way.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import mmap
 import os
 import threading
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -23,45 +24,43 @@ from agent.errors import WireError
 from agent.protocol import Lying, Segment
 
 SLOTS, SLOT_BYTES = 16, 4 << 20
+SPARES = 48  # they take no memory until they are written
 NONCE_BYTES = 32
+START = mmap.PAGESIZE  # of the slots; the nonce comes before them
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not among Python's constants
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
-
-
-def _start(slots: int) -> int:
-    """Return where the slots begin: after the nonce and the serial of each slot."""
-    head = NONCE_BYTES + 8 * slots
-    return -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Loan:
     """A slot in use: what lies there, and who has not read it yet."""
 
-    __slots__ = ("copied", "name", "readers", "there")
+    __slots__ = ("copied", "name", "readers", "spoilt", "there")
 
     def __init__(self, there: Lying, name: Hashable, reader: str) -> None:
         self.there, self.name, self.readers = there, name, {reader}
-        self.copied = False
+        self.copied, self.spoilt = False, False  # spoilt: a reader was given up
 
 
 class Own:
     """The segment of this worker."""
 
-    def __init__(self, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
+    def __init__(
+        self, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, spares: int = SPARES
+    ) -> None:
         """Raise `OSError` where the system has no such files."""
-        self.slot_bytes, self._start = slot_bytes, _start(slots)
-        self._lock = threading.Lock()
+        self.slot_bytes, self._lock = slot_bytes, threading.Lock()
         self._free, self._serial = list(range(slots)), 0
+        self._spares = list(range(slots, slots + spares))
+        slots += spares
         self._lent: dict[int, Loan] = {}  # by slot
         self._slot_of: dict[Hashable, int] = {}
         self._file = os.memfd_create("blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        size = self._start + slots * slot_bytes
+        size = START + slots * slot_bytes
         os.ftruncate(self._file, size)
         area = mmap.mmap(self._file, size)
         area.madvise(mmap.MADV_DONTFORK)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, SEALS)
         self._bytes = np.frombuffer(area, dtype=np.uint8)
-        self._serials = self._bytes[NONCE_BYTES : NONCE_BYTES + 8 * slots].view(np.uint64)
         nonce = os.urandom(NONCE_BYTES)
         self._bytes[:NONCE_BYTES] = np.frombuffer(nonce, dtype=np.uint8)
         self.said = Segment(
@@ -85,8 +84,7 @@ class Own:
             there = Lying(slot, self._serial, count)
             loan = self._lent[slot] = Loan(there, name, peer)
             self._slot_of[name] = slot
-        self._serials[slot] = there.serial
-        at = self._start + slot * self.slot_bytes
+        at = START + slot * self.slot_bytes
         for piece in pieces:
             np.copyto(self._bytes[at : at + piece.nbytes], np.frombuffer(piece, dtype=np.uint8))
             at += piece.nbytes
@@ -104,20 +102,24 @@ class Own:
                 self._release(loan)
 
     def give_up(self, peer: str) -> None:
-        """Free all that lies there for a peer."""
+        """Wait no longer for a peer, which may still read what lies there for it."""
         with self._lock:
             for loan in list(self._lent.values()):
+                loan.spoilt |= peer in loan.readers
                 loan.readers.discard(peer)
                 self._release(loan)
 
     def _release(self, loan: Loan) -> None:
-        """Use a slot again, if nobody reads it and nobody writes it."""
+        """Use a slot again, or a spare one for it, if nobody reads it and nobody writes it."""
         if loan.copied and not loan.readers:
             slot = loan.there.slot
             del self._lent[slot]
             if self._slot_of.get(loan.name) == slot:
                 del self._slot_of[loan.name]
-            self._free.append(slot)
+            if not loan.spoilt:
+                self._free.append(slot)
+            elif self._spares:
+                self._free.append(self._spares.pop())
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -129,9 +131,12 @@ class Theirs:
 
     def __init__(self, said: Segment) -> None:
         """Raise `OSError` if it is out of reach: of another host, or of another user."""
-        self._slot_bytes, self._start = said.slot_bytes, _start(said.slots)
-        size = self._start + said.slots * said.slot_bytes
-        file = os.open(f"/proc/{said.process}/fd/{said.file}", os.O_RDONLY | os.O_CLOEXEC)
+        self._slots, self._slot_bytes = said.slots, said.slot_bytes
+        size = START + said.slots * said.slot_bytes
+        path = Path(f"/proc/{said.process}/fd/{said.file}")
+        if not str(path.readlink()).startswith("/memfd:"):
+            raise OSError("another file has this number")  # to open a pipe could wait for ever
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if (
                 os.fstat(file).st_size != size
@@ -142,15 +147,12 @@ class Theirs:
         finally:
             os.close(file)
         self._bytes = np.frombuffer(area, dtype=np.uint8)
-        self._serials = self._bytes[NONCE_BYTES : NONCE_BYTES + 8 * said.slots].view(np.uint64)
         if bytes(self._bytes[:NONCE_BYTES]) != said.nonce:
             raise OSError("another process has this number")
 
     def take(self, there: Lying, into: memoryview) -> None:
         """Copy what lies there."""
-        at = self._start + there.slot * self._slot_bytes
-        if there.slot >= self._serials.size or there.count > self._slot_bytes:
+        at = START + there.slot * self._slot_bytes
+        if there.slot >= self._slots or there.count > self._slot_bytes:
             raise WireError(f"no slot {there.slot} with {there.count} bytes in the peer's segment")
         np.copyto(np.frombuffer(into, dtype=np.uint8), self._bytes[at : at + there.count])
-        if int(self._serials[there.slot]) != there.serial:
-            raise WireError("the peer has given this worker up, and its segment is used again")

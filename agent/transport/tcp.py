@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 FLOWS = 4
 DIAL_S = 8.0  # the time in which a dialled peer must answer
 DIAL_WAIT_S = 0.05
-DRAIN_S = 0.25  # in which a peer that goes on sends the rest of a chunk that is not wanted any more
+SILENT_S = 1.0  # without a byte of a chunk that is not wanted any more: its peer does not go on
 LOOK_S = 1.0
 SHARED_BYTES_MIN = 1 << 16
 CHUNKS_PER_TURN = 4  # on one flow, before others have their turn
@@ -64,6 +64,7 @@ class Flow:
         self.sending = threading.Lock()
         self.rest: list[memoryview] = []  # of a frame that is sent in part
         self.block: Outgoing | None = None  # that this frame is of
+        self.berth: Berth | None = None  # of the chunk that comes now, if it is wanted
         self.over = False
 
 
@@ -85,7 +86,6 @@ class Landing:
 
     def __init__(self, landings: Landings, peer: Peer, flow: Flow) -> None:
         self._landings, self._peer, self._flow = landings, peer, flow
-        self._berth: Berth | None = None  # of the chunk that comes now, if it is wanted
         self._unwanted = memoryview(b"")
 
     def place(self, message: AnyMessage, size: int) -> memoryview:
@@ -93,9 +93,9 @@ class Landing:
         if not isinstance(message, Chunk):
             raise WireError(f"{self._peer.name} sent {size} bytes with {type(message).__name__}")
         slot = Slot(message.generation, message.step, message.kind, message.block)
-        self._berth = self._landings.wait(self._peer.name, slot, lambda: self._flow.over)
-        if self._berth is not None:
-            return self._berth.span(message.offset, size, message.size)
+        self._flow.berth = self._landings.wait(self._peer.name, slot, lambda: self._flow.over)
+        if self._flow.berth is not None:
+            return self._flow.berth.span(message.offset, size, message.size)
         if self._unwanted.nbytes < size:
             self._unwanted = memoryview(bytearray(size))
         return self._unwanted[:size]
@@ -104,20 +104,22 @@ class Landing:
         """Take note of a chunk that has come."""
         if message.there is not None:
             size = message.there.count
+            if size > SLOT_BYTES:
+                raise WireError(f"{self._peer.name} has {size} bytes in one slot of its segment")
             into = self.place(message, size)
-            if self._berth is not None:
+            if self._flow.berth is not None:
                 if self._peer.segment is None:
                     raise WireError(f"{self._peer.name} has no segment")
                 self._peer.segment.take(message.there, into)
         elif not size:
             self.place(message, 0)
-        berth, self._berth = self._berth, None
+        berth, self._flow.berth = self._flow.berth, None
         if berth is not None:
             self._landings.take(berth, size, message.extra)
 
     def end(self) -> None:
-        if self._berth is not None:
-            self._landings.leave(self._berth)
+        if self._flow.berth is not None:
+            self._landings.leave(self._flow.berth)
 
 
 class Tcp:
@@ -304,6 +306,7 @@ class Tcp:
         except WireError:
             flow.over = True  # the thread that receives sees it as well
             flow.connection.close()
+            self._landings.wake()  # if it waits for a place, and reads nothing
             return False, done
         return True, done
 
@@ -410,13 +413,21 @@ class Tcp:
         for peer in peers:
             self._clear(peer, BEGUN.format(generation))
         self._notify()
-        if self._landings.unused(dropped, DRAIN_S):
-            return
-        for peer in peers:
-            if any(berth.users and berth.key[0] == peer.name for berth in dropped):
-                log.warning("%s has stopped in the middle of a block", peer.name)
-                self._lose(peer)
-        self._landings.unused(dropped)
+        self._drain(dropped)
+
+    def _drain(self, dropped: list[Berth]) -> None:
+        """Wait for the rest of what has begun to come; end a meeting only if a flow is silent."""
+        came = dict[Flow, int]()
+        while not self._landings.unused(dropped, SILENT_S):
+            before, came = came, {}
+            with self._lock:
+                flows = [(peer, flow) for peer in self._peers.values() for flow in peer.flows]
+            for peer, flow in flows:
+                if flow.berth in dropped:
+                    came[flow] = flow.connection.bytes_in
+                    if came[flow] == before.get(flow):
+                        log.warning("%s has stopped in the middle of a block", peer.name)
+                        self._lose(peer)
 
     def _clear(self, peer: Peer, why: str) -> None:
         """Drop what is queued of older generations; a frame that has begun is sent from a copy."""

@@ -208,6 +208,10 @@ class Exchanging:
         self._crew, self._transport = crew, transport
         self._present: Exchange | None = None
 
+    def drop(self) -> None:
+        """Free the sums and rings of a layout that is over; the next may need none of its own."""
+        self._present = None
+
     def open(self, step: int, partial: Partial) -> None:
         """Prepare for the sums of a step that this worker is about to compute."""
         layout = self._crew.layout

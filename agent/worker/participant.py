@@ -172,6 +172,7 @@ class Participant(PeerWorker):
         assert order is not None
         self._mesh.enter(order.layout.generation)
         self._flows.enter(order.layout.generation)
+        self._exchanging.drop()
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
         # If holders have layers already, this worker gets layers from them instead of making them.

@@ -10,10 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from crews import until
 
-from agent.transport.segment import Own, Theirs
+from agent.errors import WireError
+from agent.net.wire import dial
+from agent.protocol import Chunk, FlowHello, Freed, Lying
+from agent.transport.segment import SLOT_BYTES, Own, Theirs
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket
 
@@ -110,17 +114,23 @@ def test_nobody_but_its_owner_can_write_a_segment() -> None:
     own.close()
 
 
-def test_who_was_given_up_takes_nothing_that_came_after() -> None:
-    """It is late with its copy, and its slot holds a block for somebody else by then."""
-    own = Own(slots=1, slot_bytes=1 << 16)
-    there = own.put("b", [memoryview(b"ours")], "a block")
-    assert there is not None
+def test_who_was_given_up_may_still_read() -> None:
+    """It is late with its copy, so its slot holds no other block by then; a spare one does."""
+    own = Own(slots=1, slot_bytes=1 << 16, spares=1)
     theirs = Theirs(own.said)
-    assert own.put("c", [memoryview(b"more")], "another") is None  # no slot is free
-    own.give_up("b")
-    assert own.put("c", [memoryview(b"more")], "another") is not None
-    with pytest.raises(Exception, match="given this worker up"):
-        theirs.take(there, memoryview(bytearray(4)))
+    for data in (b"ours", b"more"):
+        there = own.put("b", [memoryview(data)], data)
+        assert there is not None
+        assert own.put("c", [memoryview(b"none")], "another") is None  # no slot is free
+        own.give_up("c")  # it reads nothing
+        own.give_up("b")
+        after = own.put("c", [memoryview(b"late")], "another")
+        assert (after is not None) == (data == b"ours")  # there was one spare slot
+        into = memoryview(bytearray(4))
+        theirs.take(there, into)
+        assert into == data
+        if after is not None:
+            own.free("c", after)
     own.close()
 
 
@@ -151,3 +161,43 @@ def test_a_segment_out_of_reach_is_not_read() -> None:
             Theirs(said)
     Theirs(own.said)
     own.close()
+
+
+def test_a_pipe_that_has_the_number_of_a_segment_is_not_opened(tmp_path: Path) -> None:
+    """A peer of a different host has numbers that mean anything here; nobody writes to this pipe."""
+    own, pipe = Own(slots=1, slot_bytes=1 << 16), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    file, failed = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), threading.Event()
+
+    def read() -> None:
+        try:
+            Theirs(msgspec.structs.replace(own.said, file=file))
+        except OSError:
+            failed.set()
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert failed.wait(20)
+    os.close(file)
+    own.close()
+
+
+def test_a_token_of_more_than_a_slot_ends_its_connection() -> None:
+    """Its size is what the receiver makes room for, even if the block is not wanted any more."""
+    receiver = Receiver(False)
+    receiver.tcp.enter(1)
+    hello = FlowHello(worker="a", serial=1, flow=0)
+    connection = dial(receiver.tcp.address, "a secret", hello, to="z")
+    try:
+        for count in (SLOT_BYTES, SLOT_BYTES + 1):
+            there = Lying(0, 1, count)
+            connection.send(
+                Chunk(generation=0, step=0, kind="part", block=0, offset=0, size=count, there=there)
+            )
+        connection.patience(20)
+        assert connection.receive()[0] == Freed(there=Lying(0, 1, SLOT_BYTES))
+        with pytest.raises(WireError):
+            connection.receive()
+    finally:
+        connection.close()
+        receiver.tcp.close()

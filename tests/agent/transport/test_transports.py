@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import CHUNK, KINDS, Network
+from networks import CHUNK, KINDS, Network, Sockets
 
 from agent.transport.transport import Slot, Ticket, Transport
 
@@ -359,6 +359,20 @@ def test_who_goes_in_the_middle_of_a_block_is_broken(scene: Scene) -> None:
     scene.over(*kept)
     scene.net.still()
     assert scene.net.broken["b"] == ["a"]
+
+
+def test_a_broken_send_wakes_who_waits_for_a_place() -> None:
+    """The thread that receives reads nothing meanwhile, so it does not see the end itself."""
+    net = Sockets(flows=1)
+    a, b = met(net, "a", "b")
+    first = b.land("a", slot(), room(1)), a.push("b", slot(), [block(1)])
+    net.until(lambda: all(each.done for each in first))
+    a.push("b", slot(1), [block(10)])
+    net.still()
+    a.forget("b")
+    b.push("a", slot(), [block(LONG)])
+    net.until(lambda: net.broken["b"] == ["a"])
+    net.close()
 
 
 def test_nothing_lands_after_a_loss(scene: Scene) -> None:

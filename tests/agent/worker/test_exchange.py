@@ -1,5 +1,6 @@
 """However a sum is cut into blocks, and whoever owns them, it has the bits of one process."""
 
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +14,8 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Sum, SumSpace
 from agent.transport.virtual import Fabric, Virtual
-from agent.worker.exchange import Exchange
+from agent.worker.exchange import Exchange, Exchanging
+from agent.worker.peers import PeerWorker
 
 
 def space_of() -> SumSpace:
@@ -170,6 +172,31 @@ def test_what_is_in_memory_is_bounded_by_blocks() -> None:
     for each in found.values():
         held = sum(ring.numel() for rings in each._rings.values() for ring in rings)
         assert held <= WINDOW * 3 * 128 < space.total_bytes / 4
+
+
+class Lone(PeerWorker):
+    """A worker with a layout of chains, as far as an exchange looks."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.me, self._alone = layout.workers[0], layout
+
+    @property
+    def layout(self) -> Layout:
+        return self._alone
+
+
+def test_the_memory_of_a_layout_that_is_over_is_free() -> None:
+    """A deep layout opens no exchange, and neither does a worker that was left out."""
+    layout = data_parallel(0, 1, ("w0",))
+    (member,) = crew(space_of(), layout, Fabric(), True)
+    exchanging = Exchanging(Lone(layout), member.transport)
+    exchanging.open(0, member.partial)
+    partial = weakref.ref(member.partial)
+    del member
+    assert partial() is not None
+    exchanging.drop()
+    assert partial() is None
 
 
 @pytest.mark.parametrize("flows", [1, 8])
