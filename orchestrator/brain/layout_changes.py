@@ -65,6 +65,7 @@ RECOVERIES_MAX = 200
 PAUSES_MAX = 32
 GAIN_MIN = 1.03  # predictions are not more exact than that
 RETHINK_S = 15.0  # until a refused change is considered again
+STEPPING = ("RUNNING", "DRAINING")  # the statuses of a job whose steps may be sending
 
 # --- workers that come and go -----------------------------------------------------------------
 
@@ -266,6 +267,14 @@ def regroup(state: State, out: list[AnyAction]) -> None:
     unsettled, state.unsettled = state.unsettled, {}
     for job in [state.jobs[job_id] for job_id in unsettled if job_id in state.jobs]:
         _regroup(state, out, job)
+    _stop_traffic(state)
+
+
+def _stop_traffic(state: State) -> None:
+    """Expect no traffic of jobs that wait for a layout, because nothing steps meanwhile."""
+    for job in [state.jobs[job_id] for job_id in state.live_jobs]:
+        if job.account.traffic_usd_per_h and job.status not in STEPPING:
+            ledger.charge_traffic(state, job, 0.0, 0.0)
 
 
 def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
@@ -372,7 +381,12 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
 
 
 def _traffic_usd_per_h(job: Job, step_s: float | None = None) -> float:
-    """Return what the newest layout is about to send between zones, in dollars per hour."""
+    """Return what the newest layout is about to send between zones, in dollars per hour.
+
+    It is nothing until the layout works, because a layout that never begins sends nothing.
+    """
+    if job.status not in STEPPING:
+        return 0.0
     step_s = step_s or job.progress.step_s
     return job.layouts.step_usd / step_s * HOUR_S if step_s else 0.0
 
@@ -568,6 +582,8 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     works = f"layout {job.layouts.chosen or job.layouts.current.describe()}; it works at step {job.progress.step}"
     if job.status in ("PROVISIONING", "RECOVERING") and not job.layouts.urgent:
         move_job(state, out, job, "RUNNING", works)
+        step_s = _reckoned_s(job, generation)
+        ledger.charge_traffic(state, job, 0.0, _traffic_usd_per_h(job, step_s))
     elif job.status == "RUNNING":
         job.because = works  # the change of layout was noted before
     _mark_working(state, job)

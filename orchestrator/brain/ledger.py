@@ -366,7 +366,8 @@ def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
     """Take a job that cannot be computed with out of the sum of all; return what it has spent.
 
     The sum is made anew from the other jobs, as the job's values may have made it no number. What
-    its machines cost until they have ended is charged now, as long as they may take.
+    was reserved for its leases is charged now. So it covers the time until a machine has ended, the
+    rest of a begun hour, and a machine that a launch may have started unseen.
     """
     whole, at_s = state.account, state.now_s
     others = [one.account for one in state.jobs.values() if one is not job]
@@ -377,8 +378,7 @@ def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
     manager = _number(manager_usd(whole, at_s))
     if not math.isfinite(spent):
         spent = sum((account.spent_usd for account in others), 0.0) + mine + manager
-    held_usd = sum((_number(e.usd_per_h) for e in gone if e.machine_id), 0.0)
-    held_usd *= state.settings.drain_s / HOUR_S
+    held_usd = sum((_owed_usd(state, lease) for lease in gone), 0.0)
     state.account = Account(
         cap_usd=whole.cap_usd,
         at_s=at_s,
@@ -396,6 +396,21 @@ def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
         leases=sum(a.leases for a in others),
     )
     return mine + held_usd
+
+
+def _owed_usd(state: State, lease: Lease) -> float:
+    """Return what a lease whose values cannot be trusted may still cost.
+
+    It is its whole reserve, and if no list has shown its machine, also what that may cost unseen.
+    """
+    settings = state.settings
+    rule = lease.billing if lease.billing in RULES else settings.billing
+    rates = (lease.usd_per_h, lease.ceiling_usd_per_h)
+    dearest = lease.type.on_demand_usd_per_h + settings.disk_usd_per_h
+    rate = max((one for one in rates if credible(one)), default=dearest)
+    if lease.machine_id:
+        return reserve_usd(settings, rule, rate)
+    return needed_usd(settings, Terms(rule, _longest_grace_s(state)), rate)
 
 
 def _number(value: float) -> float:

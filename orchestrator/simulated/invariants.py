@@ -186,6 +186,7 @@ class Watcher:
         for job in state.jobs.values():
             _agree(f"account of {job.id}", len(job.leases), job.account.leases)
             _no_negative(job.id, job.account)
+            _no_idle_traffic(job)
             self._holds_no_more_than_it_may(state, job)
         _no_negative("everything", state.account)
 
@@ -263,6 +264,13 @@ def _names(action: AnyAction) -> tuple[str, ...]:
 def _agree(what: str, left: int, right: int) -> None:
     if left != right:
         raise Breach(f"the books of {what} do not agree: {left} and {right}")
+
+
+def _no_idle_traffic(job: Job) -> None:
+    """Check that a job is expected to send nothing between zones while nothing steps."""
+    rate = job.account.traffic_usd_per_h
+    if rate and job.status not in ("RUNNING", "DRAINING"):
+        raise Breach(f"job {job.id} is {job.status} and charged ${rate:.6f}/h of traffic")
 
 
 def _no_negative(name: str, account: Account) -> None:

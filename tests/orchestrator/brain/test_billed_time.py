@@ -9,7 +9,7 @@ from bidding.markets.billing import HOUR_S
 from cloud.model import Place, Sold, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain import ledger
-from orchestrator.events import CatalogueSeen
+from orchestrator.events import CatalogueSeen, PartSetAside
 
 EAST = Place("local", "east")
 
@@ -139,3 +139,36 @@ def test_a_young_machine_that_was_given_back_has_ended_when_no_list_has_it(hand:
     h.wait(2.0)
     h.listed()
     settled(h, began_s, h.at_s)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_job_that_is_set_aside_is_charged_what_was_reserved_for_it(
+    hand: Any, started: bool
+) -> None:
+    """Its machines may run for a begun hour, or unseen, and no lease will say so any more."""
+    h = hand(launch_grace_s=30.0, billing="aws_2016")
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    if started:
+        h.launched(launch)
+    h.wait(3.0)
+    (lease,) = h.leases
+    spent_usd = ledger.spent_usd(h.state.account, h.at_s)
+    h.see(PartSetAside(at_s=h.at_s, part="job", name="job", why="a test"))
+    assert not h.leases
+    unseen_s = 0.0 if started else 30.0
+    owed_s = HOUR_S + h.settings.reserve_s + unseen_s
+    assert h.settings.reserve_s > 0
+    for account in (h.state.account, h.job.account):
+        charged_usd = ledger.spent_usd(account, h.at_s) - spent_usd
+        assert charged_usd >= lease.ceiling_usd_per_h * owed_s / HOUR_S
+        assert charged_usd <= lease.ceiling_usd_per_h * (owed_s + 60.0) / HOUR_S
+        assert account.committed_usd == 0.0
+
+
+def test_a_price_that_cannot_be_true_is_not_charged_when_its_job_is_set_aside(hand: Any) -> None:
+    h, _ = bought(hand, Traits(billing="local"))
+    h.leases[0].price_usd_per_h = h.leases[0].ceiling_usd_per_h = 1e300
+    h.see(PartSetAside(at_s=h.at_s, part="job", name="job", why="a test"))
+    assert 0 < ledger.spent_usd(h.state.account, h.at_s) < 1.0

@@ -17,12 +17,12 @@ def zones_of(h: Any) -> set[str]:
     return {lease.pool.zone for lease in h.leases if lease.machine_id}
 
 
-def split(hand: Any, zone_usd_per_gb: float) -> Any:
+def split(hand: Any, zone_usd_per_gb: float, **spec: Any) -> Any:
     """A job for two slots where each zone sells one small machine and no more."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="local", zone_usd_per_gb=zone_usd_per_gb)
     h.start()
-    h.submit(slots_max=2)
+    h.submit(slots_max=2, **spec)
     for _ in range(10):
         for launch in h.only(h.wait(2.0), Launch):
             pool = launch.request.pool
@@ -75,6 +75,21 @@ def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: 
     assert not h.job.leases
     assert h.job.account.usd_per_h == h.job.account.traffic_usd_per_h == 0.0
     assert h.job.account.traffic_usd == pytest.approx(h.job.layouts.sent_usd)
+
+
+def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand: Any) -> None:
+    """Its two slots are too few without the lost machine, and no pool sells it one for long."""
+    h = split(hand, 0.0002, slots_min=2)
+    assert h.job.status == "RUNNING"
+    rate = h.job.account.traffic_usd_per_h
+    assert rate > 0
+    h.taken(next(lease.machine_id for lease in h.leases if lease.pool.zone == "east-b"))
+    assert h.job.status == "RECOVERING"
+    for account in (h.state.account, h.job.account):
+        assert account.traffic_usd_per_h == pytest.approx(0.0, abs=1e-15)
+    lost_usd = ledger.traffic_usd(h.job.account, h.at_s)
+    h.wait(600.0)
+    assert ledger.traffic_usd(h.job.account, h.at_s) == pytest.approx(lost_usd, rel=1e-9)
 
 
 def test_a_dear_second_zone_is_not_used(hand: Any) -> None:
