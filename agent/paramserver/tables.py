@@ -108,8 +108,22 @@ class Table(NamedTuple):
         found[:, : self.width] = value
         return found
 
+    def wanted(self, keys: Any) -> Array:
+        """Return a copy of these keys, or name one that the table does not have."""
+        found = np.array(keys, np.int64)
+        strange = found[(found < 0) | (found >= self.keys)] if self.keys else found[:0]
+        if strange.size:
+            raise ApplicationError(
+                f"table {self.name!r} has no key {int(strange[0])}; "
+                f"its keys are 0 to {self.keys - 1}"
+            )
+        return found
+
     def change(self, keys: Array, values: Any) -> Array:
-        """Return a change as it is kept and sent, or name what is wrong with it."""
+        """Return a change as it is kept and sent, or name what is wrong with it.
+
+        It is a copy, because it is summed and sent after the application has its array back.
+        """
         given = np.asarray(values)
         if given.shape != (len(keys), self.width):
             raise ApplicationError(
@@ -123,7 +137,7 @@ class Table(NamedTuple):
                 f"{given[row][~np.isfinite(given[row])][0]}"
             )
         if not self.exact:
-            return given.astype(self.dtype, copy=False)
+            return given.astype(self.dtype)
         if given.size and np.abs(given).max() > FIXED_MAX:
             raise ApplicationError(f"a change of exact table {self.name!r} is beyond {FIXED_MAX:g}")
         fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)

@@ -114,6 +114,38 @@ def test_an_unknown_table_is_named_with_those_that_exist():
         params.read("two", [0])
 
 
+@pytest.mark.parametrize("key", [-1, 4])
+@pytest.mark.parametrize("act", ["read", "update"])
+def test_a_key_that_a_table_does_not_have_is_named(key, act):
+    class Beyond(Small):
+        def process_item(self, item, params):
+            if item == 23 and act == "read":
+                params.read("sum", [0, key])
+            params.update("sum", [key if item == 23 else 0], np.ones((1, 2)))
+
+    with pytest.raises(ApplicationError, match=f"table 'sum' has no key {key}; its keys are 0 to"):
+        run_alone(Beyond())
+    virtual, why = run(Beyond)
+    assert f"has no key {key}" in why
+    assert virtual.brain.ledger.closed == -1
+
+
+def test_an_application_may_use_its_arrays_again():
+    class Thrifty(Small):
+        stop = Stop(clocks=1)
+
+        def __init__(self):
+            self.keys, self.values = np.zeros(1, np.int64), np.zeros((1, 2))
+
+        def process_range(self, lo, hi, params):
+            for item in range(lo, hi):
+                self.keys[:], self.values[:] = item % 4, item
+                params.update("sum", self.keys, self.values)
+
+    found = run_alone(Thrifty(), even(40, 1, 4)).value("sum")
+    assert found[:, 0].tolist() == [sum(range(key, 40, 4)) for key in range(4)]
+
+
 def test_a_slack_below_0_is_refused():
     with pytest.raises(ApplicationError, match="slack is -1"):
         Bound(-1).verified()
