@@ -31,7 +31,7 @@ from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.help import Settings
 from agent.paramserver.member import Member, join
-from agent.paramserver.messages import CONTROLLER, Beat, End, Leave, Message, Out, Section
+from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out, Section
 from agent.paramserver.server import Server
 from agent.paramserver.worker import Bound, Worker
 from agent.protocol import AnyMessage, Part, PeerHello
@@ -39,6 +39,7 @@ from agent.protocol import AnyMessage, Part, PeerHello
 HOST = "127.0.0.1"
 BEAT_S = 1.0
 LOOK_S = 0.2
+FLUSH_S = 2.0  # for what is still to be sent at the end
 START_S = 60.0
 
 
@@ -87,6 +88,53 @@ def _decoded(meta: bytes, payload: memoryview) -> Message:
     return message
 
 
+class Outbox:
+    """What one process is to be sent, and the thread that sends it.
+
+    A process that reads nothing stops this thread alone, so the others are served meanwhile.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
+        self._connect, self._failed = connect, failed
+        self._waiting: queue.SimpleQueue[tuple[bytes, list[memoryview]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._connection: Connection | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
+        self._thread.start()
+
+    def put(self, meta: bytes, pieces: list[memoryview]) -> None:
+        self._waiting.put((meta, pieces))
+
+    def end(self) -> None:
+        """Send what waits, and then no more."""
+        self._waiting.put(None)
+
+    def close(self, wait_s: float) -> None:
+        """Close the connection, after so long at most for what `end` left to be sent."""
+        self._thread.join(wait_s)
+        self._closed.set()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
+                meta, pieces = waiting
+                if self._connection is None:
+                    self._connection = self._connect()
+                    if self._closed.is_set():
+                        break
+                part = Part(generation=0, step=0, tag="said", extra=meta)
+                self._connection.send(part, *pieces)
+        except WireError:
+            self._failed()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+
 class Post:
     """Sends to processes by name, and puts what comes into one queue.
 
@@ -97,7 +145,8 @@ class Post:
         self.name, self._secret = name, secret
         self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
         self.book: dict[str, str] = {}
-        self._out: dict[str, Connection] = {}
+        self._out: dict[str, Outbox] = {}
+        self._lock = threading.Lock()
         self.bytes_out = 0
         listener = socket.create_server((HOST, 0), backlog=BACKLOG)
         self.address = f"{HOST}:{listener.getsockname()[1]}"
@@ -108,28 +157,52 @@ class Post:
         if target == self.name:
             self.inbox.put((self.name, message))
             return
-        connection = self._out.get(target)
-        if connection is None and target in self.book:
-            hello = PeerHello(worker=self.name, serial=1)
-            try:
-                connection = dial(self.book[target], self._secret, hello, to=target)
-            except WireError:
-                return
-            self._out[target] = connection
-        if connection is None:
-            return
-        meta, pieces = _encoded(message)
-        self.bytes_out += sum(piece.nbytes for piece in pieces)
-        try:
-            connection.send(Part(generation=0, step=0, tag="said", extra=meta), *pieces)
-        except WireError:
-            self._out.pop(target, None)
+        with self._lock:
+            outbox = self._out.get(target)
+            if outbox is None:
+                if target not in self.book:
+                    return
+                outbox = self._out[target] = self._outbox(target, self.book[target])
+            # All but the rows is copied here, because the sender goes on to change it.
+            meta, pieces = _encoded(message)
+            self.bytes_out += sum(piece.nbytes for piece in pieces)
+            outbox.put(meta, pieces)
+
+    def learn(self, addresses: dict[str, str]) -> None:
+        with self._lock:
+            self.book.update(addresses)
+
+    def drop(self, target: str, wait_s: float = 0.0) -> None:
+        """Send a process no more: what it has not taken after `wait_s` is thrown away."""
+        with self._lock:
             self.book.pop(target, None)
+            outbox = self._out.pop(target, None)
+        if outbox is not None:
+            outbox.end()
+            outbox.close(wait_s)
 
     def close(self) -> None:
+        """Close all connections, with a bounded wait for what is still to be sent."""
         self._front.close()
-        for connection in self._out.values():
-            connection.close()
+        with self._lock:
+            outboxes, self._out, self.book = list(self._out.values()), {}, {}
+        for outbox in outboxes:
+            outbox.end()
+        until_s = time.monotonic() + FLUSH_S
+        for outbox in outboxes:
+            outbox.close(max(0.0, until_s - time.monotonic()))
+
+    def _outbox(self, target: str, address: str) -> Outbox:
+        hello = PeerHello(worker=self.name, serial=1)
+
+        def failed() -> None:
+            with self._lock:
+                if self._out.get(target) is outbox:
+                    del self._out[target]
+                    self.book.pop(target, None)
+
+        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
+        return outbox
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
         if not isinstance(hello, PeerHello):
@@ -283,10 +356,13 @@ class Node:
         if message is None:
             self._over = sender == CONTROLLER
         elif isinstance(message, Book):
-            self._post.book.update(message.addresses)
+            self._post.learn(message.addresses)
         elif isinstance(message, End | Leave):
             self._over = True
         else:
+            if isinstance(message, Gone):
+                for name in message.nodes:
+                    self._post.drop(name)
             self._say(self._member.handle(sender, message, time.time()))
 
     def _say(self, out: Out) -> None:
@@ -401,10 +477,10 @@ class House:
     def _take(self, sender: str, message: Message | None) -> None:
         now_s, brain = time.time(), self.controller
         if message is None:
-            self._post.book.pop(sender, None)
+            self._post.drop(sender)
             self._say(brain.lost([sender], now_s))
         elif isinstance(message, Introduced):
-            self._post.book[sender] = message.address
+            self._post.learn({sender: message.address})
             book = Book(addresses=dict(self._post.book))
             for name in list(self._post.book):
                 self._post.send(name, book)
