@@ -262,6 +262,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 1
     store: str = ""
     dead_s: float = 5.0  # without a sign of life
+    stuck_s: float = 600.0  # in one call of the application, after which there is none
     grain_s: float = 0.0  # of sleep, in place of computing that other processes would be slowed by
 
     def application(self) -> Application:
@@ -312,16 +313,19 @@ class Node:
         self._member = Member(worker, server)
         self._post = Post(start.name, start.secret)
         self._post.book[CONTROLLER] = start.controller
-        self._beat_s = 0.0
+        self._turned_s = time.monotonic()
         self._over = False
+        self._ended = threading.Event()
 
     def run(self) -> None:
         start = self._start
+        threading.Thread(target=self._beat, name="paramserver-beat", daemon=True).start()
         hello = Introduced(address=self._post.address, pid=os.getpid())
         self._post.send(CONTROLLER, hello)
         self._say(join(start.reliable, start.name, start.allocation))
         worker = self._member.worker
         while not self._over:
+            self._turned_s = time.monotonic()
             run, out = worker.next_run(time.time())
             self._say(self._member.marked(out))
             if run is None:
@@ -335,7 +339,7 @@ class Node:
                 out = worker.finish(run, grains, time.time() - begun_s, time.time())
                 self._say(self._member.marked(out))
                 self._read(0.0)
-            self._beat()
+        self._ended.set()
         self._post.close()
 
     def _read(self, wait_s: float) -> None:
@@ -353,6 +357,7 @@ class Node:
             return
 
     def _take(self, sender: str, message: Message | None) -> None:
+        self._turned_s = time.monotonic()
         if message is None:
             self._over = sender == CONTROLLER
         elif isinstance(message, Book):
@@ -370,9 +375,11 @@ class Node:
             self._post.send(target, message)
 
     def _beat(self) -> None:
-        if time.monotonic() > self._beat_s:
-            self._beat_s = time.monotonic() + BEAT_S
-            self._post.send(CONTROLLER, Beat())
+        """Give signs of life, in a thread, because the loop may compute or load for long."""
+        job = self._start.job
+        while not self._ended.wait(min(BEAT_S, job.dead_s / 4)):
+            if time.monotonic() - self._turned_s < job.stuck_s:
+                self._post.send(CONTROLLER, Beat())
 
 
 class Spawned(NamedTuple):
@@ -391,7 +398,6 @@ class House:
         self._post = Post(CONTROLLER, self._secret)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._tick_s = 0.0
         self._thread = threading.Thread(
             target=self._run, name="paramserver-controller", daemon=True
         )
@@ -433,7 +439,7 @@ class House:
 
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:
-            self._say(self.controller.evicted(names, warning_s, time.time()))
+            self._say(self.controller.evicted(names, warning_s, time.monotonic()))
 
     def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
         """Wait until something is true of the controller, or raise."""
@@ -464,18 +470,25 @@ class House:
 
     def _run(self) -> None:
         while True:
-            try:
-                sender, message = self._post.inbox.get(timeout=LOOK_S)
-            except queue.Empty:
-                sender, message = "", Beat()
-            if sender == CONTROLLER and message is None:
+            came = self._all_that_came()
+            if (CONTROLLER, None) in came:
                 return
             with self._changed:
-                self._take(sender, message)
+                for sender, message in came:
+                    self._take(sender, message)
+                self._say(self.controller.tick(time.monotonic()))
                 self._changed.notify_all()
 
+    def _all_that_came(self) -> list[tuple[str, Message | None]]:
+        """Return all that waits, because nobody is silent whose signs of life are among it."""
+        try:
+            first = self._post.inbox.get(timeout=LOOK_S)
+        except queue.Empty:
+            return []
+        return [first, *(self._post.inbox.get() for _ in range(self._post.inbox.qsize()))]
+
     def _take(self, sender: str, message: Message | None) -> None:
-        now_s, brain = time.time(), self.controller
+        now_s, brain = time.monotonic(), self.controller
         if message is None:
             self._post.drop(sender)
             self._say(brain.lost([sender], now_s))
@@ -484,13 +497,10 @@ class House:
             book = Book(addresses=dict(self._post.book))
             for name in list(self._post.book):
                 self._post.send(name, book)
-        elif sender:
+        else:
             self._say(brain.handle(sender, message, now_s))
         while len(self.closed_s) <= brain.ledger.closed:
-            self.closed_s.append(time.monotonic())
-        if now_s > self._tick_s:
-            self._tick_s = now_s + 0.5
-            self._say(brain.tick(now_s))
+            self.closed_s.append(now_s)
 
     def _say(self, out: Out) -> None:
         for target, message in out:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Loaded
+from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded
 from agent.paramserver.tables import LARGEST, PRODUCT, UNION, Aggregate, ApplicationError, Table
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
@@ -204,17 +204,36 @@ def test_small_and_lopsided_clusters_work(places, reliable, partitions, help_siz
     assert len(virtual.brain.owners) == partitions
 
 
-def test_a_node_that_reads_no_message_is_named_and_its_blocks_are_moved():
+def three_nodes():
     brain = Controller(Plan(even(40, 4, 5), Stop(clocks=3), 2, expected=3))
     for name in ("a", "b", "c"):
         brain.handle(name, Join(reliable=name != "c", machine=name, allocation=name), 0.0)
     for name in ("a", "b", "c"):
         brain.handle(name, Loaded(blocks=sorted(brain.asked.get(name, ()))), 0.0)
     assert "c" in brain.blocks.values()
+    return brain
+
+
+def test_a_node_without_a_sign_of_life_is_named_and_its_blocks_are_moved():
+    brain = three_nodes()
     for name in ("a", "b"):
         brain.handle(name, Beat(), 6.0)
     out = brain.tick(7.0)
-    assert "c has read no message for 5 s" in brain.notes[-1]
+    assert "c gave no sign of life for 5 s" in brain.notes[-1]
     assert "c" not in brain.blocks.values()
-    assert all(to != "c" for to, _ in out)
+    assert [type(message) for to, message in out if to == "c"] == [Leave]
     assert CONTROLLER not in brain.nodes
+
+
+def test_a_controller_that_stood_still_does_not_count_the_time_as_silence():
+    brain = three_nodes()
+    brain.tick(0.5)
+    assert brain.tick(60.0) == []
+    assert set(brain.nodes) == {"a", "b", "c"}
+    for moment in (61.0, 63.0, 65.0):
+        brain.handle("a", Beat(), moment)
+        brain.handle("b", Beat(), moment)
+        assert brain.tick(moment) == []
+    brain.handle("a", Beat(), 66.0)
+    brain.tick(66.0)
+    assert "c" not in brain.nodes
