@@ -201,7 +201,7 @@ class Rows:
             return found
         new = [key for key in keys.tolist() if key not in self._sparse]
         if new:
-            self._sparse.update(zip(new, self.table.rows_at_first(np.array(new)), strict=True))
+            self.put(np.array(new), self.table.rows_at_first(np.array(new)))
         if not len(keys):
             return np.zeros((0, self.table.columns), self.table.dtype)
         return np.stack([self._sparse[key] for key in keys.tolist()])
@@ -210,7 +210,8 @@ class Rows:
         if self._dense is not None:
             self._dense[keys // self._stride] = rows
         else:
-            self._sparse.update(zip(keys.tolist(), rows.copy(), strict=True))
+            # Each row is a copy, because a view keeps the whole batch alive.
+            self._sparse.update(zip(keys.tolist(), [row.copy() for row in rows], strict=True))
 
     def keys(self) -> Array:
         if self._dense is not None:
@@ -252,11 +253,24 @@ class Changes:
 
     def _combined(self, rows: Array, starts: Array) -> Array:
         combine = self._table.aggregate.combine
+        if self._table.exact:
+            return self._exact_sums(rows, starts)
         if isinstance(combine, np.ufunc):
             found: Array = combine.reduceat(rows, starts, axis=0)
             return found
         groups = np.split(rows, starts[1:])
         return np.stack([reduce(combine, group) for group in groups])
+
+    def _exact_sums(self, rows: Array, starts: Array) -> Array:
+        """Return fixed-point sums, or name the table if one does not fit, which wraps around."""
+        found: Array = np.add.reduceat(rows, starts, axis=0)
+        about = np.add.reduceat(rows.astype(np.float64), starts, axis=0)
+        if (np.abs(found - about) > 2.0**62).any():  # a sum that wrapped is off by 2^64
+            raise ApplicationError(
+                f"the sum of changes of exact table {self._table.name!r} is beyond "
+                f"{2 * FIXED_MAX:g}, which fixed point cannot hold; scale the changes down"
+            )
+        return found
 
     def _none(self) -> tuple[Array, Array]:
         keys = np.zeros(0, np.int64)

@@ -1,16 +1,26 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import tracemalloc
+
 import loaders
 import numpy as np
 import pytest
 
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded
-from agent.paramserver.tables import LARGEST, PRODUCT, UNION, Aggregate, ApplicationError, Table
+from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Section
+from agent.paramserver.tables import (
+    LARGEST,
+    PRODUCT,
+    UNION,
+    Aggregate,
+    ApplicationError,
+    Rows,
+    Table,
+)
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
-from agent.paramserver.worker import Bound
+from agent.paramserver.worker import Bound, Cache
 
 
 class Small(Application):
@@ -144,6 +154,38 @@ def test_an_application_may_use_its_arrays_again():
 
     found = run_alone(Thrifty(), even(40, 1, 4)).value("sum")
     assert found[:, 0].tolist() == [sum(range(key, 40, 4)) for key in range(4)]
+
+
+@pytest.mark.parametrize("items", [(0, 1), (0, 39)])  # of one worker, and of two
+def test_an_exact_sum_that_fixed_point_cannot_hold_is_named(items):
+    class Huge(Small):
+        tables = (Table("sum", 4, 1, exact=True),)
+
+        def process_item(self, item, params):
+            params.update("sum", [0], [[2.0**30 if item in items else 0.0]])
+
+    said = "the sum of changes of exact table 'sum' is beyond 2.14748e"
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Huge())
+    virtual, why = run(Huge)
+    assert said in why
+    assert virtual.brain.ledger.closed == (0 if items == (0, 39) else -1)
+
+
+def test_a_sparse_row_keeps_no_more_alive_than_itself():
+    """Each batch brings one row that stays and many that the next batch replaces."""
+    table, width = Table("sparse", 0, 1000), 1000
+    held, cache = Rows(table), Cache({"sparse": table}, 1)
+    tracemalloc.start()
+    try:
+        for at in range(30):
+            keys = np.array([at, *range(100, 150)])
+            held.put(keys, np.ones((len(keys), width)))
+            cache.put(Section("sparse", keys, np.ones((len(keys), width))))
+        rows = 2 * (30 + 50)
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * rows * width * 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_slack_below_0_is_refused():
