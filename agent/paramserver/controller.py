@@ -280,7 +280,7 @@ class Controller:
         if not last and (not every or self.committed < self.saved + every or self._saving):
             return []
         self._saving = {self.committed: set()}
-        return self._to_all(Save(clock=self.committed))
+        return self._to_all(Save(clock=self.committed, saved=self.saved))
 
     def _keep(self, message: Saved) -> Out:
         have = self._saving.get(message.clock)
@@ -464,8 +464,8 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
-        for clock in self._saving:
-            out += self._to_all(Save(clock=clock))
+        if self._saving:  # what was asked may be passed, and then nobody has it any more
+            out += self._save(last=True)
         out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {

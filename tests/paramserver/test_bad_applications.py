@@ -8,7 +8,7 @@ import pytest
 
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Section
+from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
 from agent.paramserver.tables import (
     LARGEST,
     PRODUCT,
@@ -279,3 +279,10 @@ def test_a_controller_that_stood_still_does_not_count_the_time_as_silence():
     brain.handle("a", Beat(), 66.0)
     brain.tick(66.0)
     assert "c" not in brain.nodes
+
+
+def test_a_restarted_controller_saves_the_clock_that_replicas_still_have():
+    brain = three_nodes()
+    brain.committed, brain._saving = 4, {2: set()}
+    asked = {message.clock for _, message in brain.restarted() if isinstance(message, Save)}
+    assert asked == {4}

@@ -46,6 +46,11 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         found = house.result()
         assert house.controller.ended == "30 clocks are done"
         alone = run_alone(job.application(), house.controller.plan.work)
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert [name for name in files if name.endswith("-29.npz")] == [
+            f"{at}-29.npz" for at in range(3)
+        ]
+        assert len({name.partition("-")[2] for name in files}) <= 2, files
         assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
     finally:
         house.close()
