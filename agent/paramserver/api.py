@@ -82,7 +82,8 @@ class Params:
 
     def read(self, table: str, keys: Any) -> Array:
         """Return the values of these keys, one row each."""
-        declared, wanted = self._table(table), np.asarray(keys, np.int64)
+        declared = self._table(table)
+        wanted = declared.wanted(keys)
         rows = self._read(declared, wanted)
         if declared.reads_own and table in self.changes:
             rows = self.changes[table].over(wanted, rows)
@@ -90,7 +91,8 @@ class Params:
 
     def update(self, table: str, keys: Any, change: Any) -> None:
         """Add changes; a table with a rule takes gradients."""
-        declared, wanted = self._table(table), np.asarray(keys, np.int64)
+        declared = self._table(table)
+        wanted = declared.wanted(keys)
         held = self.changes.setdefault(table, Changes(declared))
         held.add(wanted, declared.change(wanted, change))
 

@@ -148,6 +148,7 @@ class Controller:
         self._last_close: Close | None = None
         self._groups: dict[str, list[str]] = {}
         self._seen_s: dict[str, float] = {}
+        self._ticked_s: float | None = None
         self.rolls = 0
 
     # What happens.
@@ -279,7 +280,7 @@ class Controller:
         if not last and (not every or self.committed < self.saved + every or self._saving):
             return []
         self._saving = {self.committed: set()}
-        return self._to_all(Save(clock=self.committed))
+        return self._to_all(Save(clock=self.committed, saved=self.saved))
 
     def _keep(self, message: Saved) -> Out:
         have = self._saving.get(message.clock)
@@ -326,12 +327,19 @@ class Controller:
     # Losses.
 
     def lost(self, names: Iterable[str], now_s: float) -> Out:
-        """Go on without these nodes, which are gone without having left."""
+        """Go on without these nodes, which are gone without having left.
+
+        One that still lives is to end, because nobody would end it later.
+        """
         gone = [name for name in names if name in self.nodes]
         if not gone or self.ended:
             return []
         for name in gone:
             self._forget(name)
+        leave: Out = [(name, Leave()) for name in gone]
+        return self._marked(leave) + self._without(gone, now_s)
+
+    def _without(self, gone: list[str], now_s: float) -> Out:
         if self.begun_s is None:
             return []
         if not self.nodes:
@@ -423,7 +431,15 @@ class Controller:
         return self._marked(self._settle(now_s))
 
     def tick(self, now_s: float) -> Out:
-        """Name nodes that give no sign of life, and go on without them."""
+        """Name nodes that give no sign of life, and go on without them.
+
+        After a pause without a tick all of them count as just seen, because this process may
+        have stood still, and then their signs of life are still on their way.
+        """
+        paused = self._ticked_s is not None and now_s - self._ticked_s > self.plan.dead_s / 2
+        self._ticked_s = now_s
+        if paused:
+            self._seen_s = dict.fromkeys(self.nodes, now_s)
         silent = (
             []
             if self.ended
@@ -435,7 +451,7 @@ class Controller:
         )
         for name in silent:
             self.notes.append(
-                f"{name} has read no message for {self.plan.dead_s:g} s: its blocks are moved"
+                f"{name} gave no sign of life for {self.plan.dead_s:g} s: its blocks are moved"
             )
         return self.lost(silent, now_s)
 
@@ -448,8 +464,8 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
-        for clock in self._saving:
-            out += self._to_all(Save(clock=clock))
+        if self._saving:  # what was asked may be passed, and then nobody has it any more
+            out += self._save(last=True)
         out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {

@@ -35,8 +35,8 @@ class Settings(NamedTuple):
 class Piece:
     """A piece that was given away."""
 
-    def __init__(self, number: int, helper: str, spans: list[Span]) -> None:
-        self.number, self.helper, self.spans = number, helper, spans
+    def __init__(self, number: int, helper: str, spans: list[Span], clock: int) -> None:
+        self.number, self.helper, self.spans, self.clock = number, helper, spans, clock
         self.begun = self.cancelled = self.refused = False
         self.done: list[Done] | None = None
         self.measured = 0.0
@@ -122,7 +122,7 @@ class Helpee:
             return []  # what is left is done sooner than it is handed over
         spans = tail.cut(size)
         self._serial += 1
-        self.pieces[self._serial] = Piece(self._serial, helper, spans)
+        self.pieces[self._serial] = Piece(self._serial, helper, spans, tail.clock)
         self.total_given += sum(span.last - span.first for span in spans)
         order = DoThis(piece=self._serial, clock=tail.clock, spans=spans, time_s=now_s)
         return [(helper, order)]
@@ -133,7 +133,7 @@ class Helpee:
         for piece in self.pieces.values():
             if not piece.begun and not piece.cancelled:
                 piece.cancelled = True
-                out.append((piece.helper, Cancel(pieces=[piece.number])))
+                out.append((piece.helper, Cancel(clock=piece.clock, pieces=[piece.number])))
         return out
 
     def acknowledged(self, message: CancelAck) -> None:
@@ -175,8 +175,9 @@ class Helper:
         self._settings = settings
         self.helpees: list[str] = []
         self._waiting: list[Order] = []
-        self._refused: set[tuple[str, int]] = set()
-        self._begun: set[tuple[str, int]] = set()
+        self._refused: dict[tuple[str, int], int] = {}  # by helpee and piece: the clock
+        self._begun: dict[tuple[str, int], int] = {}
+        self._closed = -1
         self._reported = 0
         self.total_reports = 0
 
@@ -203,9 +204,9 @@ class Helper:
         self._reported = 0
 
     def asked(self, helpee: str, message: DoThis, clock: int, held: set[int]) -> None:
-        """Keep an order unless it is cancelled, newer than our clock, or of data not held."""
+        """Keep an order unless it is cancelled, newer than our clock, closed, or of data not held."""
         order = Order(helpee, message.piece, message.clock, message.spans)
-        if (helpee, message.piece) in self._refused or message.clock > clock:
+        if (helpee, message.piece) in self._refused or not self._closed < message.clock <= clock:
             return
         if all(span.block in held for span in message.spans):
             self._waiting.append(order)
@@ -218,7 +219,7 @@ class Helper:
         for order in self._waiting:
             if order.clock <= newest and (order.clock < clock or own_done):
                 self._waiting.remove(order)
-                self._begun.add((order.helpee, order.piece))
+                self._begun[order.helpee, order.piece] = order.clock
                 return order
         return None
 
@@ -227,7 +228,8 @@ class Helper:
         for number in message.pieces:
             begun = (helpee, number) in self._begun
             if not begun:
-                self._refused.add((helpee, number))
+                if message.clock > self._closed:
+                    self._refused[helpee, number] = message.clock
                 self._waiting = [
                     one for one in self._waiting if (one.helpee, one.piece) != (helpee, number)
                 ]
@@ -238,4 +240,8 @@ class Helper:
         self._waiting = [order for order in self._waiting if order.helpee != helpee]
 
     def drop_old(self, closed: int) -> None:
+        """Forget clocks that are closed: no piece of theirs is waited for any more."""
+        self._closed = closed
+        self._refused = {one: clock for one, clock in self._refused.items() if clock > closed}
+        self._begun = {one: clock for one, clock in self._begun.items() if clock > closed}
         self._waiting = [order for order in self._waiting if order.clock > closed]

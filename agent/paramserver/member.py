@@ -24,6 +24,7 @@ from agent.paramserver.messages import (
     Subscribe,
 )
 from agent.paramserver.server import Server
+from agent.paramserver.tables import ApplicationError
 from agent.paramserver.worker import Worker
 
 FOR_SERVERS = (Stage, Subscribe, Forwarded, Close, PushUp, Push, Move, Copy, Save)
@@ -61,6 +62,12 @@ class Member:
         return out
 
     def _take(self, sender: str, message: Message, now_s: float) -> Out:
+        try:
+            return self._handle(sender, message, now_s)
+        except ApplicationError as error:  # of sums that are made only here
+            return self.worker.fail(f"at {type(message).__name__}", error)
+
+    def _handle(self, sender: str, message: Message, now_s: float) -> Out:
         out: Out = []
         if isinstance(message, FOR_SERVERS + FOR_BOTH):
             out += self.server.handle(sender, message)

@@ -119,6 +119,7 @@ class Save(Message, frozen=True, kw_only=True):
     """To replicas: write the committed clock to the store."""
 
     clock: int
+    saved: int = -1  # the newest that the store has whole: what is older is deleted
 
 
 class Saved(Message, frozen=True, kw_only=True):
@@ -287,6 +288,7 @@ class Completed(Message, frozen=True, kw_only=True):
 
 
 class Cancel(Message, frozen=True, kw_only=True):
+    clock: int = 0
     pieces: list[int]
 
 

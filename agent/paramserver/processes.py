@@ -31,7 +31,7 @@ from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.help import Settings
 from agent.paramserver.member import Member, join
-from agent.paramserver.messages import CONTROLLER, Beat, End, Leave, Message, Out, Section
+from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out, Section
 from agent.paramserver.server import Server
 from agent.paramserver.worker import Bound, Worker
 from agent.protocol import AnyMessage, Part, PeerHello
@@ -39,6 +39,7 @@ from agent.protocol import AnyMessage, Part, PeerHello
 HOST = "127.0.0.1"
 BEAT_S = 1.0
 LOOK_S = 0.2
+FLUSH_S = 2.0  # for what is still to be sent at the end
 START_S = 60.0
 
 
@@ -87,6 +88,53 @@ def _decoded(meta: bytes, payload: memoryview) -> Message:
     return message
 
 
+class Outbox:
+    """What one process is to be sent, and the thread that sends it.
+
+    A process that reads nothing stops this thread alone, so the others are served meanwhile.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
+        self._connect, self._failed = connect, failed
+        self._waiting: queue.SimpleQueue[tuple[bytes, list[memoryview]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._connection: Connection | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
+        self._thread.start()
+
+    def put(self, meta: bytes, pieces: list[memoryview]) -> None:
+        self._waiting.put((meta, pieces))
+
+    def end(self) -> None:
+        """Send what waits, and then no more."""
+        self._waiting.put(None)
+
+    def close(self, wait_s: float) -> None:
+        """Close the connection, after so long at most for what `end` left to be sent."""
+        self._thread.join(wait_s)
+        self._closed.set()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
+                meta, pieces = waiting
+                if self._connection is None:
+                    self._connection = self._connect()
+                    if self._closed.is_set():
+                        break
+                part = Part(generation=0, step=0, tag="said", extra=meta)
+                self._connection.send(part, *pieces)
+        except WireError:
+            self._failed()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+
 class Post:
     """Sends to processes by name, and puts what comes into one queue.
 
@@ -97,7 +145,8 @@ class Post:
         self.name, self._secret = name, secret
         self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
         self.book: dict[str, str] = {}
-        self._out: dict[str, Connection] = {}
+        self._out: dict[str, Outbox] = {}
+        self._lock = threading.Lock()
         self.bytes_out = 0
         listener = socket.create_server((HOST, 0), backlog=BACKLOG)
         self.address = f"{HOST}:{listener.getsockname()[1]}"
@@ -108,28 +157,52 @@ class Post:
         if target == self.name:
             self.inbox.put((self.name, message))
             return
-        connection = self._out.get(target)
-        if connection is None and target in self.book:
-            hello = PeerHello(worker=self.name, serial=1)
-            try:
-                connection = dial(self.book[target], self._secret, hello, to=target)
-            except WireError:
-                return
-            self._out[target] = connection
-        if connection is None:
-            return
-        meta, pieces = _encoded(message)
-        self.bytes_out += sum(piece.nbytes for piece in pieces)
-        try:
-            connection.send(Part(generation=0, step=0, tag="said", extra=meta), *pieces)
-        except WireError:
-            self._out.pop(target, None)
+        with self._lock:
+            outbox = self._out.get(target)
+            if outbox is None:
+                if target not in self.book:
+                    return
+                outbox = self._out[target] = self._outbox(target, self.book[target])
+            # All but the rows is copied here, because the sender goes on to change it.
+            meta, pieces = _encoded(message)
+            self.bytes_out += sum(piece.nbytes for piece in pieces)
+            outbox.put(meta, pieces)
+
+    def learn(self, addresses: dict[str, str]) -> None:
+        with self._lock:
+            self.book.update(addresses)
+
+    def drop(self, target: str, wait_s: float = 0.0) -> None:
+        """Send a process no more: what it has not taken after `wait_s` is thrown away."""
+        with self._lock:
             self.book.pop(target, None)
+            outbox = self._out.pop(target, None)
+        if outbox is not None:
+            outbox.end()
+            outbox.close(wait_s)
 
     def close(self) -> None:
+        """Close all connections, with a bounded wait for what is still to be sent."""
         self._front.close()
-        for connection in self._out.values():
-            connection.close()
+        with self._lock:
+            outboxes, self._out, self.book = list(self._out.values()), {}, {}
+        for outbox in outboxes:
+            outbox.end()
+        until_s = time.monotonic() + FLUSH_S
+        for outbox in outboxes:
+            outbox.close(max(0.0, until_s - time.monotonic()))
+
+    def _outbox(self, target: str, address: str) -> Outbox:
+        hello = PeerHello(worker=self.name, serial=1)
+
+        def failed() -> None:
+            with self._lock:
+                if self._out.get(target) is outbox:
+                    del self._out[target]
+                    self.book.pop(target, None)
+
+        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
+        return outbox
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
         if not isinstance(hello, PeerHello):
@@ -159,14 +232,28 @@ class Folder:
             arrays[f"keys {section.table}"] = section.keys
             arrays[f"rows {section.table}"] = section.values
         path = self._path(partition, clock)
-        with path.with_suffix(f".{os.getpid()}").open("wb") as file:
+        part = path.with_suffix(f".{os.getpid()}")
+        with part.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        path.with_suffix(f".{os.getpid()}").replace(path)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the name is on the disk as well, before it counts as saved
+        finally:
+            os.close(folder)
 
     def read(self, partition: int, clock: int) -> list[Section]:
         with np.load(self._path(partition, clock)) as found:
             names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
             return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
+
+    def drop(self, partition: int, before: int) -> None:
+        for path in self._folder.glob(f"{partition}-*"):
+            clock = path.stem.partition("-")[2]
+            if clock.isdigit() and int(clock) < before:
+                path.unlink(missing_ok=True)
 
     def _path(self, partition: int, clock: int) -> Path:
         return self._folder / f"{partition}-{clock}.npz"
@@ -189,6 +276,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 1
     store: str = ""
     dead_s: float = 5.0  # without a sign of life
+    stuck_s: float = 600.0  # in one call of the application, after which there is none
     grain_s: float = 0.0  # of sleep, in place of computing that other processes would be slowed by
 
     def application(self) -> Application:
@@ -239,16 +327,19 @@ class Node:
         self._member = Member(worker, server)
         self._post = Post(start.name, start.secret)
         self._post.book[CONTROLLER] = start.controller
-        self._beat_s = 0.0
+        self._turned_s = time.monotonic()
         self._over = False
+        self._ended = threading.Event()
 
     def run(self) -> None:
         start = self._start
+        threading.Thread(target=self._beat, name="paramserver-beat", daemon=True).start()
         hello = Introduced(address=self._post.address, pid=os.getpid())
         self._post.send(CONTROLLER, hello)
         self._say(join(start.reliable, start.name, start.allocation))
         worker = self._member.worker
         while not self._over:
+            self._turned_s = time.monotonic()
             run, out = worker.next_run(time.time())
             self._say(self._member.marked(out))
             if run is None:
@@ -262,7 +353,7 @@ class Node:
                 out = worker.finish(run, grains, time.time() - begun_s, time.time())
                 self._say(self._member.marked(out))
                 self._read(0.0)
-            self._beat()
+        self._ended.set()
         self._post.close()
 
     def _read(self, wait_s: float) -> None:
@@ -280,13 +371,17 @@ class Node:
             return
 
     def _take(self, sender: str, message: Message | None) -> None:
+        self._turned_s = time.monotonic()
         if message is None:
             self._over = sender == CONTROLLER
         elif isinstance(message, Book):
-            self._post.book.update(message.addresses)
+            self._post.learn(message.addresses)
         elif isinstance(message, End | Leave):
             self._over = True
         else:
+            if isinstance(message, Gone):
+                for name in message.nodes:
+                    self._post.drop(name)
             self._say(self._member.handle(sender, message, time.time()))
 
     def _say(self, out: Out) -> None:
@@ -294,9 +389,11 @@ class Node:
             self._post.send(target, message)
 
     def _beat(self) -> None:
-        if time.monotonic() > self._beat_s:
-            self._beat_s = time.monotonic() + BEAT_S
-            self._post.send(CONTROLLER, Beat())
+        """Give signs of life, in a thread, because the loop may compute or load for long."""
+        job = self._start.job
+        while not self._ended.wait(min(BEAT_S, job.dead_s / 4)):
+            if time.monotonic() - self._turned_s < job.stuck_s:
+                self._post.send(CONTROLLER, Beat())
 
 
 class Spawned(NamedTuple):
@@ -315,7 +412,6 @@ class House:
         self._post = Post(CONTROLLER, self._secret)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._tick_s = 0.0
         self._thread = threading.Thread(
             target=self._run, name="paramserver-controller", daemon=True
         )
@@ -357,7 +453,7 @@ class House:
 
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:
-            self._say(self.controller.evicted(names, warning_s, time.time()))
+            self._say(self.controller.evicted(names, warning_s, time.monotonic()))
 
     def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
         """Wait until something is true of the controller, or raise."""
@@ -388,33 +484,37 @@ class House:
 
     def _run(self) -> None:
         while True:
-            try:
-                sender, message = self._post.inbox.get(timeout=LOOK_S)
-            except queue.Empty:
-                sender, message = "", Beat()
-            if sender == CONTROLLER and message is None:
+            came = self._all_that_came()
+            if (CONTROLLER, None) in came:
                 return
             with self._changed:
-                self._take(sender, message)
+                for sender, message in came:
+                    self._take(sender, message)
+                self._say(self.controller.tick(time.monotonic()))
                 self._changed.notify_all()
 
+    def _all_that_came(self) -> list[tuple[str, Message | None]]:
+        """Return all that waits, because nobody is silent whose signs of life are among it."""
+        try:
+            first = self._post.inbox.get(timeout=LOOK_S)
+        except queue.Empty:
+            return []
+        return [first, *(self._post.inbox.get() for _ in range(self._post.inbox.qsize()))]
+
     def _take(self, sender: str, message: Message | None) -> None:
-        now_s, brain = time.time(), self.controller
+        now_s, brain = time.monotonic(), self.controller
         if message is None:
-            self._post.book.pop(sender, None)
+            self._post.drop(sender)
             self._say(brain.lost([sender], now_s))
         elif isinstance(message, Introduced):
-            self._post.book[sender] = message.address
+            self._post.learn({sender: message.address})
             book = Book(addresses=dict(self._post.book))
             for name in list(self._post.book):
                 self._post.send(name, book)
-        elif sender:
+        else:
             self._say(brain.handle(sender, message, now_s))
         while len(self.closed_s) <= brain.ledger.closed:
-            self.closed_s.append(time.monotonic())
-        if now_s > self._tick_s:
-            self._tick_s = now_s + 0.5
-            self._say(brain.tick(now_s))
+            self.closed_s.append(now_s)
 
     def _say(self, out: Out) -> None:
         for target, message in out:

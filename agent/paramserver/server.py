@@ -220,6 +220,9 @@ class Store(Protocol):
 
     def read(self, partition: int, clock: int) -> list[Section]: ...
 
+    def drop(self, partition: int, before: int) -> None:
+        """Delete what is older than a clock."""
+
 
 class Server:
     """All partitions and replicas of one node."""
@@ -399,6 +402,7 @@ class Server:
             replica.commit(message.clock)
             if replica.committed == message.clock:
                 self._store.write(number, message.clock, every_row(replica.rows))
+                self._store.drop(number, before=message.saved)
                 out.append((CONTROLLER, Saved(partition=number, clock=message.clock)))
         return out
 

@@ -108,8 +108,22 @@ class Table(NamedTuple):
         found[:, : self.width] = value
         return found
 
+    def wanted(self, keys: Any) -> Array:
+        """Return a copy of these keys, or name one that the table does not have."""
+        found = np.array(keys, np.int64)
+        strange = found[(found < 0) | (found >= self.keys)] if self.keys else found[:0]
+        if strange.size:
+            raise ApplicationError(
+                f"table {self.name!r} has no key {int(strange[0])}; "
+                f"its keys are 0 to {self.keys - 1}"
+            )
+        return found
+
     def change(self, keys: Array, values: Any) -> Array:
-        """Return a change as it is kept and sent, or name what is wrong with it."""
+        """Return a change as it is kept and sent, or name what is wrong with it.
+
+        It is a copy, because it is summed and sent after the application has its array back.
+        """
         given = np.asarray(values)
         if given.shape != (len(keys), self.width):
             raise ApplicationError(
@@ -123,7 +137,7 @@ class Table(NamedTuple):
                 f"{given[row][~np.isfinite(given[row])][0]}"
             )
         if not self.exact:
-            return given.astype(self.dtype, copy=False)
+            return given.astype(self.dtype)
         if given.size and np.abs(given).max() > FIXED_MAX:
             raise ApplicationError(f"a change of exact table {self.name!r} is beyond {FIXED_MAX:g}")
         fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
@@ -187,7 +201,7 @@ class Rows:
             return found
         new = [key for key in keys.tolist() if key not in self._sparse]
         if new:
-            self._sparse.update(zip(new, self.table.rows_at_first(np.array(new)), strict=True))
+            self.put(np.array(new), self.table.rows_at_first(np.array(new)))
         if not len(keys):
             return np.zeros((0, self.table.columns), self.table.dtype)
         return np.stack([self._sparse[key] for key in keys.tolist()])
@@ -196,7 +210,8 @@ class Rows:
         if self._dense is not None:
             self._dense[keys // self._stride] = rows
         else:
-            self._sparse.update(zip(keys.tolist(), rows.copy(), strict=True))
+            # Each row is a copy, because a view keeps the whole batch alive.
+            self._sparse.update(zip(keys.tolist(), [row.copy() for row in rows], strict=True))
 
     def keys(self) -> Array:
         if self._dense is not None:
@@ -238,11 +253,24 @@ class Changes:
 
     def _combined(self, rows: Array, starts: Array) -> Array:
         combine = self._table.aggregate.combine
+        if self._table.exact:
+            return self._exact_sums(rows, starts)
         if isinstance(combine, np.ufunc):
             found: Array = combine.reduceat(rows, starts, axis=0)
             return found
         groups = np.split(rows, starts[1:])
         return np.stack([reduce(combine, group) for group in groups])
+
+    def _exact_sums(self, rows: Array, starts: Array) -> Array:
+        """Return fixed-point sums, or name the table if one does not fit, which wraps around."""
+        found: Array = np.add.reduceat(rows, starts, axis=0)
+        about = np.add.reduceat(rows.astype(np.float64), starts, axis=0)
+        if (np.abs(found - about) > 2.0**62).any():  # a sum that wrapped is off by 2^64
+            raise ApplicationError(
+                f"the sum of changes of exact table {self._table.name!r} is beyond "
+                f"{2 * FIXED_MAX:g}, which fixed point cannot hold; scale the changes down"
+            )
+        return found
 
     def _none(self) -> tuple[Array, Array]:
         keys = np.zeros(0, np.int64)

@@ -96,7 +96,9 @@ class Cache:
         table = self._tables[section.table]
         if not table.keys:
             rows = self._rows[table.name]
-            rows.update(zip(section.keys.tolist(), section.values, strict=True))
+            # Each row is a copy, because a view keeps the whole message alive.
+            copies = [row.copy() for row in section.values]
+            rows.update(zip(section.keys.tolist(), copies, strict=True))
             return
         if table.name not in self._dense:
             self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
@@ -449,17 +451,23 @@ class Worker:
             lo, hi = self.work.items(span.block, part.tail.clock, span.first, span.first + step)
             try:
                 process(self.application, lo, hi, params)
+                self._take(part, params, step)
             except Missing as missing:
                 self._blocked.append(part)
                 return self._ask({missing.table.name: np.unique(missing.keys)}, only_new=True)
             except ApplicationError as error:
-                self.failed = True
-                where = f"worker {self.name}, clock {part.tail.clock}, items {lo} to {hi}"
-                return [(CONTROLLER, Failed(why=f"{where}: {error}"))]
-            self._take(part, params, step)
+                return self.fail(f"clock {part.tail.clock}, items {lo} to {hi}", error)
         if isinstance(part, Turn):
             part.grains, part.own_s = part.grains + grains, part.own_s + took_s
-        return self._after(part, now_s)
+        try:
+            return self._after(part, now_s)
+        except ApplicationError as error:
+            return self.fail(f"clock {part.tail.clock}", error)
+
+    def fail(self, where: str, error: ApplicationError) -> Out:
+        """Compute no more, and have the controller end the job with this error."""
+        self.failed = True
+        return [(CONTROLLER, Failed(why=f"worker {self.name}, {where}: {error}"))]
 
     def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:
         """Keep what grains changed: they are computed as a whole or not at all."""

@@ -1,16 +1,26 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import tracemalloc
+
 import loaders
 import numpy as np
 import pytest
 
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Loaded
-from agent.paramserver.tables import LARGEST, PRODUCT, UNION, Aggregate, ApplicationError, Table
+from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
+from agent.paramserver.tables import (
+    LARGEST,
+    PRODUCT,
+    UNION,
+    Aggregate,
+    ApplicationError,
+    Rows,
+    Table,
+)
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
-from agent.paramserver.worker import Bound
+from agent.paramserver.worker import Bound, Cache
 
 
 class Small(Application):
@@ -114,6 +124,70 @@ def test_an_unknown_table_is_named_with_those_that_exist():
         params.read("two", [0])
 
 
+@pytest.mark.parametrize("key", [-1, 4])
+@pytest.mark.parametrize("act", ["read", "update"])
+def test_a_key_that_a_table_does_not_have_is_named(key, act):
+    class Beyond(Small):
+        def process_item(self, item, params):
+            if item == 23 and act == "read":
+                params.read("sum", [0, key])
+            params.update("sum", [key if item == 23 else 0], np.ones((1, 2)))
+
+    with pytest.raises(ApplicationError, match=f"table 'sum' has no key {key}; its keys are 0 to"):
+        run_alone(Beyond())
+    virtual, why = run(Beyond)
+    assert f"has no key {key}" in why
+    assert virtual.brain.ledger.closed == -1
+
+
+def test_an_application_may_use_its_arrays_again():
+    class Thrifty(Small):
+        stop = Stop(clocks=1)
+
+        def __init__(self):
+            self.keys, self.values = np.zeros(1, np.int64), np.zeros((1, 2))
+
+        def process_range(self, lo, hi, params):
+            for item in range(lo, hi):
+                self.keys[:], self.values[:] = item % 4, item
+                params.update("sum", self.keys, self.values)
+
+    found = run_alone(Thrifty(), even(40, 1, 4)).value("sum")
+    assert found[:, 0].tolist() == [sum(range(key, 40, 4)) for key in range(4)]
+
+
+@pytest.mark.parametrize("items", [(0, 1), (0, 39)])  # of one worker, and of two
+def test_an_exact_sum_that_fixed_point_cannot_hold_is_named(items):
+    class Huge(Small):
+        tables = (Table("sum", 4, 1, exact=True),)
+
+        def process_item(self, item, params):
+            params.update("sum", [0], [[2.0**30 if item in items else 0.0]])
+
+    said = "the sum of changes of exact table 'sum' is beyond 2.14748e"
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Huge())
+    virtual, why = run(Huge)
+    assert said in why
+    assert virtual.brain.ledger.closed == (0 if items == (0, 39) else -1)
+
+
+def test_a_sparse_row_keeps_no_more_alive_than_itself():
+    """Each batch brings one row that stays and many that the next batch replaces."""
+    table, width = Table("sparse", 0, 1000), 1000
+    held, cache = Rows(table), Cache({"sparse": table}, 1)
+    tracemalloc.start()
+    try:
+        for at in range(30):
+            keys = np.array([at, *range(100, 150)])
+            held.put(keys, np.ones((len(keys), width)))
+            cache.put(Section("sparse", keys, np.ones((len(keys), width))))
+        rows = 2 * (30 + 50)
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * rows * width * 8
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_slack_below_0_is_refused():
     with pytest.raises(ApplicationError, match="slack is -1"):
         Bound(-1).verified()
@@ -172,17 +246,43 @@ def test_small_and_lopsided_clusters_work(places, reliable, partitions, help_siz
     assert len(virtual.brain.owners) == partitions
 
 
-def test_a_node_that_reads_no_message_is_named_and_its_blocks_are_moved():
+def three_nodes():
     brain = Controller(Plan(even(40, 4, 5), Stop(clocks=3), 2, expected=3))
     for name in ("a", "b", "c"):
         brain.handle(name, Join(reliable=name != "c", machine=name, allocation=name), 0.0)
     for name in ("a", "b", "c"):
         brain.handle(name, Loaded(blocks=sorted(brain.asked.get(name, ()))), 0.0)
     assert "c" in brain.blocks.values()
+    return brain
+
+
+def test_a_node_without_a_sign_of_life_is_named_and_its_blocks_are_moved():
+    brain = three_nodes()
     for name in ("a", "b"):
         brain.handle(name, Beat(), 6.0)
     out = brain.tick(7.0)
-    assert "c has read no message for 5 s" in brain.notes[-1]
+    assert "c gave no sign of life for 5 s" in brain.notes[-1]
     assert "c" not in brain.blocks.values()
-    assert all(to != "c" for to, _ in out)
+    assert [type(message) for to, message in out if to == "c"] == [Leave]
     assert CONTROLLER not in brain.nodes
+
+
+def test_a_controller_that_stood_still_does_not_count_the_time_as_silence():
+    brain = three_nodes()
+    brain.tick(0.5)
+    assert brain.tick(60.0) == []
+    assert set(brain.nodes) == {"a", "b", "c"}
+    for moment in (61.0, 63.0, 65.0):
+        brain.handle("a", Beat(), moment)
+        brain.handle("b", Beat(), moment)
+        assert brain.tick(moment) == []
+    brain.handle("a", Beat(), 66.0)
+    brain.tick(66.0)
+    assert "c" not in brain.nodes
+
+
+def test_a_restarted_controller_saves_the_clock_that_replicas_still_have():
+    brain = three_nodes()
+    brain.committed, brain._saving = 4, {2: set()}
+    asked = {message.clock for _, message in brain.restarted() if isinstance(message, Save)}
+    assert asked == {4}

@@ -166,6 +166,12 @@ def test_two_workers_that_help_each_other_both_end():
     assert virtual.run() == "9 clocks are done"
 
 
+def test_the_store_holds_the_newest_whole_clock_and_what_came_after_it():
+    virtual = run(0)
+    assert {clock for _, clock in virtual.disk.files} <= {5, 8}
+    assert {at for at, clock in virtual.disk.files if clock == 8} == {0, 1, 2}
+
+
 def test_a_restarted_controller_loses_no_clock_and_keeps_its_table():
     """Answer 29."""
 

@@ -1,5 +1,7 @@
 """The known answers of the two protocols that need no cluster."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,21 @@ def test_a_cancelled_order_is_not_done_whichever_comes_first():
     begun.asked("slow", order, 4, {0})
     begun.next(4, True, 99)
     assert [answer.begun for answer in begun.cancelled("slow", Cancel(pieces=[1]))] == [True]
+
+
+def test_what_a_helper_knows_of_closed_clocks_is_forgotten():
+    """An order that comes after its clock is closed is wasted work, so it is not taken."""
+    helper = Helper(Settings())
+    first_size = len(pickle.dumps(helper))
+    for clock in range(200):
+        order = DoThis(piece=2 * clock, clock=clock, spans=[Span(0, 0, 1)], time_s=0.0)
+        helper.asked("slow", order, clock, {0})
+        assert helper.next(clock, True, 999) is not None
+        helper.cancelled("slow", Cancel(clock=clock, pieces=[2 * clock + 1]))
+        helper.drop_old(clock)
+    assert len(pickle.dumps(helper)) < first_size + 100
+    helper.asked("slow", order, 200, {0})
+    assert helper.next(200, True, 999) is None
 
 
 def test_work_of_data_that_is_not_held_is_not_taken():

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import regression
+import sluggish
 
 from agent.paramserver.api import run_alone
 from agent.paramserver.processes import House, Job
@@ -45,6 +46,40 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         found = house.result()
         assert house.controller.ended == "30 clocks are done"
         alone = run_alone(job.application(), house.controller.plan.work)
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert [name for name in files if name.endswith("-29.npz")] == [
+            f"{at}-29.npz" for at in range(3)
+        ]
+        assert len({name.partition("-")[2] for name in files}) <= 2, files
         assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
+    finally:
+        house.close()
+
+
+def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wakes(tmp_path):
+    job = Job(
+        module="sluggish",
+        kind="Sluggish",
+        folder=str(Path(sluggish.__file__).parent),
+        arguments={"first_s": 4.5, "clocks": 40},
+        blocks=4,
+        grains=2,
+        partitions=2,
+        expected=3,
+        dead_s=3.0,
+        store=str(tmp_path),
+    )
+    house = House(job)
+    try:
+        for name, reliable in (("r0", True), ("r1", True), ("t0", False)):
+            house.start(name, reliable)
+        house.wait(lambda brain: brain.ledger.closed >= 1 or brain.notes)
+        assert house.controller.notes == []
+        house.stop(["t0"])
+        house.wait(lambda brain: "t0" not in brain.nodes)
+        house.go_on(["t0"])
+        assert house.nodes["t0"].process.wait(60) == 0
+        assert set(house.controller.nodes) == {"r0", "r1"}
+        assert house.result()["sum"].tolist() == [[80.0]] * 4
     finally:
         house.close()

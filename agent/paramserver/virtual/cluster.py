@@ -33,6 +33,10 @@ class Disk:
     def read(self, partition: int, clock: int) -> list[Section]:
         return self.files[partition, clock]
 
+    def drop(self, partition: int, before: int) -> None:
+        for one in [one for one in self.files if one[0] == partition and one[1] < before]:
+            del self.files[one]
+
 
 class Network(Protocol):
     def send(self, source: str, target: str, message: Message, deliver: Callable[[], None]) -> None:

@@ -1,0 +1,40 @@
+"""Messages between processes: one that reads nothing holds up nobody else."""
+
+import socket
+import threading
+
+import numpy as np
+
+from agent.net.front import Front
+from agent.net.handshake import Door
+from agent.paramserver.messages import Beat, Push, Section
+from agent.paramserver.processes import Post
+
+SECRET = "secret"
+WAIT_S = 10.0
+
+
+def test_a_process_that_reads_nothing_does_not_hold_up_messages_to_others():
+    mine, theirs, held = Post("mine", SECRET), Post("theirs", SECRET), []
+    listener = socket.create_server(("127.0.0.1", 0))
+    still = f"127.0.0.1:{listener.getsockname()[1]}"
+    front = Front(listener, Door("still", lambda _: SECRET), lambda *one: held.append(one))
+    mine.book |= {"theirs": theirs.address, "still": still}
+    rows = Section("rows", np.zeros(1, np.int64), np.zeros((1, 1 << 23)))
+
+    def say():
+        mine.send("still", Push(partition=0, clock=0, sections=[rows]))
+        mine.send("theirs", Beat())
+
+    sender = threading.Thread(target=say, daemon=True)
+    sender.start()
+    try:
+        assert theirs.inbox.get(timeout=WAIT_S) == ("mine", Beat())
+        mine.drop("still")
+        assert "still" not in mine.book
+    finally:
+        for connection, _ in held:
+            connection.close()
+        front.close()
+        mine.close()
+        theirs.close()
