@@ -381,6 +381,7 @@ def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
     lease.boot = {**lease.boot, event.phase: event.took_s}
     what = "proved who it is" if event.phase == "admitted" else "is a node of the cluster"
     why = f"{event.machine_id} {what}, {event.took_s:.1f} s after its first boot began"
+    ledger.runs(state, lease)
     if lease.state == "pending":
         move_lease(lease, "booting", state.now_s, why)
     note(out, event.machine_id, why)

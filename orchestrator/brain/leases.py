@@ -278,10 +278,13 @@ def penalise(state: State, out: list[AnyAction], lease: Lease, code: str, why: s
 
 
 def pause(state: State, place: Place, for_s: float, why: str) -> None:
-    """Buy nothing in a place for a moment; nobody refused, so it is no strike."""
+    """Buy nothing in a place for a moment; nobody refused, so it is no strike.
+
+    Room that a refusal left there is forgotten, because a block with room does not stop buying.
+    """
     before = state.blocks.get(place.key)
     until_s = state.now_s + for_s
-    if before is None or before.until_s < until_s:
+    if before is None or before.room or before.until_s < until_s:
         strikes = 0 if before is None else before.strikes
         state.blocks[place.key] = Block(until_s=until_s, because=why, strikes=strikes)
 

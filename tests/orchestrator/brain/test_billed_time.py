@@ -9,7 +9,7 @@ from bidding.markets.billing import HOUR_S
 from cloud.model import Place, Sold, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain import ledger
-from orchestrator.events import CatalogueSeen, PartSetAside
+from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside
 
 EAST = Place("local", "east")
 
@@ -66,6 +66,24 @@ def test_a_machine_that_joins_before_it_is_listed_again_is_charged_from_then(han
     h.joined(machine_id)
     lease = h.leases[0]
     assert ledger.cost_so_far_usd(lease, h.at_s) == pytest.approx(lease.price_usd_per_h / HOUR_S)
+    h.taken(machine_id)
+    settled(h, began_s, h.at_s)
+
+
+def test_a_machine_whose_first_boot_is_heard_of_is_charged_from_then(hand: Any) -> None:
+    """No list shows it running before it ends, but what boots runs."""
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
+    h.wait(20.0)
+    h.listed()
+    began_s = h.at_s
+    h.wait(3.0)
+    h.see(BootSeen(at_s=h.at_s, machine_id=machine_id, phase="admitted", took_s=2.0))
+    h.wait(2.0)
+    h.listed()  # it lags, and shows the machine as pending
+    lease = h.leases[0]
+    due_usd = lease.price_usd_per_h * (h.at_s - began_s) / HOUR_S
+    assert ledger.cost_so_far_usd(lease, h.at_s) == pytest.approx(due_usd)
+    h.wait(10.0)
     h.taken(machine_id)
     settled(h, began_s, h.at_s)
 

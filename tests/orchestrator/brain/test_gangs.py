@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cloud.errors import Refused
+from cloud.errors import CloudError, Refused
 from cloud.model import Leftover, Listing, Machine, Place, Ref, Traits
 from orchestrator.actions import Launch, Terminate
+from orchestrator.brain import leases
 from orchestrator.events import Launched, Listed
 from orchestrator.world import decode_state, encode_state
 
@@ -90,6 +91,19 @@ def test_a_refusal_that_says_its_room_is_followed_by_a_gang_of_that_size(hand: A
     assert [(x.request.pool.zone, x.request.count) for x in again] == [("east-a", 5), ("east-b", 3)]
     assert len({x.request.token for x in (launch, *again)}) == 3
     assert not [x for x in h.only(h.wait(20.0), Launch) if x.request.pool.zone == "east-a"]
+
+
+def test_an_unsure_launch_stops_buying_in_a_place_whose_refusal_left_room(hand: Any) -> None:
+    """The room lasts for minutes, and still nothing is asked for until the list may have told."""
+    h, (launch,) = asking(hand, 8, control_period_s=20.0)
+    h.refused(launch, Refused("place", "Quota", "5 of 8", room=5))
+    again = h.only(h.wait(25.0), Launch)
+    assert sum(x.request.count for x in again) == 8
+    h.refused(again[0], CloudError("no answer"))
+    block = leases.block_of(h.state, h.state.pools[again[0].request.pool.key], "spot")
+    assert block is not None
+    assert block.room == 0
+    assert block.until_s == h.at_s + 20.0
 
 
 def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_left_alone(
