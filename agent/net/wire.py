@@ -9,6 +9,7 @@ made again. Frames are not encrypted: whoever can read the network of a job can 
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
@@ -127,6 +128,15 @@ class Connection:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    def hung_up(self) -> bool:
+        """Return whether the other side has closed, although not all may be read that it sent."""
+        look = select.poll()
+        try:
+            look.register(self._sock, select.POLLRDHUP)
+        except (OSError, ValueError):  # it is closed on this side
+            return True
+        return bool(look.poll(0))
 
     def send_now(self, message: Message) -> bool:
         """Send a message if there is room for it, without waiting. Return whether it was sent."""

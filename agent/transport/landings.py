@@ -6,6 +6,8 @@ from collections.abc import Callable
 from agent.errors import WireError
 from agent.transport.transport import BEGUN, Slot, Ticket
 
+LOOK_S = 0.25  # between two looks whether a peer that nobody reads from is gone
+
 Key = tuple[str, Slot]
 
 
@@ -61,7 +63,7 @@ class Landings:
                     return berth
                 if slot.generation < self._generation or gone():
                     return None
-                self._changed.wait()
+                self._changed.wait(LOOK_S)
 
     def take(self, berth: Berth, count: int, extra: bytes = b"") -> None:
         """Note that so many bytes have come, and that the caller uses the berth no more."""

@@ -93,12 +93,16 @@ class Landing:
         if not isinstance(message, Chunk):
             raise WireError(f"{self._peer.name} sent {size} bytes with {type(message).__name__}")
         slot = Slot(message.generation, message.step, message.kind, message.block)
-        self._flow.berth = self._landings.wait(self._peer.name, slot, lambda: self._flow.over)
+        self._flow.berth = self._landings.wait(self._peer.name, slot, self._is_gone)
         if self._flow.berth is not None:
             return self._flow.berth.span(message.offset, size, message.size)
         if self._unwanted.nbytes < size:
             self._unwanted = memoryview(bytearray(size))
         return self._unwanted[:size]
+
+    def _is_gone(self) -> bool:
+        """Return whether the peer has died while what it sent before waits for its place."""
+        return self._flow.over or self._flow.connection.hung_up()
 
     def take(self, message: Chunk, size: int) -> None:
         """Take note of a chunk that has come."""

@@ -62,12 +62,11 @@ class Receiver:
             self.expect(name)
 
     def take_what_came(self, name: str, *, then_more: bool) -> None:
-        """Wait for the block in flight; of one that is dead, take all until one fails."""
+        """Wait for the block in flight; of one that is dead, take all until it is lost."""
         while True:
             ticket = self.tickets[name]
-            with self.changed:
-                assert self.changed.wait_for(lambda t=ticket: t.failed or t.done, 60), "it hangs"
-            if ticket.failed or not then_more:
+            until("a block", lambda t=ticket: t.failed or t.done or name in self.broken)
+            if not ticket.done or not then_more:
                 return
             self.expect(name)
 
