@@ -105,7 +105,7 @@ def test_a_manager_that_is_starting_is_waited_for_and_not_by_down_by_force(late_
     assert answer.out.startswith("submitted wait-")
     assert "away" not in answer.out
     ended = late_house("down", "--force")
-    assert (ended.code, "down in" in ended.out) == (0, True)
+    assert (ended.code, "down in" in ended.out) == (0, True), ended.out + ended.err
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def tokens(house: RunningHouse) -> list[Path]:
 def test_house_closes_an_open_state_directory(busy_house):
     """It says so, and the secrets that others may know are replaced; all else goes on."""
     opened = [busy_house.places.state_dir, *tokens(busy_house)]
-    lines = busy_house.log.read_text().splitlines()
+    # Others of these tests end the join door, and the house says so.
+    lines = [x for x in busy_house.log.read_text().splitlines() if "join door" not in x]
     assert len(lines) == len(opened)
     for path, line in zip(opened, lines, strict=True):
         assert line.startswith(f"{path} was open to other users (mode 0")
