@@ -74,6 +74,49 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
+class Through:
+    """A provider that hands every call to another one; what it keeps back, it has itself."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def traits(self) -> Traits:
+        return self._provider.traits
+
+    @property
+    def pace(self) -> Pace:
+        return self._provider.pace
+
+    async def places(self) -> Sequence[Place | Closed]:
+        return await self._provider.places()
+
+    async def sold(self, place: Place) -> Sold:
+        return await self._provider.sold(place)
+
+    async def quotes(self, place: Place) -> Sequence[Quote]:
+        return await self._provider.quotes(place)
+
+    async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
+        return await self._provider.launch(request)
+
+    async def list(self, place: Place) -> Listing:
+        return await self._provider.list(place)
+
+    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
+        return await self._provider.end(refs)
+
+    def notices(self) -> AsyncIterator[Notice]:
+        return self._provider.notices()
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+
 @runtime_checkable
 class Scores(Protocol):
     """What some clouds say besides: how likely spot machines are to be had in a zone."""

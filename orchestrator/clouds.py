@@ -32,7 +32,7 @@ from cloud.model import (
     Sold,
     Traits,
 )
-from cloud.provider import Provider, all_machines, no_notices
+from cloud.provider import Provider, Through, all_machines, no_notices
 from orchestrator.config import Config
 from orchestrator.errors import OrchestratorError
 from orchestrator.formatting import plural
@@ -103,48 +103,18 @@ class Unusable:
         raise Misconfigured(self._because, "cloud")
 
 
-class BuysNothing:
+class BuysNothing(Through):
     """A cloud whose machines could not join: those held there are listed and ended, none is bought."""
 
     def __init__(self, cloud: Provider, because: str) -> None:
-        self._cloud = cloud
+        super().__init__(cloud)
         self._because = because
-
-    @property
-    def name(self) -> str:
-        return self._cloud.name
-
-    @property
-    def traits(self) -> Traits:
-        return self._cloud.traits
-
-    @property
-    def pace(self) -> Pace:
-        return self._cloud.pace
-
-    async def places(self) -> Sequence[Place | Closed]:
-        return await self._cloud.places()
 
     async def sold(self, place: Place) -> Sold:  # noqa: ARG002
         raise Misconfigured(self._because, "cloud")
 
-    async def quotes(self, place: Place) -> Sequence[Quote]:
-        return await self._cloud.quotes(place)
-
     async def launch(self, request: LaunchRequest) -> Sequence[Machine]:  # noqa: ARG002
         raise Misconfigured(self._because, "cloud")
-
-    async def list(self, place: Place) -> Listing:
-        return await self._cloud.list(place)
-
-    async def end(self, refs: Sequence[Ref]) -> Sequence[Ref]:
-        return await self._cloud.end(refs)
-
-    def notices(self) -> AsyncIterator[Notice]:
-        return self._cloud.notices()
-
-    async def close(self) -> None:
-        await self._cloud.close()
 
 
 def enabled(config: Config) -> list[str]:

@@ -5,7 +5,6 @@ with the cloud, and its certificate lies beside it, for verifiers.
 """
 
 import base64
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -13,15 +12,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import pkcs7
-from cryptography.x509.oid import NameOID
 
 from cloud import private
 from cloud.identity.proof import Doubt, Identity, Proof
+from cloud.identity.self_signed import self_signed
 from cloud.identity.signed_message import NotSigned, SignedMessage, from_base64
 from cloud.model import Machine, Place
 
 EXPIRES_S = 600.0
-YEARS = 10
 KEY, CERTIFICATE = "identity.token", "identity.pem"
 
 
@@ -65,23 +63,9 @@ class Signer:
 
 
 def _make(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "local cloud")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=365 * YEARS))
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    private.write(folder / KEY, key.private_bytes(serialization.Encoding.PEM, form, plain))
-    private.write(folder / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM))
+    key, certificate = self_signed("local cloud")
+    private.write(folder / KEY, key)
+    private.write(folder / CERTIFICATE, certificate)
 
 
 class LocalIdentity:

@@ -6,7 +6,7 @@ does not see it.
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,15 +17,12 @@ from cloud.model import (
     LaunchRequest,
     Listing,
     Machine,
-    Notice,
-    Pace,
     Place,
     Quote,
     Ref,
     Sold,
-    Traits,
 )
-from cloud.provider import Provider, Rehearses
+from cloud.provider import Provider, Rehearses, Through
 
 HELD_H = 1.0  # each machine is counted for a whole hour on demand, so that the cap is one
 SCENES_TAG = "ours"
@@ -35,7 +32,7 @@ class CapReached(AssertionError):  # noqa: N818 - it names what happened
     """The next call could cost more than is left, so it was not made."""
 
 
-class Guard:
+class Guard(Through):
     """A provider of a run; it never lets a machine start that the run could not end."""
 
     def __init__(
@@ -46,22 +43,11 @@ class Guard:
         cap_usd: float,
         say: Callable[[str], None],
     ) -> None:
-        self._provider, self._run, self._deployment = provider, run, deployment
+        super().__init__(provider)
+        self._run, self._deployment = run, deployment
         self._say = say
         self.left_usd = cap_usd
         self._usd_per_h: dict[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        return self._provider.name
-
-    @property
-    def traits(self) -> Traits:
-        return self._provider.traits
-
-    @property
-    def pace(self) -> Pace:
-        return self._provider.pace
 
     async def places(self) -> Sequence[Place | Closed]:
         self._say("places")
@@ -107,12 +93,6 @@ class Guard:
         self._say(f"interrupt {', '.join(ref.id for ref in refs)}")
         assert isinstance(self._provider, Rehearses)
         return await self._provider.rehearse(refs)
-
-    def notices(self) -> AsyncIterator[Notice]:
-        return self._provider.notices()
-
-    async def close(self) -> None:
-        await self._provider.close()
 
     async def swept(self, at_most_s: float, wait: Callable[[], Awaitable[None]]) -> None:
         """End everything of this run, and look until the account lists nothing of it."""
