@@ -129,6 +129,7 @@ class Lease(msgspec.Struct, kw_only=True):
     released: str = ""
     # When it is expected to go: the deadline of the cloud's notice, or because its agent is silent.
     goes_at_s: float | None = None
+    silent_at_s: float | None = None  # since when its agent has been silent
     worked_at_s: float | None = None
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}

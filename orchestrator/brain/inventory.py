@@ -349,11 +349,22 @@ def _settle_missing(
         certain = lease.missed_at_s is not None and awaited
         if not certain and place.listed_at_s < lease.known_at_s + grace_s:
             continue
-        gone_at_s = state.now_s if lease.missed_at_s is None else lease.missed_at_s
+        gone_at_s = _gone_at_s(state, lease)
         if lease.state == "ending":
             leases.end(state, out, lease, "user", gone_at_s, "the provider lists it no more")
         else:
             lose(state, out, lease, gone_at_s, f"{lease.machine_id} vanished from the list")
+
+
+def _gone_at_s(state: State, lease: Lease) -> float:
+    """Return since when a machine has been gone that the list does not show.
+
+    That is the first list without it. If no list ever had it, its last sign of life was its agent's,
+    because a machine that lived on would have come into a list by now.
+    """
+    if lease.missed_at_s is not None:
+        return lease.missed_at_s
+    return state.now_s if lease.silent_at_s is None else lease.silent_at_s
 
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
@@ -400,7 +411,7 @@ def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> N
 
 
 def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
-    lease.agent = "there"
+    lease.agent, lease.silent_at_s = "there", None
     ledger.runs(state, lease)
     if not lease.announced:
         lease.goes_at_s = None
@@ -430,7 +441,7 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
         return
     why = f"{lease.machine_id} is silent: {event.why}"
     waits_until_s, announced = state.now_s + state.settings.rejoin_s, lease.announced
-    lease.agent = "silent"
+    lease.agent, lease.silent_at_s = "silent", state.now_s
     lease.goes_at_s = min(waits_until_s, lease.goes_at_s or waits_until_s)
     staffing.abandon(state, out, lease, why)
     if lease.state in ("ready", "working") or (lease.state == "leaving" and not announced):

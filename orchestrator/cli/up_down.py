@@ -133,17 +133,21 @@ def _wait_for_house(
 ) -> House:
     deadline = time.monotonic() + UP_S_MAX
     while time.monotonic() < deadline:
-        try:
-            house = msgspec.json.decode(places.house.read_bytes(), type=House)
-        except (OSError, msgspec.DecodeError):
-            pass
-        else:
-            if house.pid == process.pid:
-                return house
+        house = _noted(places)
+        if house and house.pid == process.pid:
+            return house
         if process.poll() is not None:
             raise CommandError(last_line(log, begins_at) or _without_a_word(places, log))
         time.sleep(LOOK_S)
     raise CommandError(f"the manager was not up after {UP_S_MAX:.0f} s; see {log}")
+
+
+def _noted(places: Places) -> House | None:
+    """Return what a house has noted of itself; it may have ended meanwhile."""
+    try:
+        return msgspec.json.decode(places.house.read_bytes(), type=House)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def _without_a_word(places: Places, log: Path) -> str:
@@ -288,8 +292,10 @@ def _sweep_up(places: Places) -> list[int]:
     while places.state_dir.exists():
         try:
             return sweep_up(places)
-        except HouseError:  # the lock is held, by a house or by another `down` that sweeps up
-            if places.house.exists() or time.monotonic() > deadline:
+        except HouseError:  # the lock is held, by a house or by another `down` that sweeps up, or by
+            # a killed house, which lets go of it a moment after its pid is that of a zombie
+            noted = _noted(places)
+            if (noted and alive(noted.pid)) or time.monotonic() > deadline:
                 raise CommandError(
                     f"another manager has started in {places.state_dir} meanwhile; look with: orchestrator status"
                 ) from None

@@ -118,6 +118,24 @@ def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_i
     settled(h, began_s, missed_s)
 
 
+def test_a_machine_that_no_list_ever_had_ended_when_its_agent_was_heard_last(hand: Any) -> None:
+    """It is waited for as long as a list may lag, but its cost ends with its last sign of life."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    began_s = h.at_s
+    h.wait(3.0)
+    h.joined(machine_id)
+    h.wait(4.0)
+    h.machines.pop(machine_id)
+    h.away(machine_id)
+    silent_s = h.at_s
+    h.wait(2.0)
+    h.listed()
+    assert h.leases[0].machine_id == machine_id  # the list may lag
+    h.wait(30.0)
+    h.listed()
+    settled(h, began_s, silent_s)
+
+
 def test_each_place_bills_by_the_rule_of_its_cloud(hand: Any) -> None:
     h, _ = bought(hand, Traits(billing="aws_today"))
     assert h.leases[0].billing == "aws_today"
