@@ -292,7 +292,9 @@ def _sweep_up(places: Places) -> list[int]:
     while places.state_dir.exists():
         try:
             return sweep_up(places)
-        except HouseError:  # the lock is held, by a house or by another `down` that sweeps up, or by
+        except (
+            HouseError
+        ):  # the lock is held, by a house or by another `down` that sweeps up, or by
             # a killed house, which lets go of it a moment after its pid is that of a zombie
             noted = _noted(places)
             if (noted and alive(noted.pid)) or time.monotonic() > deadline:
