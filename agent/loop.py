@@ -31,11 +31,12 @@ class Loop:
         self.world, self.replica, self._registered = world, replica, registered
         self.microbatches = microbatches or world.microbatches
         self.facts = Facts(0, 0)
+        self._turns = 0
         self.data: list[Data] = []
         self._optimizers = Optimizers(
             replica.objects,
             replica.space.params,
-            lambda: replica.step,
+            lambda: replica.turn,
             lambda: replica.astray,
         )
         models = registered.models.values()
@@ -51,15 +52,15 @@ class Loop:
         return self.replica.seed
 
     def begin(self, total: int) -> None:
-        """Begin a loop of `total` steps."""
+        """Begin a loop of `total` turns."""
         if self.replica.stage != "made":
             raise Misuse(
                 "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
                 "epoch, place = divmod(step, steps_per_epoch)"
             )
         self.replica.form.check(0)
-        total = min(total, self.world.stop_at or total)
-        self.facts = Facts(self.microbatches, total)
+        self._turns = total
+        self.facts = Facts(self.microbatches, min(total, self.world.stop_at or total))
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do."""
@@ -71,15 +72,16 @@ class Loop:
         """Go through the epochs that are still to do, each of `length` steps."""
         self.begin(count * length)
         while self.arrive():
-            epoch, place = divmod(self.replica.step, length)
+            epoch, place = divmod(self.replica.turn, length)
             if place:
                 # The script's code at the start of this epoch was done already, with these numbers.
                 self._set_aside()
                 self.replica.seed_for(BEFORE, epoch * length)
             yield epoch
-            if self.replica.stage not in ("ended", "aside", "over"):
+            through = self.replica.stage == "open" and self.replica.turn == (epoch + 1) * length
+            if not through and self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(
-                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
+                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.turn}; "
                     "go through all of it, or leave the loop over session.epochs(...) as well"
                 )
 
@@ -91,15 +93,15 @@ class Loop:
                 "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
                 "with session.steps(n) use data.at(step)"
             )
-        epoch = self.replica.step // length
+        epoch = self.replica.turn // length
         while True:
             yield from self._one_step()
             # The next boundary comes after what the script does at the end of its epoch.
-            if self.replica.step % length == 0:
+            if self.replica.turn % length == 0:
                 return
             if not self.arrive():
                 return
-            if self.replica.step // length != epoch:
+            if self.replica.turn // length != epoch:
                 # The script ends its epoch on the state here, and gets its own back at the next
                 # one.
                 self._set_aside()
@@ -131,13 +133,19 @@ class Loop:
     def arrive(self) -> bool:
         """Come to the start of a step; return False if there is none."""
         self._take_up()
-        stage = self.replica.stage
-        return stage == "open" or (stage != "over" and self._next_step())
+        replica = self.replica
+        if replica.stage != "open":
+            return replica.stage != "over" and self._next_step()
+        if replica.turn < self._turns:
+            replica.seed_for(BEFORE)
+            return True
+        self._end_open()
+        return False
 
     def _one_step(self) -> Iterator[int]:
         """Let the script do its body of one step."""
         try:
-            yield self.replica.step
+            yield self.replica.turn
         finally:
             # A script that leaves its loop here may do with its model what it likes.
             self.world.settle()
@@ -145,7 +153,7 @@ class Loop:
 
     def _next_step(self) -> bool:
         """Come to the boundary of the next step; return False if there is none."""
-        replica, total = self.replica, self.facts.steps_total
+        replica = self.replica
         self._close_step()
         while True:
             replica.begin_boundary()
@@ -154,7 +162,7 @@ class Loop:
                 self._bound = True
                 self.world.boundary(replica, self.facts)
                 replica.forget_arena()
-            if replica.step < total:
+            if replica.turn < self._turns and replica.step < self.facts.steps_total:
                 break
             replica.stage = "over"
             replica.drop_collected()
@@ -185,12 +193,17 @@ class Loop:
         replica.stage = "open"
 
     def _end_step(self) -> None:
+        """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
-        if replica.stage != "summed":
-            raise Misuse(
-                f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one, and "
-                "a turn of your loop that trains nothing belongs into a step that does"
-            )
+        if replica.stage == "open" and not replica.astray:
+            if replica.collected().versions() != self._kept_versions:
+                raise Misuse(
+                    f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
+                    "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "
+                    "in the same step"
+                )
+            replica.idle += 1
+            return
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.drop_collected()
         replica.stage = "ended"
@@ -199,7 +212,7 @@ class Loop:
         """Check and end a finished step, after the script's code at the end of an epoch."""
         replica = self.replica
         if replica.stage == "ended":
-            step = replica.step - 1
+            step = replica.turn - 1
             self._registered.check(step)
             self._outside.check(step)
             self.world.end_step(step)
@@ -248,14 +261,21 @@ class Loop:
         if replica.stage == "made":
             raise Misuse("the script made a session, but never looped over session.steps(...)")
         if replica.stage == "computing":
-            raise Misuse(f"the script ended in the middle of step {replica.step}")
+            raise Misuse(f"the script ended in the middle of step {replica.turn}")
         if replica.stage == "summed":
             self._end_step()
         if replica.stage in ("open", "ended"):
-            self._close_step()
-            replica.holdings.give_back()
-            replica.drop_collected()
-            self.leave()
+            self._end_open()
+
+    def _end_open(self) -> None:
+        """End the loop where the script stands, within a step or after one."""
+        replica = self.replica
+        if self._step is None or (replica.idle and not replica.step):
+            raise Misuse("the loop ended, and no step of it called session.backward(...)")
+        self._close_step()
+        replica.holdings.give_back()
+        replica.drop_collected()
+        self.leave()
 
     def leave(self) -> None:
         """End before the last step, with the present version, as the script or the others have."""

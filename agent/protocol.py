@@ -171,6 +171,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     present: bytes
     script_step: Count
     phase: Count = 0
+    idle: Count = 0  # turns of the script's loop so far that trained nothing
     held: Held | None = None
     computed: tuple[Computed, ...] = ()
     reached: Reached | None = None

@@ -57,10 +57,10 @@ class Position:
         self._replica = replica
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self._replica.step}
+        return {"step": self._replica.step, "idle": self._replica.idle}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._replica.step = int(state["step"])
+        self._replica.step, self._replica.idle = int(state["step"]), int(state.get("idle", 0))
 
 
 class Replica:
@@ -83,6 +83,7 @@ class Replica:
         self.microbatches = 0  # of a step; 0 as long as it is not known
         self.stage: Stage = "made"
         self.version, self.step, self.phase = 0, 0, 0
+        self.idle = 0  # turns of the script's loop that trained nothing
         self.played = False  # the script has done the step that led to this version
         self.loaded = False  # whether the state here ever came from other workers
         self._lost = False  # whether the job has gone on without this worker's step
@@ -122,11 +123,16 @@ class Replica:
         return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
 
     @property
+    def turn(self) -> int:
+        """The turn of the script's loop: the steps before it, and the turns that trained nothing."""
+        return self.step + self.idle
+
+    @property
     def inside(self) -> int | None:
-        """The step that the script is in, as its loop counts; None outside of the loop."""
+        """The turn that the script is in; None outside of the loop."""
         if self.stage == "ended":
-            return self.step - 1
-        return self.step if self.stage in ("open", "computing", "summed") else None
+            return self.turn - 1
+        return self.turn if self.stage in ("open", "computing", "summed") else None
 
     @property
     def at_boundary(self) -> bool:
@@ -155,7 +161,7 @@ class Replica:
 
     def seed_for(self, stream: int, step: int | None = None) -> None:
         """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""
-        at = self.step if step is None else step
+        at = self.turn if step is None else step
         text = struct.pack("<qqqq", self.seed, at, self.phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         self._seed_torch(number >> 1)
@@ -251,7 +257,7 @@ class Replica:
                 state, here = collect(self.objects), self.holdings.here
             except StateError:
                 # The form explains better what has become of the model.
-                self.form.check(self.step)
+                self.form.check(self.turn)
                 raise
         return state if here is None else state.only(here)
 

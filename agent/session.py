@@ -161,7 +161,7 @@ class Session:
     @property
     def step(self) -> int:
         """The step that the loop is in."""
-        return self.replica.step
+        return self.replica.turn
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do, up to `total`."""

@@ -96,7 +96,7 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
     count = len(microbatches)
     if not count or (expected and count != expected):
         raise Misuse(
-            f"{WHERE}: {count} microbatches in step {replica.step}, where {expected or 'at least one'} are expected; "
+            f"{WHERE}: {count} microbatches in step {replica.turn}, where {expected or 'at least one'} are expected; "
             "every call has the same number of them"
         )
     if not torch.is_grad_enabled():
@@ -181,10 +181,10 @@ class Step:
         if replica.phase == 0:
             if replica.collected().versions() != self.kept_versions:
                 raise Misuse(
-                    f"step {replica.step}: the model or the optimizer was changed before session.backward(...); what "
+                    f"step {replica.turn}: the model or the optimizer was changed before session.backward(...); what "
                     "changes them belongs after it"
                 )
-            replica.form.check(replica.step)
+            replica.form.check(replica.turn)
             self._optimizers.check()
         replica.recorder.asked(replica.version, loss_of, microbatches)
         replica.stage = "computing"
@@ -221,7 +221,7 @@ class Step:
             self._world.all_reduce(replica.version, self._partial, replica.total())
             summed = replica.space.summed(replica.total())
         recorder.computed()
-        replica.still.check(replica.step)
+        replica.still.check(replica.turn)
         self._check_finite(summed)
         return summed
 
@@ -253,7 +253,7 @@ class Step:
         self._show_late(loss_of, microbatches, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
-                f"step {replica.step}: loss_of changed the model or the optimizer, but every worker calls it for other "
+                f"step {replica.turn}: loss_of changed the model or the optimizer, but every worker calls it for other "
                 "microbatches; change them after session.backward(...)"
             )
 
@@ -286,7 +286,7 @@ class Step:
             return
         loss = summed.total.loss / self._microbatches
         raise NotFinite(
-            f"step {self._replica.step}: the loss is {loss}, or one of its gradients is not finite"
+            f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite"
         )
 
     def _overflows(self) -> bool:
@@ -311,7 +311,7 @@ class Step:
             end = f".{replica.phase}" if replica.phase else ""
             numbers = {"loss": result.loss} | metrics
             self._world.output.log(
-                replica.step, {f"{key}{end}": one for key, one in numbers.items()}
+                replica.turn, {f"{key}{end}": one for key, one in numbers.items()}
             )
             replica.install(summed, prior)
             # A scaler does not use gradients that overflow, nor does a script that skips what is

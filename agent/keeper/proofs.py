@@ -51,6 +51,7 @@ class Known(msgspec.Struct, array_like=True):
     worker: str = ""  # the first that sent these two
     computed: dict[int, Facts] = {}
     reached: Facts = {}
+    idle: int = -1  # turns of the script's loop before its commit that trained nothing
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,8 @@ class Proofs:
         """
         if why := self._place(worker, prepared.step, (prepared.script_step, prepared.phase)):
             return why
+        if why := self._idle(worker, prepared):
+            return why
         judge = _Judge(worker)
         for computed in prepared.computed:
             known = self._of(computed.version)
@@ -159,6 +162,18 @@ class Proofs:
         if why := _Judge(worker).reached(known.reached, reached, known):
             return why
         _learn(known.reached, worker, reached.machine, reached.layers)
+        return ""
+
+    def _idle(self, worker: str, prepared: Prepared) -> str:
+        """Record in which turn of the script's loop a version is made."""
+        known, idle = self._of(prepared.step), prepared.idle
+        if known.idle >= 0 and idle != known.idle:
+            step = prepared.script_step
+            return (
+                f"step {step + min(idle, known.idle)}: some workers train in turn {step + known.idle} of the script's loop "
+                f"and {worker} in turn {step + idle}. {TURNS}"
+            )
+        known.idle = idle
         return ""
 
     def _place(self, worker: str, version: int, place: tuple[int, int]) -> str:
@@ -391,6 +406,10 @@ def _alike(one: Digest, machine: str, fact: Fact, near: Near) -> bool:
 CALLS = (
     "How often a step calls session.backward(...) has to follow from the step and from what all workers have alike: from "
     "what backward returns, or from session.state"
+)
+TURNS = (
+    "Whether a turn trains has to follow from the step and from what all workers have alike: from what backward returned, "
+    "or from session.state"
 )
 BEFORE = (
     "What a script begins with has to be the same in every process: seed what is drawn before the loop, "

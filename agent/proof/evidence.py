@@ -120,7 +120,7 @@ class Evidence:
 
         Raise `Misuse` if they differ by more than rounding explains; else stop comparing bits.
         """
-        where_ = f"step {self._replica.step}, microbatch {one.microbatch}"
+        where_ = f"step {self._replica.turn}, microbatch {one.microbatch}"
         if one.batch.bits != other.batch.bits:
             raise Misuse(
                 f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "

@@ -105,7 +105,7 @@ class Group(Participant):
 
     def _tell_output(self, replica: Replica) -> None:
         fresh, self._fresh = self._fresh, False
-        self.output.enter(replica.step, leads=self._leads, fresh=fresh)
+        self.output.enter(replica.turn, leads=self._leads, fresh=fresh)
 
     def end_step(self, step: int) -> None:
         if self.astray:
@@ -119,7 +119,7 @@ class Group(Participant):
         Nothing is checked while this worker is astray, because its step counts for nothing.
         """
         if not self.astray:
-            replica.holdings.check(replica.step - 1)
+            replica.holdings.check(replica.turn - 1)
 
     def _introduce(self, replica: Replica, facts: Facts) -> None:
         self._replica, self.link.step = replica, -1

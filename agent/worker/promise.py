@@ -68,6 +68,7 @@ class Preparing:
             present=summed.marks,
             script_step=replica.step,
             phase=replica.phase,
+            idle=replica.idle,
             held=held,
             computed=(*self._crew.reproduced, *evidence.computed),
             reached=evidence.reached if replica.phase == 0 else None,

@@ -404,8 +404,8 @@ def _done(job: Job, event: JobCompleted) -> str:
         )
     if event.step < job.progress.steps_total:
         return (
-            f"its script left the loop by itself after {event.step} of {plural(job.progress.steps_total, 'step')}: all that were "
-            f"trained are committed, loss {loss(event.loss)}"
+            f"its script's loop ended after {event.step} of {plural(job.progress.steps_total, 'step')} had trained: all of these "
+            f"are committed, loss {loss(event.loss)}"
         )
     return f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}"
 

@@ -19,6 +19,8 @@ class Kind(msgspec.Struct, frozen=True):
     # Of the trained weights, relative to the largest; None if the two draw or normalize by other batches.
     near: float | None = ROUNDING
     because: str = ""
+    # What counts its steps; the step of the session also counts turns that train nothing.
+    counts: str = "step"
 
 
 DRAWS = "random numbers come from the streams of the microbatches"
@@ -35,6 +37,7 @@ KINDS = {
     "diffusion_trainer": Kind(None, DRAWS),
     "digits": Kind(None, DRAWS),
     "distillation": Kind(),
+    "dqn": Kind(None, DRAWS, "replica.version"),
     "early_stopping": Kind(),
     "experts": Kind(None, DRAWS),
     "finetune": Kind(),

@@ -112,7 +112,7 @@ class Held:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_is_elastic(kind: str, crew: Crew, player: Player, tmp_path: Path) -> None:
-    ends_alike(text(kind, "train.py"), crew, player, tmp_path)
+    ends_alike(text(kind, "train.py"), crew, player, tmp_path, KINDS[kind].counts)
 
 
 def test_a_replacement_finds_the_job_in_a_later_epoch(
@@ -157,10 +157,12 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
         job.joins(first)
 
 
-def ends_alike(source: str, crew: Crew, player: Player, tmp_path: Path) -> None:
+def ends_alike(
+    source: str, crew: Crew, player: Player, tmp_path: Path, counts: str = "step"
+) -> None:
     """From one worker to two, to the newcomer alone, to nobody, to two others."""
     alone = player.play(source, tmp_path / "alone")
-    job = Held(crew, source)
+    job = Held(crew, source, counts)
     first = job.begin(2)
     (second,) = job.joins(first)
     job.go(first, second)

@@ -191,7 +191,7 @@ def test_a_job_whose_script_leaves_its_loop_early_says_so(hand: Any) -> None:
     h.see(completed(h, step=21))
     assert h.job.status == "SUCCEEDED"
     assert h.job.because == (
-        "its script left the loop by itself after 21 of 100 steps: all that were trained are committed, loss 1.5000"
+        "its script's loop ended after 21 of 100 steps had trained: all of these are committed, loss 1.5000"
     )
 
 

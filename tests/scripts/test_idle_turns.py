@@ -1,0 +1,97 @@
+"""Turns of a script's loop that train nothing: they belong to the step after them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crews import Crew
+from kinds import Player
+from test_elastic import Held, ends_alike
+
+# Turns train nothing at an epoch's start, within it, and at its end, where all else is drawn as well.
+EPOCHS = """
+import torch
+from torch.utils.data import TensorDataset
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+session = Session(model, optimizer)
+session.state.update(turns=[], drawn=0.0)
+data = session.data(TensorDataset(torch.randn(56, 4), torch.randn(56, 1)), batch_size=8, microbatches=2)
+scale = 1.0
+for epoch in session.epochs(4):
+    scale = float(torch.rand(())) + 0.5
+    for microbatches in data:
+        turn = session.step
+        session.state["turns"] += [turn]
+        session.state["drawn"] += float(torch.rand(()))
+        if turn % 7 in (0, 3, 6):
+            continue
+        optimizer.zero_grad()
+        session.backward(lambda mb: scale * (model(mb[0]) - mb[1]).square().mean(), microbatches)
+        optimizer.step()
+    session.state["drawn"] += float(torch.rand(()))
+"""
+# The second worker was started later, and counts its own turns.
+PARTS = (
+    EPOCHS.replace("scale = 1.0", "seen = 0")
+    .replace("    scale = float", "    scale = 1.0 + 0 * float")
+    .replace("        if turn % 7 in (0, 3, 6):", "        seen += 1\n        if seen == 7:")
+)
+PLAIN = """
+import torch
+from orchestrator import Session
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(6):
+{body}
+"""
+TRAINS = """
+    session.backward(lambda mb: model(mb).square().mean(), [torch.ones(1, 2), torch.zeros(1, 2)])
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.processes
+def test_turns_of_epochs_that_train_nothing_are_elastic(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    ends_alike(EPOCHS, crew, player, tmp_path, "replica.version")
+    ended: dict[str, Any] = torch.load(crew.folder / "out.pt", weights_only=False)
+    assert ended["state"]["turns"] == [*range(28)]
+
+
+@pytest.mark.processes
+def test_workers_that_train_in_different_turns_are_stopped(crew: Crew) -> None:
+    job = Held(crew, PARTS, "replica.version")
+    first = job.begin(4)
+    with pytest.raises(
+        AssertionError,
+        match=r"some workers train in turn [67] of the script's loop and w[12] in turn [67]",
+    ):
+        second = job.joins(first)
+        job.go(first, *second, steps=4)
+        job.go(first, *second, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("    pass", "no step of it called session.backward"),
+        ("    optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()",
+         "step 0 changed the model or the optimizer without session.backward"),
+        (f"    if step == 2:\n        torch.nn.init.zeros_(model.weight)\n        continue\n{TRAINS}",
+         "step 2 changed the model or the optimizer without session.backward"),
+    ],
+)  # fmt: skip
+def test_a_loop_that_trains_by_itself_or_never_is_refused(
+    body: str, why: str, player: Player, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=why):
+        player.play(PLAIN.format(body=body), tmp_path / "alone")
