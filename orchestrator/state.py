@@ -357,10 +357,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     profile: Profile | None = None
     # The network as it was measured, before any scaling.
     told: Network | None = None
-    # What a step sends between zones costs: in the newest layout, in the last one that committed a
-    # step, and of all steps so far.
-    step_usd: float = 0.0
-    worked_step_usd: float = 0.0
+    # What a step sends between zones costs, by generation from the last one that committed a step on.
+    steps_usd: dict[int, float] = {}
+    # The last generation that committed a step, also if a newer layout had been asked for by then.
+    worked: int = 0
+    # What all steps so far have sent cost.
     sent_usd: float = 0.0
     # The plan of the newest layout, with its predicted times, and why it was chosen.
     plan: LayoutPlan | None = None
@@ -374,6 +375,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     morph_pauses_s: list[float] = []
     refused: str = ""
     recoveries_s: list[float] = []
+
+    @property
+    def step_usd(self) -> float:
+        """Return what a step of the newest layout sends between zones."""
+        return self.steps_usd.get(self.generation, 0.0)
 
 
 class Trouble(msgspec.Struct, kw_only=True):

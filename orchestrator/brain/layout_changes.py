@@ -368,7 +368,7 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
         job.layouts.mending = [*job.layouts.mending[1 - RECOVERIES_MAX :], job.layouts.generation]
     job.layouts.current = layout_choice.laid_out(job.layouts.generation, asked, choice)
     job.layouts.plan, job.layouts.chosen, job.layouts.refused = choice.plan, choice.because, ""
-    job.layouts.step_usd = choice.traffic_usd
+    job.layouts.steps_usd[job.layouts.generation] = choice.traffic_usd
     ledger.charge_traffic(state, job, 0.0, _traffic_usd_per_h(job, choice.step_s))
     serving = dict.fromkeys(workers)
     job.layouts.serving = serving if when == "now" else job.layouts.serving | serving
@@ -562,9 +562,7 @@ def _reckoned_s(job: Job, generation: int) -> float:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """Record that a step was committed under this generation; the first confirms the layout."""
     if step > job.progress.step:
-        first = job.layouts.acknowledged < generation == job.layouts.generation
-        before = step - job.progress.step - first
-        sent_usd = before * job.layouts.worked_step_usd + first * job.layouts.step_usd
+        sent_usd = _sent_usd(job, generation, step)
         ledger.charge_traffic(state, job, sent_usd, _traffic_usd_per_h(job))
         job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
         job.progress.at_s = state.now_s
@@ -575,7 +573,6 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     ):
         return
     job.layouts.acknowledged = generation
-    job.layouts.worked_step_usd = job.layouts.step_usd
     if job.progress.trained_from_s is None:
         job.progress.trained_from_s = state.now_s
     job.layouts.serving = dict.fromkeys(w for w in job.layouts.current.workers if w in job.workers)
@@ -589,6 +586,20 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     _mark_working(state, job)
     _release_the_leaving(state, out, job)
     _send_home(state, out, job)
+
+
+def _sent_usd(job: Job, generation: int, step: int) -> float:
+    """Return what the steps since the last report have sent between zones.
+
+    Each costs by its own layout. The first step of a layout is reported as such, so those before it
+    were the last one's.
+    """
+    known = job.layouts
+    first = known.worked < generation
+    before = (step - job.progress.step - first) * known.steps_usd.get(known.worked, 0.0)
+    known.worked = max(known.worked, generation)
+    known.steps_usd = {g: usd for g, usd in known.steps_usd.items() if g >= known.worked}
+    return before + first * known.steps_usd.get(generation, 0.0)
 
 
 def _mark_working(state: State, job: Job) -> None:

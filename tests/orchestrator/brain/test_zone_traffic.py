@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from agent.messages import JobCompleted, Progress, Regrouped
 from bidding.markets.billing import HOUR_S
 from cloud.model import Traits
 from orchestrator.actions import Launch
@@ -17,23 +18,28 @@ def zones_of(h: Any) -> set[str]:
     return {lease.pool.zone for lease in h.leases if lease.machine_id}
 
 
-def split(hand: Any, zone_usd_per_gb: float, **spec: Any) -> Any:
+def split(hand: Any, zone_usd_per_gb: float, rounds: int = 10, **spec: Any) -> Any:
     """A job for two slots where each zone sells one small machine and no more."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="local", zone_usd_per_gb=zone_usd_per_gb)
     h.start()
     h.submit(slots_max=2, **spec)
-    for _ in range(10):
-        for launch in h.only(h.wait(2.0), Launch):
-            pool = launch.request.pool
-            if pool.type == "large" or pool.zone in zones_of(h):
-                h.refused(launch)
-            else:
-                h.joined(h.launched(launch))
+    for _ in range(rounds):
+        sell(h)
         starts(h)
         if h.job.layouts.current is not None:
             h.committed(h.job.progress.step + 1)
     return h
+
+
+def sell(h: Any) -> None:
+    """Two seconds pass, and of what is asked for each zone sells one small machine."""
+    for launch in h.only(h.wait(2.0), Launch):
+        pool = launch.request.pool
+        if pool.type == "large" or pool.zone in zones_of(h):
+            h.refused(launch)
+        else:
+            h.joined(h.launched(launch))
 
 
 def starts(h: Any) -> None:
@@ -75,6 +81,34 @@ def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: 
     assert not h.job.leases
     assert h.job.account.usd_per_h == h.job.account.traffic_usd_per_h == 0.0
     assert h.job.account.traffic_usd == pytest.approx(h.job.layouts.sent_usd)
+
+
+def test_steps_of_each_layout_cost_its_own_traffic(hand: Any) -> None:
+    """What a layout in two zones has committed is heard of after one in one zone was asked for."""
+    h = split(hand, 0.0002, rounds=0)
+    while not h.job.layouts.step_usd:
+        sell(h)
+        starts(h)
+        if h.job.layouts.current is not None and not h.job.layouts.step_usd:
+            h.committed(h.job.progress.step + 1)
+    both, step_usd = h.job.layouts.generation, h.job.layouts.step_usd
+    h.taken(next(lease.machine_id for lease in h.leases if lease.pool.zone == "east-b"))
+    assert h.job.layouts.generation == both + 1 > both > h.job.layouts.acknowledged
+    assert h.job.layouts.step_usd == 0.0
+
+    def committed(generation: int, steps: int) -> None:
+        step, told = h.job.progress.step, {"at_s": h.at_s, "job": "job", "generation": generation}
+        h.see(Regrouped(**told, step=step + 1, pause_s=0.1))
+        h.see(Progress(**told, step=step + steps, steps_total=100, loss=2.0, step_s=0.5))
+
+    committed(both, 10)
+    assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
+    committed(both + 1, 10)
+    step = h.job.progress.step
+    h.see(JobCompleted(
+        at_s=h.at_s, job="job", step=step + 2, loss=1.0, weights_sha="0" * 64, export_uri="",
+    ))  # fmt: skip
+    assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
 
 
 def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand: Any) -> None:
