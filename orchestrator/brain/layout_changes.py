@@ -21,6 +21,7 @@ from agent.messages import (
     WorkerReady,
 )
 from bidding.markets.billing import HOUR_S
+from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain import (
     forecast,
@@ -483,19 +484,30 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
 
 def _seat(state: State, job: Job, worker: Worker) -> Seat:
     lease = state.leases[worker.token]
-    traits = leases.traits_of(state, lease.pool.place)
-    dear = traits.zone_usd_per_gb > 0 or traits.region_usd_per_gb > 0
-    return Seat(
+    seat = seat_in(state, job, lease.pool, lease.type, lease.usd_per_h)
+    return msgspec.structs.replace(
+        seat,
         worker=worker.id,
         machine=lease.machine_id,
-        zone=lease.pool.zone,
-        region=lease.pool.place.key,
+        pace=worker.slow * seat.pace,
+        eased=worker.eased > 0 and worker.slow > 1,
+    )
+
+
+def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: float) -> Seat:
+    """Return a seat on a machine of a pool at this price, before a worker has it."""
+    traits = leases.traits_of(state, pool.place)
+    dear = traits.zone_usd_per_gb > 0 or traits.region_usd_per_gb > 0
+    return Seat(
+        worker="",
+        machine="",
+        zone=pool.zone,
+        region=pool.place.key,
         zone_usd_per_gb=traits.zone_usd_per_gb,
         region_usd_per_gb=traits.region_usd_per_gb,
-        usd_per_h=lease.usd_per_h / lease.type.slots if dear else 0.0,
-        slots=lease.type.slots,
-        pace=worker.slow * forecast.pace_of(state.types, job.layouts.profile, lease.type),
-        eased=worker.eased > 0 and worker.slow > 1,
+        usd_per_h=usd_per_h / kind.slots if dear else 0.0,
+        slots=kind.slots,
+        pace=forecast.pace_of(state.types, job.layouts.profile, kind),
     )
 
 

@@ -6,10 +6,14 @@ import pytest
 
 from agent.messages import JobCompleted, Progress, Regrouped
 from bidding.markets.billing import HOUR_S
-from cloud.model import Traits
+from bidding.model import Acquire, Purchase
+from cloud.model import Quote, Sold, Traits
+from orchestrator import preview
 from orchestrator.actions import Launch
 from orchestrator.brain import leases, ledger
 from orchestrator.brain.layout_choice import Question, Seat, choose
+from orchestrator.config import Config
+from orchestrator.events import JobSpec
 from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
 
@@ -131,6 +135,37 @@ def test_a_dear_second_zone_is_not_used(hand: Any) -> None:
     h = split(hand, 1e3)
     assert len(h.job.layouts.current.workers) == 1
     assert h.job.layouts.step_usd == 0.0
+
+
+def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profile: Any) -> None:
+    """Of machines in two zones it uses one, or says what the second one sends."""
+    h = hand()
+    h.start()
+    pools = tuple(known.pool for known in h.state.pools.values())
+    made = profile(4, memory=64e9)
+    model = preview.Model(
+        job="before", profile=made, microbatches=8, stages_max=4, uncuttable=""
+    )  # fmt: skip
+    small = {pool.zone: pool for pool in pools if pool.type == "small"}
+    parts = tuple(
+        Acquire(pool=pool, market="spot", bid_usd_per_h=None, count=1, because="a test")
+        for pool in small.values()
+    )
+    wanted = Purchase(
+        acquire=parts, release=(), because="", runner_up="", cost_usd_per_work=None
+    )  # fmt: skip
+    for usd_per_gb, workers in ((0.0, 2), (1e-4, 2), (1e3, 1)):
+        sold = preview.PlannedSale(
+            places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
+            quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
+            source="",
+            traits={"local": Traits(billing="local", zone_usd_per_gb=usd_per_gb)},
+        )
+        spec = JobSpec(job="job", script="train.py", script_sha="0" * 64, slots_max=2)
+        state, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
+        choice = choose(preview._question(state, job, wanted))
+        assert sum(len(replica.workers) for replica in choice.replicas) == workers
+        assert (choice.traffic_usd > 0) == (usd_per_gb == 1e-4)
 
 
 def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:
