@@ -13,7 +13,7 @@ from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWo
 from orchestrator.brain import leases
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
-from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
+from orchestrator.events import JobCancelled, Launched, ListFailed, ManagerStarted, Tick
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
@@ -492,3 +492,13 @@ def test_state_of_another_version_is_refused_in_one_line(hand: Any) -> None:
     for other in (data.replace(b'{"version":5,', b"{", 1), data.replace(b":5,", b":1,", 1)):
         with pytest.raises(msgspec.DecodeError, match="not of version 5 of its format"):
             decode_state(other)
+
+
+def test_a_life_on_an_emptied_journal_uses_no_token_of_the_one_before(hand: Any) -> None:
+    """Epoch and serial begin again there, but each life draws a salt."""
+    used = set()
+    for salt in ("a", "b"):
+        h = hand()
+        h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings, salt=salt))
+        used |= {leases.new_token(h.state) for _ in range(1000)}
+    assert len(used) == 2000
