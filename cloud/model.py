@@ -260,6 +260,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     failed       it never ran, and `refusal` says why; what was made of it may still cost, and has
                  to be ended, until `ended_at_s` is known
     terminated   it costs nothing any more
+
+    `began_at_s` is since when it runs, and costs where a pending one is free, if the cloud says so.
     """
 
     id: Name
@@ -272,6 +274,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     index: Count = 0
     address: Name = ""
     identity: Name = ""  # what the cloud signs that it is, if that is not its id
+    began_at_s: Time | None = None
     ended_at_s: Time | None = None
     ended_by: EndedBy | None = None
     refusal: Refusal | None = None

@@ -19,7 +19,7 @@ from orchestrator.brain import forecast, layout_changes, layout_choice, leases, 
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
 from orchestrator.brain.jobs import Least, least_of
-from orchestrator.brain.layout_choice import Choice, Question, Seat
+from orchestrator.brain.layout_choice import Choice, Question
 from orchestrator.brain.leases import cost_now_usd_per_h, traits_of
 from orchestrator.client import Client
 from orchestrator.config import Config
@@ -292,16 +292,12 @@ def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
     """Return the question for the layout of the machines to buy; None if there are none."""
     seats = []
     for part in purchase.acquire:
+        price = cost_now_usd_per_h(state, part.pool, part.market) + state.settings.disk_usd_per_h
         kind = state.types[part.pool.type]
-        pace = forecast.pace_of(state.types, job.layouts.profile, kind)
-        for n in range(part.count * kind.slots):
-            machine = f"{part.pool.key}/{n // kind.slots}"
-            seats.append(
-                Seat(
-                    worker=f"{machine}/{n % kind.slots}", machine=machine, zone=part.pool.zone,
-                    slots=kind.slots, pace=pace,
-                )
-            )  # fmt: skip
+        seat = layout_changes.seat_in(state, job, part.pool, kind, price)
+        for n in range(part.count * seat.slots):
+            machine, slot = f"{part.pool.key}/{n // seat.slots}", n % seat.slots
+            seats.append(msgspec.structs.replace(seat, worker=f"{machine}/{slot}", machine=machine))
     return (
         layout_changes.question_of(state, job, tuple(seats[: job.workers_max])) if seats else None
     )

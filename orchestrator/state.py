@@ -13,7 +13,18 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, Unbuilt
 from agent.profile import Network, Profile
 from bidding.markets.observations import PoolRecord, Times
-from cloud.model import InstanceType, LaunchRequest, Pace, Place, Pool, Quote, Ref, Room, Traits
+from cloud.model import (
+    EndedBy,
+    InstanceType,
+    LaunchRequest,
+    Pace,
+    Place,
+    Pool,
+    Quote,
+    Ref,
+    Room,
+    Traits,
+)
 from orchestrator.actions import AnyAction, Note
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, Odds
@@ -44,7 +55,7 @@ Alarm = Literal[
 
 # The version of the stored format; it goes up with every change after which older states cannot be
 # read.
-STATE_VERSION = 4
+STATE_VERSION = 5
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
 
@@ -145,10 +156,18 @@ class Lease(msgspec.Struct, kw_only=True):
     draining_since_s: float | None = None
     draining_usd_per_h: float = 0.0
     drained: bool = False  # the reserve for giving it back is used up
-    ended_at_s: float | None = None
+    ended_at_s: float | None = None  # when we took it for ended
+    # Since when it has cost nothing, by whom, and whether its cloud says so itself.
+    gone_at_s: float = 0.0
+    ended_by: EndedBy | None = None
+    dated: bool = False
+    # What a list shows of it although we took it for ended: a machine that never ran has a disk.
+    lingers: Literal["", "disk", "machine"] = ""
     cost_usd: float = 0.0
     disk_usd_per_h: float = 0.0
     disk_usd: float = 0.0  # the disk's part of `cost_usd`, when it has ended
+    disk_from_s: float = 0.0  # it has a disk from its launch on, also while it is pending
+    disk_gone_at_s: float = 0.0  # until when its disk was there, if that outlived it
     egress_usd: float = 0.0  # owed once, from when there is a machine
     billing: str | None = None  # the rule that was in force when the machine was asked for
     # When it was known last to be pending, where that is free; None once it runs, or where it costs.
@@ -338,10 +357,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     profile: Profile | None = None
     # The network as it was measured, before any scaling.
     told: Network | None = None
-    # What a step sends between zones costs: in the newest layout, in the last one that committed a
-    # step, and of all steps so far.
-    step_usd: float = 0.0
-    worked_step_usd: float = 0.0
+    # What a step sends between zones costs, by generation from the last one that committed a step on.
+    steps_usd: dict[int, float] = {}
+    # The last generation that committed a step, also if a newer layout had been asked for by then.
+    worked: int = 0
+    # What all steps so far have sent cost.
     sent_usd: float = 0.0
     # The plan of the newest layout, with its predicted times, and why it was chosen.
     plan: LayoutPlan | None = None
@@ -355,6 +375,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     morph_pauses_s: list[float] = []
     refused: str = ""
     recoveries_s: list[float] = []
+
+    @property
+    def step_usd(self) -> float:
+        """Return what a step of the newest layout sends between zones."""
+        return self.steps_usd.get(self.generation, 0.0)
 
 
 class Trouble(msgspec.Struct, kw_only=True):
@@ -460,7 +485,10 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     leases: dict[str, Lease] = {}
     machines: dict[str, str] = {}  # machine id -> token, of live leases
     strangers: dict[str, tuple[str, int]] = {}  # joined before we knew the machine: address, slots
-    ended_leases: list[Lease] = []
+    ended_leases: dict[str, Lease] = {}  # by token; those that had a machine, the newest last
+    dropped: dict[str, Lease] = {}  # by token; no list had a machine of theirs
+    # Ended leases of which a list may still say that they cost something else.
+    owing: dict[str, None] = {}
     jobs: dict[str, Job] = {}
     live_jobs: dict[str, None] = {}
     # Jobs whose layout is chosen once the whole event has been handled.
@@ -507,6 +535,15 @@ def keys_of(request: LaunchRequest) -> tuple[str, ...]:
 def claimed(state: State, token: str, index: int) -> Lease | None:
     """Return the lease that claims this machine of a launch."""
     return state.leases.get(token) or state.leases.get(f"{token}/{index}")
+
+
+def settled(state: State, token: str, index: int) -> Lease | None:
+    """Return the lease of this machine of a launch, if it has ended."""
+    for key in (token, f"{token}/{index}"):
+        found = state.ended_leases.get(key) or state.dropped.get(key)
+        if found is not None:
+            return found
+    return None
 
 
 def leases_of(state: State, job: Job) -> list[Lease]:

@@ -1,6 +1,7 @@
 """Making the view from the manager's state; its lists are bounded, for a readable page."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from orchestrator.brain import leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State
@@ -40,7 +41,7 @@ def _jobs_shown(state: State) -> list[Job]:
 def _leases_shown(state: State) -> Iterator[Lease]:
     """Yield the live leases, then the newest of the others."""
     yield from list(state.leases.values())[:MACHINES_SHOWN_MAX]
-    yield from reversed(state.ended_leases[-ENDED_SHOWN_MAX:])
+    yield from islice(reversed(state.ended_leases.values()), ENDED_SHOWN_MAX)
 
 
 def _held(state: State, tokens: Iterable[str]) -> int:

@@ -37,23 +37,22 @@ AWS_TODAY = BillingRule(name="aws_today", quantum_s=1.0, refund="first_hour", mi
 AZURE = BillingRule(name="azure", quantum_s=1.0, bid="optional")
 LOCAL = BillingRule(name="local", quantum_s=1.0)
 ON_DEMAND_2016 = BillingRule(name="on_demand_2016", quantum_s=HOUR_S)
+ON_DEMAND_TODAY = BillingRule(name="on_demand_today", quantum_s=1.0, minimum_s=60.0)
 FIXED_DISCOUNT = BillingRule(name="fixed_discount", quantum_s=1.0, life_max_s=24 * HOUR_S)
 
 RULES = {r.name: r for r in (AWS_2016, AWS_TODAY, AZURE, LOCAL, FIXED_DISCOUNT)}
 
 
+ON_DEMAND = {AWS_2016.name: ON_DEMAND_2016, AWS_TODAY.name: ON_DEMAND_TODAY}
 USUAL = {"aws": AWS_TODAY, "azure": AZURE, "local": LOCAL}
 
 
 def rule_of(name: str | None, cloud: str, market: Market) -> BillingRule:
     """Return the rule by name, else the cloud's usual one; on-demand rules refund nothing."""
-    if market == "on_demand":
-        return LOCAL if name != "aws_2016" else ON_DEMAND_2016
-    if name is None:
-        return USUAL.get(cloud, LOCAL)
-    if name not in RULES:
+    if name is not None and name not in RULES:
         raise ConstraintError(f"billing rule {name!r} is not one of {', '.join(sorted(RULES))}")
-    return RULES[name]
+    rule = USUAL.get(cloud, LOCAL) if name is None else RULES[name]
+    return rule if market == "spot" else ON_DEMAND.get(rule.name, LOCAL)
 
 
 def price_at(prices: Prices, at_s: float) -> float:

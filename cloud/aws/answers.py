@@ -27,6 +27,7 @@ from cloud.model import (
 )
 
 Told = Mapping[str, Any]
+NOTHING: Mapping[str, float] = {}
 
 TOKEN_TAG = "orchestrator-token"  # noqa: S105 - the name of a tag
 GIB = 1 << 30
@@ -92,8 +93,17 @@ def family_of(type_name: str) -> str:
     return letters[0] if letters.startswith(("f", "x")) else "standard"
 
 
-def machine_of(told: Told, place: Place, ended: Mapping[str, float]) -> Machine:
-    """Return a machine; `ended` has the times at which spot requests say that theirs ended."""
+def machine_of(
+    told: Told,
+    place: Place,
+    ended: Mapping[str, float] = NOTHING,
+    began: Mapping[str, float] = NOTHING,
+) -> Machine:
+    """Return a machine, which its list does not date.
+
+    `ended` has the times at which spot requests say that theirs ended, and `began` those at which
+    machines came to run, as events say.
+    """
     tags = tags_of(told)
     state = STATES[told["State"]["Name"]]
     code = (told.get("StateReason") or {}).get("Code", "")
@@ -123,6 +133,7 @@ def machine_of(told: Told, place: Place, ended: Mapping[str, float]) -> Machine:
         launched_at_s=launched_s,
         tags={name: value for name, value in tags.items() if name != TOKEN_TAG},
         address=told.get("PrivateIpAddress") or "",
+        began_at_s=began.get(told["InstanceId"]),
         ended_at_s=ended_s,
         ended_by=ended_by,
         refusal=refusal,
@@ -177,9 +188,9 @@ def type_of(told: Told, usd_per_h: float, disk_gib: int) -> InstanceType:
 
 
 def quotes_of(history: Iterable[Told], place: Place, types: Iterable[str]) -> list[Quote]:
-    """Return the newest spot price of each pool."""
+    """Return all spot prices of a history, the oldest first: the last of a pool holds."""
     wanted = set(types)
-    newest: dict[Pool, Quote] = {}
+    found = []
     for entry in history:
         if entry["InstanceType"] not in wanted:
             continue
@@ -192,9 +203,9 @@ def quotes_of(history: Iterable[Told], place: Place, types: Iterable[str]) -> li
             type=entry["InstanceType"],
         )
         at_s, usd = utc_s(entry["Timestamp"]), float(entry["SpotPrice"])
-        if usd > 0 and (pool not in newest or newest[pool].at_s < at_s):
-            newest[pool] = Quote(pool=pool, market="spot", at_s=at_s, price_usd_per_h=usd)
-    return list(newest.values())
+        if usd > 0:
+            found.append(Quote(pool=pool, market="spot", at_s=at_s, price_usd_per_h=usd))
+    return sorted(found, key=lambda quote: quote.at_s)
 
 
 def rooms_of(quotas: Iterable[Told], alive: Sequence[Told], place: Place) -> list[Room]:

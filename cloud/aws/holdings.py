@@ -11,6 +11,7 @@ from cloud.aws.codes import GONE
 from cloud.model import DEPLOYMENT_TAG, Leftover, LeftoverKind, Listing, Place, Ref
 
 LEFTOVERS_S = 60.0
+EVENTS_MAX = 5000
 AT_ONCE = 100  # ids in one call
 
 
@@ -55,7 +56,14 @@ class Holdings:
         self._leftovers: tuple[Leftover, ...] = ()
         self._looked_at_s: float | None = None
         self._ended: dict[str, float] = {}
+        self._began: dict[str, float] = {}
         self.ours: frozenset[str] = frozenset()
+
+    def note_began(self, machine_id: str, at_s: float) -> None:
+        """Note what an event says of a machine, ours or not: no list may have shown it yet."""
+        self._began.setdefault(machine_id, at_s)
+        while len(self._began) > EVENTS_MAX:
+            del self._began[next(iter(self._began))]
 
     async def list(self, now_s: float) -> Listing:
         """Return all machines of ours; what outlived its machine is looked for once a minute."""
@@ -71,7 +79,7 @@ class Holdings:
             if self._looked_at_s is None or now_s >= self._looked_at_s + LEFTOVERS_S:
                 self._looked_at_s = now_s
                 self._leftovers = await self._look_around()
-        machines = tuple(answers.machine_of(x, self._place, self._ended) for x in told)
+        machines = tuple(answers.machine_of(x, self._place, self._ended, self._began) for x in told)
         self.ours = frozenset(machine.id for machine in machines)
         return Listing(place=self._place, machines=machines, leftovers=self._leftovers)
 

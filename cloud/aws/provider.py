@@ -49,6 +49,8 @@ KINDS: dict[str, NoticeKind] = {
     "EC2 Instance Rebalance Recommendation": "rebalance",
 }
 
+MOVED = "EC2 Instance State-change Notification"
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -135,7 +137,7 @@ class AwsProvider:
         recipe = await shop.recipe_of(request)
         asked = run_instances(request, recipe, self._settings.user_data)
         answer = await self._calls.call(place.region, "ec2", "run_instances", **asked)
-        machines = [answers.machine_of(told, place, {}) for told in answer["Instances"]]
+        machines = [answers.machine_of(told, place) for told in answer["Instances"]]
         if len(machines) != request.count or any(m.token != request.token for m in machines):
             said = f"AWS, {place.region}, run_instances: {len(machines)} machines in an answer that"
             raise errors.Unknown(f"{said} should have {request.count}; the list will tell")
@@ -156,7 +158,10 @@ class AwsProvider:
         return [ref for held, things in found for ref in await held.end(things)]
 
     async def notices(self) -> AsyncIterator[Notice]:
-        """Yield interruptions from the queue that EventBridge fills, if there is one."""
+        """Yield interruptions from the queue that EventBridge fills, if there is one.
+
+        Events that a machine has come to run are taken from there, too: nothing else dates that.
+        """
         url = self._settings.queue_url
         region = self._settings.queue_region
         while url is not None:
@@ -210,6 +215,8 @@ class AwsProvider:
             event = json.loads(body)
             machine_id = event["detail"]["instance-id"]
             at_s = datetime.fromisoformat(event["time"]).timestamp()
+            if event["detail-type"] == MOVED and event["detail"]["state"] == "running":
+                self._held[event["region"]].note_began(machine_id, at_s)
             kind = KINDS[event["detail-type"]]
         except (ValueError, KeyError, TypeError):
             return None

@@ -13,6 +13,7 @@ from cloud.aws.settings import AwsSettings, Region
 from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe, Sold
 
 PRICE_REGION = "us-east-1"  # where the price list of all regions is
+HISTORY_S = 3600.0
 ALIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -69,7 +70,11 @@ class Shop:
         return Sold(types=self._types, pools=self._pools, rooms=tuple(rooms), recipe=recipe)
 
     async def quotes(self, now_s: float) -> Sequence[Quote]:
-        """Return the price of each pool now: AWS adds the last change before the window."""
+        """Return the prices of each pool in the last hour, the one that holds last.
+
+        AWS adds the last change before the window. Those within it are what a machine was charged
+        if its price moved more than once since it was asked for last.
+        """
         if not self._pools:
             await self.sold()
         names = [kind.name for kind in self._types]
@@ -80,7 +85,7 @@ class Shop:
             "SpotPriceHistory",
             InstanceTypes=names,
             ProductDescriptions=["Linux/UNIX"],
-            StartTime=datetime.fromtimestamp(now_s, UTC),
+            StartTime=datetime.fromtimestamp(now_s - HISTORY_S, UTC),
         )
         sold = set(self._pools)
         spot = [q for q in answers.quotes_of(history, self._place, names) if q.pool in sold]

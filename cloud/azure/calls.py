@@ -6,6 +6,7 @@ them in a thread and turns what they raise into our errors.
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from cloud import errors
 from cloud.azure import refusals
 from cloud.azure.connection import LAUNCH_S, PAGES_MAX, must_be, said_in
 from cloud.azure.machines import View, is_ours, part_pattern, read_view
+from cloud.clock import utc_s
 
 VMS = "Microsoft.Compute/virtualMachines"
 DISKS = "Microsoft.Compute/disks"
@@ -98,13 +100,22 @@ def look(client: Any, path: str, version: str) -> tuple[Answer, Mapping[str, str
     return dict(json.loads(response.text())), response.headers
 
 
-def delete_vm(client: Any, group: str, name: str) -> bool:
-    """Ask for a deletion; return whether there is nothing to delete."""
+def delete_vm(client: Any, group: str, name: str) -> str | None:
+    """Ask for a deletion; return where its end can be asked for, `None` if there is no machine."""
     return _asked(client.virtual_machines, group, name)
 
 
+def ended_at_s(client: Any, operation: str) -> float | None:
+    """Return when an operation has succeeded; `None` if it has not, or Azure does not say when."""
+    must_be(operation, client._config.base_url)
+    told = _send(client, "GET", operation) or {}
+    end = told.get("endTime") if told.get("status") == "Succeeded" else None
+    return utc_s(datetime.fromisoformat(str(end))) if end else None
+
+
 def delete_disk(client: Any, group: str, name: str) -> bool:
-    return _asked(client.disks, group, name)
+    """Ask for a deletion; return whether there is nothing to delete."""
+    return _asked(client.disks, group, name) is None
 
 
 def delete_nic(client: Any, group: str, name: str) -> bool:
@@ -155,12 +166,14 @@ def _send(client: Any, method: str, url: str) -> Answer | None:
     return dict(json.loads(response.text())) if response.content else {}
 
 
-def _asked(owner: Any, group: str, name: str) -> bool:
-    return bool(owner.begin_delete(group, name, polling=False, cls=_status).result() == 204)
+def _asked(owner: Any, group: str, name: str) -> str | None:
+    accepted = owner.begin_delete(group, name, polling=False, cls=_operation).result()
+    return None if accepted is None else str(accepted)
 
 
-def _status(response: Any, *_: Any) -> int:
-    return int(response.http_response.status_code)
+def _operation(response: Any, *_: Any) -> str | None:
+    told = response.http_response
+    return None if told.status_code == 204 else told.headers.get("Azure-AsyncOperation", "")
 
 
 def _plain(answer: Any) -> Answer:

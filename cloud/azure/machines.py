@@ -67,6 +67,7 @@ class View(msgspec.Struct, frozen=True):
     power: str = ""
     code: str = ""
     text: str = ""
+    at_s: float | None = None  # since when its creation is over, well or badly
 
 
 def mark_of(deployment: str) -> str:
@@ -178,14 +179,17 @@ def read_vm(answer: Mapping[str, Any]) -> Vm:
 
 def read_view(answer: Mapping[str, Any]) -> View:
     """Return what the statuses of an instance view say."""
-    power = code = text = ""
+    power = code = text = time = ""
     for status in answer.get("statuses") or ():
         words = str(status.get("code", "")).split("/")
         if words[0] == "PowerState" and len(words) > 1:
             power = words[1]
-        elif words[0] == "ProvisioningState" and len(words) > 2:
-            code, text = words[2], str(status.get("message", ""))
-    return View(power, code, text)
+        elif words[0] == "ProvisioningState":
+            if len(words) > 2:
+                code, text = words[2], str(status.get("message", ""))
+            if code != refusals.NOT_DELETED:
+                time = str(status.get("time") or "")
+    return View(power, code, text, _seconds(time) if time else None)
 
 
 def tag_of(answer: Mapping[str, Any], name: str) -> str:
@@ -222,6 +226,7 @@ def machine_of(vm: Vm, view: View | None) -> Machine:
         pool=Pool("azure", region, zone, vm.properties.hardware_profile.vm_size),
         market=market,
         state=state,
+        began_at_s=view.at_s if view and view.power else None,
         launched_at_s=_seconds(vm.properties.time_created),
         tags={name: value for name, value in tags.items() if name not in OUR_TAGS},
         refusal=refusal,
@@ -243,7 +248,7 @@ def _state(vm: Vm, view: View | None, market: Market) -> tuple[MachineState, Ref
             return "stopping", None
         case "Failed":
             row = refusals.row_of(view.code, view.text) if view else None
-            if power == "running" and (row is None or row.code == "InternalExecutionError"):
+            if power == "running" and (row is None or row.code == refusals.NOT_DELETED):
                 return "running", None
             code = (view.code if view else "") or "Failed"
             return "failed", refusals.refusal(code, view.text if view else "", market)

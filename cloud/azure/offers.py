@@ -1,12 +1,14 @@
 """What Azure sells in a region and for how much: SKUs, quotas and the public price list. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from cloud.azure.machines import zone_name
+from cloud.clock import utc_s
 from cloud.model import InstanceType, Market, Place, Pool, Quote, Room
 
 GIB = 1 << 30
@@ -81,6 +83,11 @@ class Price(msgspec.Struct, frozen=True, rename="camel"):
     unit_of_measure: str
     type: str
     currency_code: str
+    effective_start_date: datetime
+
+    @property
+    def since_s(self) -> float:
+        return utc_s(self.effective_start_date)
 
 
 class Usage(msgspec.Struct, frozen=True, rename="camel"):
@@ -92,7 +99,7 @@ class Usage(msgspec.Struct, frozen=True, rename="camel"):
     limit: int
 
 
-Prices = Mapping[tuple[str, Market], float]
+Prices = Mapping[tuple[str, Market], Price]
 
 
 def wanted(skus: Iterable[Mapping[str, Any]], patterns: Sequence[str]) -> list[Sku]:
@@ -117,9 +124,9 @@ def price_filter(region: str, size: str) -> str:
     )
 
 
-def read_prices(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Market], float]:
-    """Return the prices of Linux machines by size and market."""
-    prices: dict[tuple[str, Market], float] = {}
+def read_prices(items: Iterable[Mapping[str, Any]], now_s: float) -> Prices:
+    """Return the prices of Linux machines by size and market: the newest that holds already."""
+    prices: dict[tuple[str, Market], Price] = {}
     for item in items:
         price = msgspec.convert(item, Price, strict=False)
         if "Windows" in price.product_name or price.meter_name.endswith("Low Priority"):
@@ -129,14 +136,16 @@ def read_prices(items: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Market], 
         if price.currency_code != "USD" or price.retail_price <= 0:
             continue
         market: Market = "spot" if price.meter_name.endswith("Spot") else "on_demand"
-        prices[price.arm_sku_name, market] = price.retail_price
+        known = prices.get((price.arm_sku_name, market))
+        if price.since_s <= now_s and (known is None or known.since_s <= price.since_s):
+            prices[price.arm_sku_name, market] = price
     return prices
 
 
 def types_of(skus: Sequence[Sku], prices: Prices) -> tuple[InstanceType, ...]:
     """Return the sizes with a known price."""
     return tuple(
-        _type(sku, prices[sku.name, "on_demand"])
+        _type(sku, prices[sku.name, "on_demand"].retail_price)
         for sku in skus
         if (sku.name, "on_demand") in prices
     )
@@ -151,15 +160,17 @@ def pools_of(skus: Sequence[Sku], place: Place, prices: Prices) -> tuple[Pool, .
     )
 
 
-def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices, at_s: float) -> list[Quote]:
+def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices) -> list[Quote]:
     """Return the present price of every pool and market; one price holds for a whole region."""
     spot = {sku.name for sku in skus if sku.says("LowPriorityCapable")}
     markets: tuple[Market, ...] = ("spot", "on_demand")
     return [
-        Quote(pool=pool, market=market, at_s=at_s, price_usd_per_h=prices[pool.type, market])
+        Quote(pool=pool, market=market, at_s=price.since_s, price_usd_per_h=price.retail_price)
         for pool in pools_of(skus, place, prices)
         for market in markets
-        if (pool.type, market) in prices and (market == "on_demand" or pool.type in spot)
+        if market == "on_demand" or pool.type in spot
+        for price in [prices.get((pool.type, market))]
+        if price is not None
     ]
 
 

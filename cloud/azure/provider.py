@@ -2,7 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from cloud import errors
 from cloud.azure import calls, machines, offers, refusals
@@ -28,13 +32,24 @@ from cloud.provider import no_notices
 
 NAME = "azure"
 WARNING_S = 30.0
-DELETE = {None: calls.delete_vm, "disk": calls.delete_disk, "nic": calls.delete_nic}
+DELETE = {"disk": calls.delete_disk, "nic": calls.delete_nic}
+ENDED_LISTED_S = 600.0
+"""How long a list has a machine that we have ended, with the date that Azure gives for it."""
 VIEWS_A_LIST = 8
 """Machines whose power is looked at in one list: a list holds no power, and a look is a call."""
 SLOW_S = 120.0
 """How long only what is needed is called for, after a call was refused for its number."""
 
 _Answer = TypeVar("_Answer")
+
+
+class _End(msgspec.Struct):
+    """A deletion that we asked for, and the machine as it was listed last."""
+
+    operation: str
+    asked_at_s: float
+    machine: Machine | None = None
+    at_s: float | None = None
 
 
 class AzureProvider:
@@ -60,6 +75,7 @@ class AzureProvider:
         self._seen_s: dict[str, float] = {}
         self._slow_until_s: dict[str, float] = {}
         self._listed: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._ends: dict[str, _End] = {}
 
     @property
     def name(self) -> str:
@@ -102,8 +118,7 @@ class AzureProvider:
 
     async def quotes(self, place: Place) -> Sequence[Quote]:
         skus, prices = await self._skus_and_prices(place)
-        now_s = self._clock.now_s()
-        return offers.quotes_of(skus, place, prices, now_s)
+        return offers.quotes_of(skus, place, prices)
 
     async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
         """Start all machines or none: look for the names first, and create only what is missing.
@@ -137,13 +152,16 @@ class AzureProvider:
         ours = _read("list of machines", lambda: self._ours(vms, region))
         self._listed[region] = {str(one["name"]): one for one in vms if _region(one) == region}
         views = await self._look(region, ours)
+        found = _read(
+            "list of machines",
+            lambda: [machines.machine_of(vm, views.get(vm.properties.vm_id)) for vm in ours],
+        )
+        ended = await self._ended(region, {machine.id: machine for machine in found})
         return _read(
             "list",
             lambda: Listing(
                 place=place,
-                machines=tuple(
-                    machines.machine_of(vm, views.get(vm.properties.vm_id)) for vm in ours
-                ),
+                machines=(*found, *ended),
                 leftovers=self._leftovers(region, disks, nics),
             ),
         )
@@ -204,7 +222,8 @@ class AzureProvider:
         skus = _read("sizes", lambda: offers.wanted(listed, self._settings.types))
         pages = await asyncio.gather(*(self._price_pages(region, sku.name) for sku in skus))
         items = [item for page in pages for item in page]
-        return skus, _read("price list", lambda: offers.read_prices(items))
+        now_s = self._clock.now_s()
+        return skus, _read("price list", lambda: offers.read_prices(items, now_s))
 
     async def _price_pages(self, region: str, size: str) -> Sequence[Mapping[str, Any]]:
         wanted = offers.price_filter(region, size)
@@ -291,6 +310,31 @@ class AzureProvider:
         except errors.Throttled:
             return None
 
+    async def _ended(self, region: str, listed: Mapping[str, Machine]) -> Sequence[Machine]:
+        """Return machines that we have ended lately: a list has them no more, the deletion a date."""
+        found = []
+        for name, end in list(self._ends.items()):
+            end.machine = machine = listed.get(name) or end.machine
+            if name in listed or machine is None or machine.pool.region != region:
+                continue
+            if end.at_s is None:
+                end.at_s = await self._date(region, name, end.operation)
+            if self._clock.now_s() > (end.at_s or end.asked_at_s) + ENDED_LISTED_S:
+                del self._ends[name]
+            elif end.at_s is not None:
+                over = {"state": "terminated", "ended_at_s": end.at_s, "ended_by": "user"}
+                found.append(replace(machine, **over))
+        return found
+
+    async def _date(self, region: str, name: str, operation: str) -> float | None:
+        """Return when a deletion came to its end; what only adds to a list waits."""
+        if not operation or self._is_slow(region):
+            return None
+        with suppress(errors.CloudError):
+            doing = f"end of {name}"
+            return await self._run(region, doing, lambda c: calls.ended_at_s(c, operation))
+        return None
+
     def _is_slow(self, region: str) -> bool:
         return self._clock.now_s() < self._slow_until_s.get(region, 0.0)
 
@@ -343,11 +387,22 @@ class AzureProvider:
         if answer is not None and answer["properties"].get("provisioningState") == "Deleting":
             return False
         try:
-            return await self._call(ref.place.region, f"end of {name}", DELETE[kind], name)
+            if kind is not None:
+                return await self._call(ref.place.region, f"end of {name}", DELETE[kind], name)
+            return await self._delete_vm(ref.place.region, name)
         except errors.CloudError as error:
             if any(code in str(error) for code in refusals.NOT_YET):
                 return False
             raise
+
+    async def _delete_vm(self, region: str, name: str) -> bool:
+        """Ask for a deletion, and keep where its end can be asked for; False if it has begun."""
+        operation = await self._call(region, f"end of {name}", calls.delete_vm, name)
+        if operation is not None:
+            known = self._ends.get(name)
+            machine = None if known is None else known.machine
+            self._ends[name] = _End(operation, self._clock.now_s(), machine)
+        return operation is None
 
     async def _call(
         self, region: str, doing: str, call: Callable[..., _Answer], *words: str

@@ -18,6 +18,7 @@ QUOTA_S = 600.0
 NO_QUOTA_S = HOUR_S
 SOLD_OUT_S = {"spot": HOUR_S, "on_demand": 23 * HOUR_S}
 SAID_MAX = 300
+NOT_DELETED = "InternalExecutionError"  # the deletion failed, not the creation
 NOT_YET = ("NicReservedForAnotherVm", "NicInUse", "AttachDiskWhileBeingDetached")
 """Codes of a deletion that works later: the list goes on to show what it was for."""
 
@@ -60,7 +61,7 @@ TABLE = (
     ),
     Row(code="OSProvisioningTimedOut", meaning="refused"),
     Row(code="OSProvisioningClientError", meaning="refused"),
-    Row(code="InternalExecutionError", meaning="refused"),
+    Row(code=NOT_DELETED, meaning="refused"),
     # The size is not sold there at all.
     Row(code="VMSizeNotSupported", meaning="refused", scope="pool", retry_s=24 * HOUR_S),
     Row(

@@ -55,7 +55,7 @@ def on_place_closed(state: State, out: list[AnyAction], event: PlaceClosed) -> N
 
 
 def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
-    """The newest quote of each pool holds; running spot machines are charged the new price.
+    """The newest quote of each pool holds; spot machines are charged the new price since its date.
 
     Quotes are dated by the cloud, and no date is later than now: after one that is, or after a clock that was
     set back, older prices would hold for as long as it takes to be that late again.
@@ -79,7 +79,8 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
         known.spot_usd_per_h = price
         for lease in [state.leases[token] for token in known.leases]:
             if lease.request.market == "spot":
-                leases.reprice(state, out, lease, price)
+                leases.reprice(state, out, lease, price, at_s)
+        ledger.change_past_price(state, known.pool, price, at_s)
     leases.keep_within_hour(state, out)
     del state.unkept[:-UNKEPT_MAX]
 

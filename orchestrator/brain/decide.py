@@ -298,11 +298,11 @@ def _stop_if_done(state: State, out: list[AnyAction]) -> None:
     """Stop if everything is given back and every provider's list confirms it."""
     if not state.stopping or state.stopped or state.leases or state.live_jobs:
         return
-    newest_end_s = state.ended_leases[-1].ended_at_s if state.ended_leases else None
+    newest_end_s = max((x.ended_at_s or 0.0 for x in state.ended_leases.values()), default=0.0)
     for provider in state.places.values():
         if provider.closed and provider.listed_at_s == 0.0:
             continue  # it was never open, so nothing of ours is there
-        if provider.clean_at_s < (newest_end_s or 0.0) or provider.orphans:
+        if provider.clean_at_s < newest_end_s or provider.orphans:
             return
     ledger.settle(state.account, state.now_s)
     state.stopped = True

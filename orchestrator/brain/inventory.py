@@ -6,7 +6,7 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 """
 
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
-from cloud.model import DEPLOYMENT_TAG, Listing, Machine, Ref, Refusal
+from cloud.model import DEPLOYMENT_TAG, Leftover, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
 from orchestrator.brain import jobs, leases, ledger, staffing
 from orchestrator.events import (
@@ -29,6 +29,7 @@ from orchestrator.state import (
     newcomer,
     note,
     set_alarm,
+    settled,
     want_layout,
 )
 
@@ -44,6 +45,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
     lease = claimed(state, event.token, event.machine.index)
     if lease is None:
         why = f"{event.machine.id} was started for the launch {event.token} that was given up"
+        _correct(state, event.machine, state.now_s)
         _end_orphan(state, out, event.machine, why)
     elif lease.state == "intended" and (event.machine.state == "failed" or event.machine.gone):
         _settle_listed(state, out, lease, event.machine)
@@ -87,12 +89,16 @@ def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
     ledger.start_charging(state, lease, price, machine.launched_at_s)
-    traits = leases.place_of(state, lease.pool.place).traits
-    if traits is not None and traits.pending_is_free and machine.state == "pending":
+    if machine.state == "pending" and _pending_is_free(state, lease):
         lease.pending_at_s = machine.launched_at_s
     if lease.request.market == "spot":
         known = state.pools[lease.pool.key]
         known.record = known.record.sold(state.now_s)
+
+
+def _pending_is_free(state: State, lease: Lease) -> bool:
+    traits = leases.place_of(state, lease.pool.place).traits
+    return traits is not None and traits.pending_is_free
 
 
 def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) -> None:
@@ -135,7 +141,7 @@ def _never_ran(
         record = state.pools[lease.pool.key].record
         if lease.pending_at_s is not None:
             lease.pending_at_s = at_s
-        leases.end(state, out, lease, "provider", at_s, why)
+        leases.end(state, out, lease, _ended(machine, at_s), why)
         state.pools[lease.pool.key].record = record  # it refused, and took nothing that worked
     if not machine.gone:
         _end_orphan(state, out, machine, why)
@@ -145,11 +151,18 @@ def _never_ran(
         want_layout(state, job)
 
 
-def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
-    """End the lease of a machine that the cloud took, and count a preemption of its job."""
+def _ended(machine: Machine, at_s: float) -> ledger.Ended:
+    """Return how a list says that a machine ended; by its cloud if it does not say by whom."""
+    return ledger.Ended(machine.ended_by or "provider", at_s, machine.ended_at_s is not None)
+
+
+def lose(
+    state: State, out: list[AnyAction], lease: Lease, ended: ledger.Ended, because: str
+) -> None:
+    """End the lease of a machine that was taken, and count a preemption of its job."""
     job = state.jobs[lease.job]
     staffing.abandon(state, out, lease, because)
-    leases.end(state, out, lease, "provider", at_s, because)
+    leases.end(state, out, lease, ended._replace(lost=True), because)
     if job.active:
         _count_preemption(state, out, job)
     if job.active:
@@ -172,13 +185,15 @@ def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
 def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None:
     lease = leases.lease_of(state, event.ref.id)
     if lease is not None and lease.state == "ending":
-        leases.end(state, out, lease, "user", state.now_s, "the provider says it has ended")
+        ended = ledger.Ended("user", state.now_s)
+        leases.end(state, out, lease, ended, "the provider says it has ended")
     leases.place_of(state, event.ref.place).orphans.pop(event.ref.id, None)
 
 
 def ask_for_lists(state: State, out: list[AnyAction]) -> None:
     """Ask every place for its list once per period, while a list could tell us anything."""
     held = {lease.pool.place.key for lease in state.leases.values()}
+    held |= {state.ended_leases[token].pool.place.key for token in state.owing}
     for key, place in sorted(state.places.items()):
         period_s = state.settings.listing_period_s
         period_s = period_s if place.pace is None else max(period_s, place.pace.list_s)
@@ -230,13 +245,16 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
         lease = claimed(state, machine.token, machine.index)
         if lease is not None and lease.machine_id in ("", machine.id):
             _settle_listed(state, out, lease, machine)
-        elif machine.state not in ("stopping", "terminated") and not machine.gone:
+            continue
+        _correct(state, machine, asked_at_s)
+        if machine.state not in ("stopping", "terminated") and not machine.gone:
             why = f"{machine.id} carries our tag but no lease claims it"
             _end_orphan(state, out, machine, why)
     _sweep(state, out, listing, there)
     for one in [one for one in place.orphans if one not in there]:
         del place.orphans[one]
     _settle_missing(state, out, place, there)
+    _settle_owing(state, place, there)
     leases.keep_within_hour(state, out)
     if not there:
         place.clean_at_s = asked_at_s
@@ -249,6 +267,7 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
         if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
             continue
         there[left.ref.id] = None
+        _charge_disk(state, left)
         if not _may_use(state, left.token) and state.now_s >= left.created_at_s + patience_s:
             _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
 
@@ -280,11 +299,12 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
     lease.identity = machine.identity or lease.identity
     lease.address = machine.address or lease.address
     if machine.gone and given_back:
-        leases.end(state, out, lease, "user", at_s, "the provider lists it as ended")
+        ended = _ended(machine, at_s)._replace(by=machine.ended_by or "user")
+        leases.end(state, out, lease, ended, "the provider lists it as ended")
     elif machine.gone and lease.state == "pending":
         _never_ran(state, out, lease, machine, at_s)
     elif machine.gone:
-        lose(state, out, lease, at_s, f"{machine.id} was taken by the provider")
+        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} was taken by the provider")
     elif machine.state == "stopped" and lease.state != "ending":
         leases.give_back(state, out, lease, f"{machine.id} has stopped, and still costs")
     elif machine.state == "running" and lease.state == "pending":
@@ -297,7 +317,10 @@ def _note_seen(state: State, lease: Lease, machine: Machine) -> None:
     """Note that a list has this machine, and whether it is still on its way to run."""
     asked_at_s = leases.place_of(state, lease.pool.place).listed_at_s
     lease.seen_at_s, lease.missed_at_s = asked_at_s, None
-    if machine.state == "pending" and lease.pending_at_s is not None:
+    if machine.began_at_s is not None and lease.prices:
+        ledger.began(state, lease, machine.began_at_s)
+    elif machine.state in ("pending", "stopping") and lease.pending_at_s is not None:
+        # What is on its way out and was never seen to run does not come to run any more.
         lease.pending_at_s = max(lease.pending_at_s, asked_at_s)
     elif machine.state == "running":
         ledger.runs(state, lease)
@@ -316,11 +339,11 @@ def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: M
         why += "; charged until now, because the list does not say when it ended"
         at_s = state.now_s
     if machine.ended_by == "user":
-        leases.end(state, out, lease, "user", at_s, why)
+        leases.end(state, out, lease, _ended(machine, at_s), why)
     elif machine.refusal is not None:
         _never_ran(state, out, lease, machine, at_s)
     else:
-        lose(state, out, lease, at_s, why)
+        lose(state, out, lease, _ended(machine, at_s), why)
 
 
 def _settle_missing(
@@ -351,9 +374,11 @@ def _settle_missing(
             continue
         gone_at_s = _gone_at_s(state, lease)
         if lease.state == "ending":
-            leases.end(state, out, lease, "user", gone_at_s, "the provider lists it no more")
+            ended = ledger.Ended("user", gone_at_s)
+            leases.end(state, out, lease, ended, "the provider lists it no more")
         else:
-            lose(state, out, lease, gone_at_s, f"{lease.machine_id} vanished from the list")
+            ended = ledger.Ended("provider", gone_at_s)
+            lose(state, out, lease, ended, f"{lease.machine_id} vanished from the list")
 
 
 def _gone_at_s(state: State, lease: Lease) -> float:
@@ -365,6 +390,80 @@ def _gone_at_s(state: State, lease: Lease) -> float:
     if lease.missed_at_s is not None:
         return lease.missed_at_s
     return state.now_s if lease.silent_at_s is None else lease.silent_at_s
+
+
+# --- what lists say of machines whose leases have ended ----------------------------------------
+
+
+def _correct(state: State, machine: Machine, asked_at_s: float) -> None:
+    """Charge by what a list says of a machine whose lease has ended, because it may know better.
+
+    It is there and costs, until a list says when it ended, or has it no more.
+    """
+    lease = settled(state, machine.token, machine.index)
+    if lease is None or lease.dated or lease.machine_id not in ("", machine.id):
+        return
+    if state.dropped.pop(lease.token, None) is not None:
+        lease.machine_id = machine.id
+        lease.disk_from_s = max(lease.intended_at_s, min(machine.launched_at_s, state.now_s))
+        leases.keep_ended(state, lease)
+    ran = _has_run(state, lease, machine)
+    if ran and not lease.prices:
+        price = leases.cost_now_usd_per_h(state, lease.pool, lease.request.market)
+        lease.price_usd_per_h, lease.prices = price, [(lease.disk_from_s, price)]
+    if ran:
+        ledger.runs(state, lease)
+    if lease.prices and machine.began_at_s is not None:
+        ledger.began(state, lease, machine.began_at_s)
+    if not machine.gone:
+        lease.lingers = "machine" if ran else "disk"
+        _charge_until(state, lease, asked_at_s)
+        state.owing[lease.token] = None
+    elif machine.ended_at_s is not None:
+        lease.disk_gone_at_s = max(lease.disk_from_s, min(machine.ended_at_s, state.now_s))
+        lease.gone_at_s = lease.disk_gone_at_s if ran else lease.gone_at_s
+        lease.ended_by, lease.dated, lease.lingers = machine.ended_by, True, ""
+        state.owing.pop(lease.token, None)
+        ledger.recharge(state, lease)
+
+
+def _has_run(state: State, lease: Lease, machine: Machine) -> bool:
+    """Return whether a machine has cost more than its disk, as far as is known."""
+    if machine.began_at_s is not None or (lease.prices and lease.pending_at_s is None):
+        return True
+    if machine.state == "pending":
+        return not _pending_is_free(state, lease)
+    return machine.state in ("running", "stopped")
+
+
+def _settle_owing(state: State, place: PlaceState, there: dict[str, None]) -> None:
+    """End what was charged on for machines that this list has no more; in time it is final."""
+    for token in list(state.owing):
+        lease = state.ended_leases[token]
+        if lease.pool.place != place.place or lease.machine_id in there:
+            continue
+        if lease.lingers:
+            _charge_until(state, lease, place.listed_at_s)
+            lease.lingers = ""
+        if place.listed_at_s >= (lease.ended_at_s or 0.0) + leases.grace_s(state, place.place):
+            del state.owing[token]
+
+
+def _charge_until(state: State, lease: Lease, at_s: float) -> None:
+    """Charge for what a list shows of an ended lease until this moment."""
+    lease.disk_gone_at_s = max(lease.disk_gone_at_s, at_s)
+    if lease.lingers == "machine":
+        lease.gone_at_s = max(lease.gone_at_s, at_s)
+    ledger.recharge(state, lease)
+
+
+def _charge_disk(state: State, left: Leftover) -> None:
+    """Charge a disk that outlived its machine, for as long as it is listed."""
+    lease = settled(state, left.token, 0)
+    if left.kind == "disk" and lease is not None and lease.request.count == 1:
+        lease.disk_from_s = lease.disk_from_s or max(lease.intended_at_s, left.created_at_s)
+        lease.disk_gone_at_s = leases.place_of(state, left.ref.place).listed_at_s
+        ledger.recharge(state, lease)
 
 
 def _end_orphan(state: State, out: list[AnyAction], machine: Machine, because: str) -> None:
@@ -392,7 +491,7 @@ def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
     lease.boot = {**lease.boot, event.phase: event.took_s}
     what = "proved who it is" if event.phase == "admitted" else "is a node of the cluster"
     why = f"{event.machine_id} {what}, {event.took_s:.1f} s after its first boot began"
-    ledger.runs(state, lease)
+    ledger.runs(state, lease, state.now_s - event.took_s)
     if lease.state == "pending":
         move_lease(lease, "booting", state.now_s, why)
     note(out, event.machine_id, why)
@@ -437,7 +536,8 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
         return
     leases.place_of(state, lease.pool.place).listing_wanted = True
     if lease.announced and state.now_s >= (lease.goes_at_s or 0.0):
-        lose(state, out, lease, state.now_s, f"{lease.machine_id} was taken as announced")
+        ended = ledger.Ended("provider", state.now_s)
+        lose(state, out, lease, ended, f"{lease.machine_id} was taken as announced")
         return
     why = f"{lease.machine_id} is silent: {event.why}"
     waits_until_s, announced = state.now_s + state.settings.rejoin_s, lease.announced

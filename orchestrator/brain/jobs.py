@@ -387,7 +387,8 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
     if job is None or job.ended:
         return
     steps = max(0, event.step - job.progress.step)
-    ledger.charge_traffic(state, job, steps * job.layouts.worked_step_usd, 0.0)
+    step_usd = job.layouts.steps_usd.get(job.layouts.worked, 0.0)
+    ledger.charge_traffic(state, job, steps * step_usd, 0.0)
     job.progress.step, job.progress.loss, job.progress.export_uri = (
         max(job.progress.step, event.step),
         event.loss,

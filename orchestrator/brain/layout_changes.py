@@ -21,6 +21,7 @@ from agent.messages import (
     WorkerReady,
 )
 from bidding.markets.billing import HOUR_S
+from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain import (
     forecast,
@@ -368,7 +369,7 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
         job.layouts.mending = [*job.layouts.mending[1 - RECOVERIES_MAX :], job.layouts.generation]
     job.layouts.current = layout_choice.laid_out(job.layouts.generation, asked, choice)
     job.layouts.plan, job.layouts.chosen, job.layouts.refused = choice.plan, choice.because, ""
-    job.layouts.step_usd = choice.traffic_usd
+    job.layouts.steps_usd[job.layouts.generation] = choice.traffic_usd
     ledger.charge_traffic(state, job, 0.0, _traffic_usd_per_h(job, choice.step_s))
     serving = dict.fromkeys(workers)
     job.layouts.serving = serving if when == "now" else job.layouts.serving | serving
@@ -483,19 +484,30 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
 
 def _seat(state: State, job: Job, worker: Worker) -> Seat:
     lease = state.leases[worker.token]
-    traits = leases.traits_of(state, lease.pool.place)
-    dear = traits.zone_usd_per_gb > 0 or traits.region_usd_per_gb > 0
-    return Seat(
+    seat = seat_in(state, job, lease.pool, lease.type, lease.usd_per_h)
+    return msgspec.structs.replace(
+        seat,
         worker=worker.id,
         machine=lease.machine_id,
-        zone=lease.pool.zone,
-        region=lease.pool.place.key,
+        pace=worker.slow * seat.pace,
+        eased=worker.eased > 0 and worker.slow > 1,
+    )
+
+
+def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: float) -> Seat:
+    """Return a seat on a machine of a pool at this price, before a worker has it."""
+    traits = leases.traits_of(state, pool.place)
+    dear = traits.zone_usd_per_gb > 0 or traits.region_usd_per_gb > 0
+    return Seat(
+        worker="",
+        machine="",
+        zone=pool.zone,
+        region=pool.place.key,
         zone_usd_per_gb=traits.zone_usd_per_gb,
         region_usd_per_gb=traits.region_usd_per_gb,
-        usd_per_h=lease.usd_per_h / lease.type.slots if dear else 0.0,
-        slots=lease.type.slots,
-        pace=worker.slow * forecast.pace_of(state.types, job.layouts.profile, lease.type),
-        eased=worker.eased > 0 and worker.slow > 1,
+        usd_per_h=usd_per_h / kind.slots if dear else 0.0,
+        slots=kind.slots,
+        pace=forecast.pace_of(state.types, job.layouts.profile, kind),
     )
 
 
@@ -562,9 +574,7 @@ def _reckoned_s(job: Job, generation: int) -> float:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """Record that a step was committed under this generation; the first confirms the layout."""
     if step > job.progress.step:
-        first = job.layouts.acknowledged < generation == job.layouts.generation
-        before = step - job.progress.step - first
-        sent_usd = before * job.layouts.worked_step_usd + first * job.layouts.step_usd
+        sent_usd = _sent_usd(job, generation, step)
         ledger.charge_traffic(state, job, sent_usd, _traffic_usd_per_h(job))
         job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
         job.progress.at_s = state.now_s
@@ -575,7 +585,6 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     ):
         return
     job.layouts.acknowledged = generation
-    job.layouts.worked_step_usd = job.layouts.step_usd
     if job.progress.trained_from_s is None:
         job.progress.trained_from_s = state.now_s
     job.layouts.serving = dict.fromkeys(w for w in job.layouts.current.workers if w in job.workers)
@@ -589,6 +598,20 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     _mark_working(state, job)
     _release_the_leaving(state, out, job)
     _send_home(state, out, job)
+
+
+def _sent_usd(job: Job, generation: int, step: int) -> float:
+    """Return what the steps since the last report have sent between zones.
+
+    Each costs by its own layout. The first step of a layout is reported as such, so those before it
+    were the last one's.
+    """
+    known = job.layouts
+    first = known.worked < generation
+    before = (step - job.progress.step - first) * known.steps_usd.get(known.worked, 0.0)
+    known.worked = max(known.worked, generation)
+    known.steps_usd = {g: usd for g, usd in known.steps_usd.items() if g >= known.worked}
+    return before + first * known.steps_usd.get(generation, 0.0)
 
 
 def _mark_working(state: State, job: Job) -> None:

@@ -11,7 +11,6 @@ from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
 from cloud.model import (
     DEPLOYMENT_TAG,
-    EndedBy,
     LaunchRequest,
     Market,
     Place,
@@ -39,7 +38,8 @@ from orchestrator.state import (
 )
 
 PENALTY_DOUBLINGS_MAX = 4
-ENDED_LEASES_MAX = 500
+ENDED_LEASES_MAX = 1000
+DROPPED_LEASES_MAX = 100
 RETRY_DOUBLINGS_MAX = 4
 READABLE_MAX = 12  # characters of the deployment's name in a launch token
 UNFIT = re.compile(r"[^a-z0-9]+")
@@ -298,11 +298,13 @@ def forgive(state: State, place: Place) -> None:
 # --- giving back ---------------------------------------------------------------------------------------
 
 
-def reprice(state: State, out: list[AnyAction], lease: Lease, price_usd_per_h: float) -> None:
+def reprice(
+    state: State, out: list[AnyAction], lease: Lease, price_usd_per_h: float, since_s: float
+) -> None:
     """The price moved. A machine that may cost more than can be reserved for is given back at once."""
     if not ledger.credible(price_usd_per_h):
         return
-    if not ledger.change_price(state, lease, price_usd_per_h):
+    if not ledger.change_price(state, lease, price_usd_per_h, since_s):
         why = f"its price rose to ${price_usd_per_h:.4f}/h, and the budget has no room for that"
         give_back(state, out, lease, why)
 
@@ -379,8 +381,14 @@ def disown(state: State, out: list[AnyAction], lease: Lease, because: str) -> No
 
 
 def drop(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
-    """The intent came to nothing: no machine, no cost, and the token is never used again."""
-    end(state, out, lease, None, state.now_s, because)
+    """The intent came to nothing: no machine, no cost, and the token is never used again.
+
+    A machine that comes into a list all the same is charged to it.
+    """
+    end(state, out, lease, ledger.Ended(None, state.now_s), because)
+    state.dropped[lease.token] = lease
+    while len(state.dropped) > DROPPED_LEASES_MAX:
+        del state.dropped[next(iter(state.dropped))]
 
 
 def _record_end(state: State, known: PoolState, *, lost: bool) -> None:
@@ -399,17 +407,15 @@ def end(
     state: State,
     out: list[AnyAction],
     lease: Lease,
-    ended_by: EndedBy | None,
-    ended_at_s: float,
+    ended: ledger.Ended,
     because: str,
 ) -> None:
     move_lease(lease, "ended", state.now_s, because)
     lease.why_ended = lease.why_ended or because
-    ledger.close_lease(state, lease, ended_by, ended_at_s)
+    ledger.close_lease(state, lease, ended)
     lease.ended_at_s = state.now_s
     if lease.machine_id:
-        started_s = lease.prices[0][0]
-        held_h = max(0.0, min(ended_at_s, state.now_s) - started_s) / HOUR_S
+        held_h = (lease.gone_at_s - lease.prices[0][0]) / HOUR_S
         note(out, lease.machine_id, f"{because}; held {held_h:.2f} h for ${lease.cost_usd:.4f}")
     else:
         note(out, lease.token, f"not bought: {because}")
@@ -422,12 +428,21 @@ def end(
     known = state.pools[lease.pool.key]
     del known.leases[lease.token]
     if lease.machine_id and lease.request.market == "spot":
-        _record_end(state, known, lost=ended_by == "provider")
+        _record_end(state, known, lost=ended.lost)
     state.machines.pop(lease.machine_id, None)
     if lease.machine_id:
-        state.ended_leases.append(lease)
-        if len(state.ended_leases) > 2 * ENDED_LEASES_MAX:
-            del state.ended_leases[:-ENDED_LEASES_MAX]
+        keep_ended(state, lease)
+
+
+def keep_ended(state: State, lease: Lease) -> None:
+    """Keep an ended lease, and look for what lists say of its machine if that may change its bill."""
+    state.ended_leases[lease.token] = lease
+    if not lease.dated:
+        state.owing[lease.token] = None
+    while len(state.ended_leases) > ENDED_LEASES_MAX:
+        oldest = next(iter(state.ended_leases))
+        state.owing.pop(oldest, None)
+        del state.ended_leases[oldest]
 
 
 # --- small readings ------------------------------------------------------------------------------------

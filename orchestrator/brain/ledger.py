@@ -15,15 +15,23 @@ On demand the ceiling is the price; on spot it is `SPOT_RISE` times the price, b
 demand. A price above the ceiling raises it if there is money for that; else the machine is given
 back at once, and its reserve is used up at that price. If whole hours are billed, one whole hour is
 reserved as well.
+
+What a machine cost is a function of the best evidence of when it began, at which prices it ran, when
+it was gone and by whom. Evidence that has a date of the cloud's own comes before what we concluded
+from one list having a machine and the next one not, and until a cloud says that it took a machine,
+nothing is refunded. Better evidence corrects the charge whenever it comes, also after the lease and
+its job have ended.
 """
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from bidding.markets.billing import HOUR_S, LOCAL, RULES, cost_usd, price_at, rule_of
 from bidding.markets.history import USD_PER_H_MAX
-from cloud.model import EndedBy, InstanceType, Market
+from cloud.model import EndedBy, InstanceType, Market, Pool
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State, set_alarm
 
@@ -80,6 +88,18 @@ def left_usd(account: Account, at_s: float) -> float | None:
     if account.cap_usd is None:
         return None
     return account.cap_usd - spent_usd(account, at_s) - committed_usd(account, at_s)
+
+
+class Ended(NamedTuple):
+    """When a machine was gone and by whom; `dated` if its cloud says so itself.
+
+    `lost` tells whether it counts against its pool.
+    """
+
+    by: EndedBy | None
+    at_s: float
+    dated: bool = False
+    lost: bool = False
 
 
 class Terms(NamedTuple):
@@ -223,7 +243,7 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
     _intend_rate(state, lease, -1)
     lease.price_usd_per_h = price_usd_per_h
     lease.prices = [(from_s, price_usd_per_h)]
-    lease.accrued_at_s = from_s
+    lease.accrued_at_s = lease.disk_from_s = from_s
     _accrue(state, lease)
     _change_rate(state, lease, lease.usd_per_h, lease.on_demand_usd_per_h)
     for account in accounts(state, lease):
@@ -235,47 +255,87 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
         _drain(state, lease)
 
 
-def runs(state: State, lease: Lease) -> None:
+def runs(state: State, lease: Lease, by_s: float | None = None) -> None:
     """Charge from when the machine was last known to be pending, if that was free until then.
 
     Until a machine is known to run it is charged from its launch, so that no budget is overrun.
+    `by_s` is when it ran at the latest: what a list says may be older than that.
     """
-    if lease.pending_at_s is None or not lease.prices:
-        return
-    began_s, until_s = lease.prices[0][0], state.now_s
-    from_s = max(began_s, min(lease.pending_at_s, until_s))
+    if lease.pending_at_s is not None and lease.prices:
+        pending_s = lease.pending_at_s
+        began(state, lease, pending_s if by_s is None else min(pending_s, by_s))
+
+
+def began(state: State, lease: Lease, at_s: float) -> None:
+    """Charge for the machine from this moment on, and for its disk from the launch on."""
     lease.pending_at_s = None
+    before_s = lease.prices[0][0]
+    from_s = max(lease.disk_from_s, min(at_s, state.now_s))
+    if from_s == before_s:
+        return
+    lease.prices = _from(lease.prices, from_s)
+    if lease.ended_at_s is not None:
+        recharge(state, lease)
+        return
     _accrue(state, lease)
-    owed_usd = cost_usd(LOCAL, from_s, until_s, lease.prices, None)
-    owed_usd += lease.disk_usd_per_h * (until_s - from_s) / HOUR_S
+    owed_usd = cost_usd(LOCAL, from_s, state.now_s, lease.prices, None)
+    owed_usd += lease.disk_usd_per_h * (state.now_s - lease.disk_from_s) / HOUR_S
     for account in accounts(state, lease):
-        settle(account, until_s)
+        settle(account, state.now_s)
         account.spent_usd += owed_usd - lease.accrued_usd
-        account.on_demand_usd -= lease.on_demand_usd_per_h * (from_s - began_s) / HOUR_S
+        account.on_demand_usd -= lease.on_demand_usd_per_h * (from_s - before_s) / HOUR_S
     lease.accrued_usd = owed_usd
-    first = (from_s, price_at(lease.prices, from_s))
-    lease.prices = [first, *(price for price in lease.prices if price[0] > from_s)]
 
 
-def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
-    """Charge a new price from now on; return whether the reserve covers it or can be raised.
+def _from(prices: list[tuple[float, float]], from_s: float) -> list[tuple[float, float]]:
+    """Return the same prices, beginning at this moment."""
+    return [(from_s, price_at(prices, from_s)), *(price for price in prices if price[0] > from_s)]
 
-    The interval before is charged at the old price. No more than the bid is charged, because at a
-    higher price the cloud takes the machine and refunds what its rule says.
+
+def change_price(state: State, lease: Lease, price_usd_per_h: float, since_s: float) -> bool:
+    """Charge a new price since its date; return whether the reserve covers it or can be raised.
+
+    No more than the bid is charged, because at a higher price the cloud takes the machine and
+    refunds what its rule says.
     """
     bid = lease.request.bid_usd_per_h
     price_usd_per_h = price_usd_per_h if bid is None else min(price_usd_per_h, bid)
     if not lease.prices or price_usd_per_h == lease.price_usd_per_h:
         return True
     _accrue(state, lease)
-    _change_rate(state, lease, price_usd_per_h - lease.price_usd_per_h, 0.0)
+    more_usd_per_h = price_usd_per_h - lease.price_usd_per_h
+    _change_rate(state, lease, more_usd_per_h, 0.0)
+    known_h = (state.now_s - max(since_s, lease.prices[-1][0])) / HOUR_S
+    lease.accrued_usd += more_usd_per_h * known_h
+    for account in accounts(state, lease):
+        account.spent_usd += more_usd_per_h * known_h
     lease.price_usd_per_h = price_usd_per_h
-    lease.prices.append((state.now_s, price_usd_per_h))
-    if len(lease.prices) > PRICES_MAX:
-        lease.prices = _thinned(lease.prices)
+    lease.prices = _repriced(lease.prices, price_usd_per_h, since_s)
     if lease.draining_since_s is not None:
         _drain(state, lease)
     return covered(state, lease)
+
+
+def change_past_price(state: State, pool: Pool, price_usd_per_h: float, since_s: float) -> None:
+    """Charge a new price for machines that ended between its date and now."""
+    for lease in reversed(state.ended_leases.values()):
+        if (lease.ended_at_s or 0.0) <= since_s:
+            return
+        if lease.pool != pool or lease.request.market != "spot" or not lease.prices:
+            continue
+        bid = lease.request.bid_usd_per_h
+        price = price_usd_per_h if bid is None else min(price_usd_per_h, bid)
+        lease.prices = _repriced(lease.prices, price, since_s)
+        recharge(state, lease)
+
+
+def _repriced(
+    prices: list[tuple[float, float]], price_usd_per_h: float, since_s: float
+) -> list[tuple[float, float]]:
+    """Return prices of which the last one holds since this moment."""
+    last = (max(since_s, prices[0][0]), price_usd_per_h)
+    changed = [*(price for price in prices if price[0] < last[0]), last]
+    return _thinned(changed) if len(changed) > PRICES_MAX else changed
 
 
 def covered(state: State, lease: Lease) -> bool:
@@ -328,29 +388,29 @@ def charge_traffic(state: State, job: Job, usd: float, usd_per_h: float) -> None
         account.traffic_usd_per_h += more_usd_per_h
 
 
-def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
+def close_lease(state: State, lease: Lease, ended: Ended) -> None:
     """Stop charging for a machine that is gone or never was; settle it by its billing rule."""
     job = state.jobs[lease.job]
     if job.account.leases == 1:
         charge_traffic(state, job, 0.0, 0.0)
     if lease.prices:
-        runs(state, lease)
         _accrue(state, lease)
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
-        started_s = lease.prices[0][0]
-        ended_at_s = max(started_s, min(ended_at_s, state.now_s))
-        rule = rule_of(lease.billing, lease.pool.cloud, lease.request.market)
-        machine_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
-        lease.disk_usd = disk_so_far_usd(lease, ended_at_s)
-        lease.cost_usd = machine_usd + lease.disk_usd + lease.egress_usd
-        unheard_h = (state.now_s - ended_at_s) / HOUR_S  # from its end until we learned of it
+        if lease.pending_at_s is not None:  # it may have run since, and is not known to
+            pending_s = max(lease.prices[0][0], min(lease.pending_at_s, ended.at_s))
+            lease.prices = _from(lease.prices, pending_s)
+        lease.cost_usd = lease.accrued_usd + lease.egress_usd  # as charged so far
+        lease.gone_at_s = max(lease.prices[0][0], min(ended.at_s, state.now_s))
+        lease.ended_by, lease.dated = ended.by, ended.dated
+        recharge(state, lease)
+        unheard_h = (state.now_s - lease.gone_at_s) / HOUR_S  # until we learned of it
         for account in accounts(state, lease):
-            account.spent_usd += lease.cost_usd - lease.accrued_usd - lease.egress_usd
             account.on_demand_usd -= lease.on_demand_usd_per_h * unheard_h
     else:
         _intend_rate(state, lease, -1)
         for account in accounts(state, lease):
             account.committed_usd -= lease.egress_usd
+        lease.egress_usd = 0.0
     for account in accounts(state, lease):
         settle(account, state.now_s)
         account.leases -= 1
@@ -360,6 +420,22 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
             account.committed_usd = account.draining_usd_per_h = 0.0
             account.on_demand_usd_per_h = account.intended_usd_per_h = 0.0
             account.usd_per_h, account.traffic_usd_per_h = account.manager_usd_per_h, 0.0
+
+
+def recharge(state: State, lease: Lease) -> None:
+    """Charge an ended lease, and correct its accounts, by what is known of its machine now."""
+    lease.disk_usd = _disk_usd(lease, max(lease.gone_at_s, lease.disk_gone_at_s))
+    cost = lease.disk_usd + lease.egress_usd
+    if lease.prices:
+        rule = rule_of(lease.billing, lease.pool.cloud, lease.request.market)
+        if lease.pending_at_s is not None:
+            rule = replace(rule, minimum_s=0.0)  # no list had it running
+        began_s, by = lease.prices[0][0], lease.ended_by if lease.dated else None
+        cost += cost_usd(rule, began_s, max(began_s, lease.gone_at_s), lease.prices, by)
+    more_usd, lease.cost_usd = cost - lease.cost_usd, cost
+    job = state.jobs.get(lease.job)
+    for account in (state.account, *(() if job is None else (job.account,))):
+        account.spent_usd += more_usd
 
 
 def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
@@ -446,7 +522,13 @@ def disk_so_far_usd(lease: Lease, at_s: float) -> float:
     """Return the part of a machine's cost that is for its disk; no rule refunds it."""
     if lease.ended_at_s is not None or not lease.prices:
         return lease.disk_usd
-    return lease.disk_usd_per_h * max(0.0, at_s - lease.prices[0][0]) / HOUR_S
+    return _disk_usd(lease, at_s)
+
+
+def _disk_usd(lease: Lease, until_s: float) -> float:
+    if not lease.disk_from_s:
+        return 0.0  # no list had anything of it
+    return lease.disk_usd_per_h * max(0.0, until_s - lease.disk_from_s) / HOUR_S
 
 
 def _accrue(state: State, lease: Lease) -> None:

@@ -257,7 +257,7 @@ class LiveWorld:
             await asyncio.sleep(NOTICES_AGAIN_S)
 
     async def _follow_prices(self, provider: Provider, place: Place) -> None:
-        known: dict[tuple[Pool, Market], Quote] = {}
+        known: set[Quote] = set()
         sold: Sold | None = None
         sold_at_s = quoted_at_s = told_at_s = -math.inf
         pause_s, failing = 0.0, ""
@@ -280,12 +280,8 @@ class LiveWorld:
                 if self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
                     seen = await self._heard(provider, provider.quotes(place))
                     quoted_at_s = self._clock.now_s()
-                    quotes = {
-                        (quote.pool, quote.market): quote
-                        for quote in seen
-                        if not flaw_in(quote, Quote)
-                    }
-                    fresh = tuple(q for key, q in sorted(quotes.items()) if q != known.get(key))
+                    quotes = {quote for quote in seen if not flaw_in(quote, Quote)}
+                    fresh = tuple(sorted(quotes - known, key=_oldest_first))
                     known = quotes
                 else:
                     fresh = ()
@@ -502,3 +498,7 @@ def _place_of(entry: str) -> tuple[int, int]:
     """Return the place of an entry's id in the order of a stream."""
     at_ms, _, nth = entry.partition("-")
     return int(at_ms), int(nth)
+
+
+def _oldest_first(quote: Quote) -> tuple[float, Pool, Market]:
+    return quote.at_s, quote.pool, quote.market

@@ -139,7 +139,7 @@ class Watcher:
         self._leases = now
 
     def _ended_is_told(self, state: State, token: str, told: dict[str, str]) -> bool:
-        ended = next((le for le in reversed(state.ended_leases) if le.token == token), None)
+        ended = state.ended_leases.get(token)
         return ended is not None and ended.machine_id in told
 
     def _actions_make_sense(self, state: State, actions: Sequence[AnyAction]) -> None:

@@ -197,7 +197,7 @@ class _People:
 
 def _bill_usd(world: SimulatedWorld, state: State) -> float:
     """Return what the machines cost by the cloud's books, and what moving states to them cost."""
-    held = (*state.ended_leases, *state.leases.values())
+    held = (*state.ended_leases.values(), *state.leases.values())
     egress = sum(lease.egress_usd for lease in held if lease.prices)
     traffic = _traffic_usd(world)
     return bill_usd(world.cloud, state.settings, world.timeline.now_s) + egress + traffic

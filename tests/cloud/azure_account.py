@@ -78,7 +78,9 @@ def examined(door: ArmDoor, settings: AzureSettings = SETTINGS, **sdk: Any) -> t
 
 
 async def listed(provider: AzureProvider) -> dict[str, Machine]:
-    return {machine.id: machine for machine in (await provider.list(PLACE)).machines}
+    """Return what is there still, by name."""
+    found = (await provider.list(PLACE)).machines
+    return {machine.id: machine for machine in found if not machine.gone}
 
 
 async def swept(door: ArmDoor, provider: AzureProvider, rounds: int = 40) -> None:

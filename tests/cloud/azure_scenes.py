@@ -162,6 +162,10 @@ def a_deletion_is_asked_for_and_believed_when_the_list_says_so(broken: str) -> N
         assert [line.kind for line in door.books.alive(OURS, ["machine"])] == ["machine"]
         door.pass_s(121)
         assert await listed(provider) == {}
+        (ended,) = (await provider.list(PLACE)).machines
+        (line,) = [x for x in door.books.lines.values() if (x.owner, x.kind) == (OURS, "machine")]
+        assert (ended.state, ended.ended_by) == ("terminated", "user")
+        assert ended.ended_at_s == pytest.approx(line.ended_s, abs=1e-3)
         assert door.books.alive(OURS) == []
         assert await provider.end([given.ref]) == []
 

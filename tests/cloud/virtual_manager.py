@@ -15,8 +15,10 @@ import msgspec
 from agent.keys import INBOX
 from cloud.clock import VirtualClock
 from cloud.provider import Provider
+from orchestrator.brain import ledger
 from orchestrator.events import (
     AnyEvent,
+    JobCancelled,
     JobSpec,
     JobSubmitted,
     ManagerStarted,
@@ -26,6 +28,7 @@ from orchestrator.events import (
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume, run
 from orchestrator.settings import Settings
+from orchestrator.state import Lease, State
 from orchestrator.world import MemoryJournal
 
 LIVES_S_MAX = 7200.0
@@ -173,16 +176,39 @@ class History:
 class VirtualManager:
     """Lives of a manager, one after the other, over one journal and one inbox."""
 
-    def __init__(self, clock: VirtualClock, deployment: str, machines: int = 3) -> None:
+    def __init__(
+        self, clock: VirtualClock, deployment: str, machines: int = 3, disk_usd_per_h: float = 0.0
+    ) -> None:
         self.clock = clock
+        self.state = State()
         self.store = Store()
         self.journal = Journal(self.store)
-        self._settings = Settings(deployment=deployment, control_period_s=5.0, rethink_s=5.0)
+        self._settings = Settings(
+            deployment=deployment,
+            control_period_s=5.0,
+            rethink_s=5.0,
+            disk_usd_per_h=disk_usd_per_h,
+        )
         self._epoch = 0
+        self._cancel_at_s: float | None = None
         spec = JobSpec(
             job="job", script="train.py", script_sha="0" * 64, slots_max=machines, haste=1000.0
         )
         self.store.post(JobSubmitted(at_s=clock.now_s(), spec=spec))
+
+    @property
+    def spent_usd(self) -> float:
+        """Return all that was charged, by the newest life."""
+        return ledger.spent_usd(self.state.account, self.clock.now_s())
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Return every machine that the newest life knows of."""
+        return [*self.state.ended_leases.values(), *self.state.leases.values()]
+
+    def cancel(self, at_s: float) -> None:
+        """Have the job cancelled at a time of the next life."""
+        self._cancel_at_s = at_s
 
     def live(self, provider: Provider, stops_at_s: float, doom: Doom | None = None) -> bool:
         """Live one life until everything is given back; return False if it was killed."""
@@ -208,7 +234,7 @@ class VirtualManager:
             clock=self.clock,
             quotes=History(),  # type: ignore[arg-type]
         )
-        state = await resume(self.journal)
+        self.state = state = await resume(self.journal)
         stop = asyncio.create_task(self._stop(stops_at_s))
         await world.open(
             ManagerStarted(
@@ -228,6 +254,10 @@ class VirtualManager:
 
     async def _stop(self, at_s: float) -> None:
         """Ask for the end at its time, once."""
+        if self._cancel_at_s is not None:
+            await asyncio.sleep(max(0.0, self._cancel_at_s - self.clock.now_s()))
+            self.store.post(JobCancelled(at_s=self.clock.now_s(), job="job", by="the test"))
+            self._cancel_at_s = None
         await asyncio.sleep(max(0.0, at_s - self.clock.now_s()))
         if not any(isinstance(x.event, ShutdownAsked) for x in self.journal.entries):
             self.store.post(ShutdownAsked(at_s=self.clock.now_s(), by="the test"))

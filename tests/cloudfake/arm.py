@@ -135,6 +135,7 @@ class Vm(msgspec.Struct, kw_only=True):
     state: Provisioning = "Creating"
     power: str = ""
     failure: tuple[str, str] | None = None
+    told_s: float = 0.0  # when its creation came to its end
     notice_deadline_s: float | None = None
 
     @property
@@ -183,6 +184,7 @@ class ArmDoor:
         self.images = {"1.0.0": list(REGIONS)}  # the regions of each version
         self.role: list[str] = ["*"]
         self.prices = {name: (size.spot, size.on_demand) for name, size in SIZES.items()}
+        self.priced_s: dict[str, float] = {}  # since when a price holds that has moved
         self.vms: dict[str, Vm] = {}
         self.parts: dict[tuple[str, str], Part] = {}
         self.operations: dict[str, dict[str, Any]] = {}
@@ -221,19 +223,21 @@ class ArmDoor:
         """Take a spot machine away."""
         vm = self.vms[name.lower()]
         vm.notice_deadline_s = self.now_s + warning_s if warning_s else None
-        self._later(warning_s, lambda at_s: self._evicted(vm, at_s))
+        self.later(warning_s, lambda at_s: self.evicted(vm, at_s))
         self._work_off(self.now_s)
 
-    def reprice(self, size: str, spot_usd_per_h: float) -> None:
+    def reprice(self, size: str, spot_usd_per_h: float, at_s: float | None = None) -> None:
         """Move the spot price of a size; machines with a lower maximum are evicted."""
+        at_s = self.now_s if at_s is None else at_s
         self.prices[size] = (spot_usd_per_h, self.prices[size][1])
+        self.priced_s[size] = at_s
         for vm in list(self.vms.values()):
             if not vm.spot or vm.size != size:
                 continue
             if vm.power in ("running", "stopped"):
-                self.books.price(vm.line, self.now_s, spot_usd_per_h)
+                self.books.price(vm.line, at_s, spot_usd_per_h)
             if 0 < vm.max_price < spot_usd_per_h and self._keeps("a maximum price is kept"):
-                self._evicted(vm, self.now_s)
+                self.evicted(vm, at_s)
 
     def restrict(self, actions: Iterable[str]) -> None:
         """Let the manager do no more than this."""
@@ -394,7 +398,7 @@ class ArmDoor:
         lot = draw(self.seed, "creation", vm.line)
         fails = lot < self.dials.failed
         delay_s = self._span(self.dials.create_s, vm.line)
-        self._later(delay_s, lambda at_s: self._created(vm, at_s, fails))
+        self.later(delay_s, lambda at_s: self._created(vm, at_s, fails))
         headers = self._operation(vm, query, lambda: _outcome(vm))
         return Answer(201, self._described(vm), headers)
 
@@ -518,6 +522,7 @@ class ArmDoor:
     def _created(self, vm: Vm, at_s: float, fails: bool) -> None:
         if vm.state != "Creating":
             return
+        vm.told_s = at_s
         if not fails:
             vm.state, vm.power = "Succeeded", "running"
             self.books.price(vm.line, at_s, self._usd_per_h(vm))
@@ -546,6 +551,8 @@ class ArmDoor:
         if vm.failure and self._keeps("a failed creation says why"):
             code, said = vm.failure
             status = {"code": f"{state}/{code}", "level": "Error", "message": said}
+        if vm.told_s:
+            status["time"] = _iso(vm.told_s)
         statuses = [status]
         if vm.power:
             statuses.append({"code": f"PowerState/{vm.power}", "level": "Info"})
@@ -571,9 +578,16 @@ class ArmDoor:
             delay_s = self._span(self.dials.delete_s, f"deletion {nth}")
             if not self._keeps("a deletion takes time"):
                 delay_s = 0.0
-            self._later(delay_s, lambda at_s: self._deleted(vm, at_s, fails, before))
-        headers = self._operation(vm, query, lambda: {"status": "InProgress"})
+            self.later(delay_s, lambda at_s: self._deleted(vm, at_s, fails, before))
+        headers = self._operation(vm, query, lambda: self._deletion(vm))
         return Answer(202, None, headers)
+
+    def _deletion(self, vm: Vm) -> dict[str, Any]:
+        """Return how a deletion stands: Azure dates its end."""
+        ended_s = self.books.lines[vm.line].ended_s
+        if ended_s is not None:
+            return {"status": "Succeeded", "endTime": _iso(ended_s)}
+        return {"status": "InProgress" if vm.state == "Deleting" else "Failed"}
 
     def _deleted(
         self, vm: Vm, at_s: float, fails: bool, before: Provisioning = "Succeeded"
@@ -605,10 +619,10 @@ class ArmDoor:
         vm = self._vm(found)
         if not vm.spot:
             raise Refusal(409, "OperationNotAllowed", f"{vm.name} is not a Spot machine.")
-        self._later(30.0, lambda at_s: self._evicted(vm, at_s))
+        self.later(30.0, lambda at_s: self.evicted(vm, at_s))
         return Answer(204)
 
-    def _evicted(self, vm: Vm, at_s: float) -> None:
+    def evicted(self, vm: Vm, at_s: float) -> None:
         if self.vms.get(vm.name.lower()) is not vm:
             return
         policy = vm.body["properties"].get("evictionPolicy", "Deallocate")
@@ -733,7 +747,8 @@ class ArmDoor:
         if not self._keeps("price filters know case"):
             wanted = {name: value.lower() for name, value in wanted.items()}
         shown = []
-        for item in items(self.prices):
+        since = {size: _iso(at_s) for size, at_s in self.priced_s.items()}
+        for item in items(self.prices, since):
             known = item
             if not self._keeps("price filters know case"):
                 known = {name: str(value).lower() for name, value in item.items()}
@@ -824,7 +839,7 @@ class ArmDoor:
         self._serial += 1
         return self._serial
 
-    def _later(self, delay_s: float, act: Callable[[float], None]) -> None:
+    def later(self, delay_s: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._due, (self.now_s + delay_s, self._next(), act))
 
     def _work_off(self, until_s: float) -> None:

@@ -108,7 +108,9 @@ def sku(size: Size, region: str) -> dict[str, Any]:
     }
 
 
-def items(prices: Mapping[str, tuple[float, float]]) -> Iterator[dict[str, Any]]:
+def items(
+    prices: Mapping[str, tuple[float, float]], since: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """Yield the price list: Linux and Windows, spot, on demand and the retired low priority."""
     for region in REGIONS:
         for name, (spot, on_demand) in prices.items():
@@ -132,5 +134,5 @@ def items(prices: Mapping[str, tuple[float, float]]) -> Iterator[dict[str, Any]]
                         "serviceName": "Virtual Machines",
                         "unitOfMeasure": "1 Hour",
                         "type": "Consumption",
-                        "effectiveStartDate": "2026-11-01T00:00:00Z",
+                        "effectiveStartDate": since.get(name, "2026-11-01T00:00:00Z"),
                     }

@@ -237,6 +237,7 @@ class Account:
     def run(self, x: Instance, at_s: float) -> None:
         if x.state == "pending":
             self.move(x, at_s, "running")
+            self.tell("EC2 Instance State-change Notification", x, at_s, state="running")
             spot = x.market == "spot"
             usd = self.spot_price(x.zone, x.type, at_s) if spot else self.kinds[x.type].usd_per_h
             self.books.price(x.id, at_s, usd)
@@ -300,7 +301,8 @@ class Account:
         x = self.instances[instance_id]
         x.notice_deadline_s = at_s + warning_s
         if warning_s:
-            self.tell("EC2 Spot Instance Interruption Warning", x, at_s, action="terminate")
+            detail = {"instance-action": "terminate"}
+            self.tell("EC2 Spot Instance Interruption Warning", x, at_s, **detail)
         self.push(
             at_s + warning_s,
             lambda due_s: self.end(x, due_s, "Server.SpotInstanceTermination", "provider"),
@@ -309,7 +311,7 @@ class Account:
 
     def tell(self, what: str, x: Instance, at_s: float, **more: str) -> None:
         """Put an event on the queue, as EventBridge does."""
-        detail = {"instance-id": x.id} | {f"instance-{name}": told for name, told in more.items()}
+        detail = {"instance-id": x.id} | more
         event = {
             "id": self.new_id("event"),
             "detail-type": what,

@@ -172,7 +172,7 @@ def test_a_job_whose_values_fail_is_named_and_the_other_jobs_keep_their_machines
     assert "resume continues from the last committed step" in after.jobs[victim].because
     assert "KeyError" in after.jobs[victim].because
     assert not after.jobs[other].ended
-    assert kept.keys() <= after.leases.keys() | {e.token for e in after.ended_leases}
+    assert kept.keys() <= after.leases.keys() | after.ended_leases.keys()
     assert after.account.leases == len(after.leases)
     assert after.account.usd_per_h == pytest.approx(
         after.account.manager_usd_per_h + sum(j.account.usd_per_h for j in after.jobs.values())

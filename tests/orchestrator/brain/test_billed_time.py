@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bidding.markets.billing import HOUR_S
-from cloud.model import Place, Sold, Traits
+from bidding.markets.billing import HOUR_S, cost_usd, rule_of
+from cloud.model import Place, Quote, Sold, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain import ledger
-from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside
+from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside, QuotesSeen
 
 EAST = Place("local", "east")
 
@@ -29,7 +29,7 @@ def bought(hand: Any, traits: Traits | None) -> tuple[Any, str]:
 
 def settled(h: Any, began_s: float, ended_s: float) -> None:
     """The job and the whole were charged this much time, and nothing is promised any more."""
-    (lease,) = h.state.ended_leases
+    (lease,) = h.state.ended_leases.values()
     due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
     assert lease.cost_usd == pytest.approx(due_usd, abs=1e-12)
     for account in (h.state.account, h.job.account):
@@ -156,7 +156,7 @@ def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand:
     h.away(machine_id)
     h.wait(2.0)
     h.listed()
-    assert [x.machine_id for x in h.state.ended_leases] == [machine_id]
+    assert [x.machine_id for x in h.state.ended_leases.values()] == [machine_id]
     assert h.job.market.preemptions == 1
 
 
@@ -208,3 +208,94 @@ def test_a_price_that_cannot_be_true_is_not_charged_when_its_job_is_set_aside(ha
     h.leases[0].price_usd_per_h = h.leases[0].ceiling_usd_per_h = 1e300
     h.see(PartSetAside(at_s=h.at_s, part="job", name="job", why="a test"))
     assert 0 < ledger.spent_usd(h.state.account, h.at_s) < 1.0
+
+
+def test_a_refund_that_a_list_tells_of_after_the_end_of_the_job_is_given(hand: Any) -> None:
+    """We ended it, as far as we knew; its cloud had taken it before, within its first hour."""
+    h, machine_id = bought(hand, Traits(billing="aws_today"))
+    began_s = h.at_s
+    h.wait(600.0)
+    h.listed(replace(h.machines[machine_id], state="running"))
+    h.cancel()
+    taken = replace(h.machines[machine_id], state="terminated", ended_at_s=h.at_s - 1.0)
+    h.terminated(machine_id)
+    settled(h, began_s, h.at_s)
+    h.machines[machine_id] = replace(taken, ended_by="provider")
+    assert h.wait(h.settings.listing_period_s + 2.0)  # so its place is asked once more
+    h.listed()
+    settled(h, began_s, began_s)
+    assert not h.state.owing
+
+
+def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand: Any) -> None:
+    """It was ended by others, or taken: what we see is that it is gone."""
+    h, machine_id = bought(hand, Traits(billing="aws_today"))
+    began_s = h.at_s
+    h.joined(machine_id)
+    h.wait(50.0)
+    h.listed()
+    machine = h.machines.pop(machine_id)
+    h.wait(30.0)
+    h.listed()
+    gone_s = h.at_s
+    assert h.job.market.preemptions == 1
+    settled(h, began_s, gone_s)
+    ended_s = gone_s - 20.0
+    late = replace(machine, state="terminated", ended_by="user", ended_at_s=ended_s)
+    h.listed(late)
+    settled(h, began_s, ended_s)
+    h.listed(replace(late, ended_by="provider"))  # what has a date is final
+    settled(h, began_s, ended_s)
+
+
+def test_a_price_is_charged_since_its_own_date(hand: Any) -> None:
+    """It is heard of later, from a running machine and from one that has ended meanwhile."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    pool = h.leases[0].pool
+    before = h.leases[0].price_usd_per_h
+
+    def quoted(usd: float, at_s: float) -> None:
+        quote = Quote(pool=pool, at_s=at_s, price_usd_per_h=usd)
+        h.see(QuotesSeen(at_s=h.at_s, place=EAST, quotes=(quote,)))
+
+    h.wait(300.0)
+    quoted(0.05, h.at_s - 200.0)
+    due_usd = (100 * before + 200 * 0.05) / HOUR_S
+    assert ledger.spent_usd(h.state.account, h.at_s) == pytest.approx(due_usd)
+    h.wait(100.0)
+    h.taken(machine_id)
+    h.wait(100.0)
+    quoted(0.09, h.at_s - 150.0)
+    due_usd = (100 * before + 250 * 0.05 + 50 * 0.09) / HOUR_S
+    for account in (h.state.account, h.job.account):
+        assert ledger.spent_usd(account, h.at_s) == pytest.approx(due_usd)
+
+
+def test_a_machine_of_a_launch_that_was_given_up_is_charged_until_it_is_gone(hand: Any) -> None:
+    """No lease claims it any more, and its cloud bills it all the same."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    h.cancel()
+    h.terminated(machine_id)
+    spent_usd = ledger.spent_usd(h.state.account, h.at_s)
+    h.submit("other", slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    h.wait(31.0)
+    h.listed()
+    assert launch.request.token in h.state.dropped
+    stray = replace(
+        h.stray("test", launch.request.token), pool=launch.request.pool, launched_at_s=h.at_s - 20.0
+    )
+    h.listed(stray)
+    h.wait(10.0)
+    h.listed(stray)
+    h.wait(5.0)
+    h.listed()
+    usd = h.state.ended_leases[launch.request.token].price_usd_per_h * 35 / HOUR_S
+    assert ledger.spent_usd(h.state.account, h.at_s) == pytest.approx(spent_usd + usd)
+    assert ledger.spent_usd(h.state.jobs["other"].account, h.at_s) == pytest.approx(usd)
+
+
+def test_on_demand_a_machine_of_aws_costs_a_minute_at_least() -> None:
+    rule = rule_of("aws_today", "aws", "on_demand")
+    assert cost_usd(rule, 0.0, 5.0, [(0.0, 60.0)], "provider") == pytest.approx(1.0)
+    assert rule_of(None, "aws", "on_demand") == rule

@@ -13,7 +13,7 @@ from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWo
 from orchestrator.brain import leases
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
-from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
+from orchestrator.events import JobCancelled, Launched, ListFailed, ManagerStarted, Tick
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
@@ -196,7 +196,7 @@ def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says
     assert spent_usd(h.job.account, h.at_s) == pytest.approx(spent)
     assert says in h.words(out)
     assert launch.request.token not in h.state.leases
-    assert h.state.ended_leases[-1].machine_id == stray.id
+    assert list(h.state.ended_leases.values())[-1].machine_id == stray.id
     assert h.job.market.preemptions == 1
     assert not h.only(out, Terminate)
     assert h.only(h.wait(4.0), Launch)
@@ -489,6 +489,16 @@ def test_loss_buys_its_replacement_in_the_same_turn(hand: Any) -> None:
 def test_state_of_another_version_is_refused_in_one_line(hand: Any) -> None:
     """What an older one lacks would be read as nothing: steps, failures, layouts."""
     data = encode_state(hand().running(slots_max=1).state)
-    for other in (data.replace(b'{"version":4,', b"{", 1), data.replace(b":4,", b":1,", 1)):
-        with pytest.raises(msgspec.DecodeError, match="not of version 4 of its format"):
+    for other in (data.replace(b'{"version":5,', b"{", 1), data.replace(b":5,", b":1,", 1)):
+        with pytest.raises(msgspec.DecodeError, match="not of version 5 of its format"):
             decode_state(other)
+
+
+def test_a_life_on_an_emptied_journal_uses_no_token_of_the_one_before(hand: Any) -> None:
+    """Epoch and serial begin again there, but each life draws a salt."""
+    used = set()
+    for salt in ("a", "b"):
+        h = hand()
+        h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings, salt=salt))
+        used |= {leases.new_token(h.state) for _ in range(1000)}
+    assert len(used) == 2000

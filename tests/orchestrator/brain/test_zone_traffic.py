@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
+from agent.messages import JobCompleted, Progress, Regrouped
 from bidding.markets.billing import HOUR_S
-from cloud.model import Traits
+from bidding.model import Acquire, Purchase
+from cloud.model import Quote, Sold, Traits
+from orchestrator import preview
 from orchestrator.actions import Launch
 from orchestrator.brain import leases, ledger
 from orchestrator.brain.layout_choice import Question, Seat, choose
+from orchestrator.config import Config
+from orchestrator.events import JobSpec
 from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
 
@@ -17,23 +22,28 @@ def zones_of(h: Any) -> set[str]:
     return {lease.pool.zone for lease in h.leases if lease.machine_id}
 
 
-def split(hand: Any, zone_usd_per_gb: float, **spec: Any) -> Any:
+def split(hand: Any, zone_usd_per_gb: float, rounds: int = 10, **spec: Any) -> Any:
     """A job for two slots where each zone sells one small machine and no more."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="local", zone_usd_per_gb=zone_usd_per_gb)
     h.start()
     h.submit(slots_max=2, **spec)
-    for _ in range(10):
-        for launch in h.only(h.wait(2.0), Launch):
-            pool = launch.request.pool
-            if pool.type == "large" or pool.zone in zones_of(h):
-                h.refused(launch)
-            else:
-                h.joined(h.launched(launch))
+    for _ in range(rounds):
+        sell(h)
         starts(h)
         if h.job.layouts.current is not None:
             h.committed(h.job.progress.step + 1)
     return h
+
+
+def sell(h: Any) -> None:
+    """Two seconds pass, and of what is asked for each zone sells one small machine."""
+    for launch in h.only(h.wait(2.0), Launch):
+        pool = launch.request.pool
+        if pool.type == "large" or pool.zone in zones_of(h):
+            h.refused(launch)
+        else:
+            h.joined(h.launched(launch))
 
 
 def starts(h: Any) -> None:
@@ -77,6 +87,34 @@ def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: 
     assert h.job.account.traffic_usd == pytest.approx(h.job.layouts.sent_usd)
 
 
+def test_steps_of_each_layout_cost_its_own_traffic(hand: Any) -> None:
+    """What a layout in two zones has committed is heard of after one in one zone was asked for."""
+    h = split(hand, 0.0002, rounds=0)
+    while not h.job.layouts.step_usd:
+        sell(h)
+        starts(h)
+        if h.job.layouts.current is not None and not h.job.layouts.step_usd:
+            h.committed(h.job.progress.step + 1)
+    both, step_usd = h.job.layouts.generation, h.job.layouts.step_usd
+    h.taken(next(lease.machine_id for lease in h.leases if lease.pool.zone == "east-b"))
+    assert h.job.layouts.generation == both + 1 > both > h.job.layouts.acknowledged
+    assert h.job.layouts.step_usd == 0.0
+
+    def committed(generation: int, steps: int) -> None:
+        step, told = h.job.progress.step, {"at_s": h.at_s, "job": "job", "generation": generation}
+        h.see(Regrouped(**told, step=step + 1, pause_s=0.1))
+        h.see(Progress(**told, step=step + steps, steps_total=100, loss=2.0, step_s=0.5))
+
+    committed(both, 10)
+    assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
+    committed(both + 1, 10)
+    step = h.job.progress.step
+    h.see(JobCompleted(
+        at_s=h.at_s, job="job", step=step + 2, loss=1.0, weights_sha="0" * 64, export_uri="",
+    ))  # fmt: skip
+    assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
+
+
 def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand: Any) -> None:
     """Its two slots are too few without the lost machine, and no pool sells it one for long."""
     h = split(hand, 0.0002, slots_min=2)
@@ -97,6 +135,37 @@ def test_a_dear_second_zone_is_not_used(hand: Any) -> None:
     h = split(hand, 1e3)
     assert len(h.job.layouts.current.workers) == 1
     assert h.job.layouts.step_usd == 0.0
+
+
+def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profile: Any) -> None:
+    """Of machines in two zones it uses one, or says what the second one sends."""
+    h = hand()
+    h.start()
+    pools = tuple(known.pool for known in h.state.pools.values())
+    made = profile(4, memory=64e9)
+    model = preview.Model(
+        job="before", profile=made, microbatches=8, stages_max=4, uncuttable=""
+    )  # fmt: skip
+    small = {pool.zone: pool for pool in pools if pool.type == "small"}
+    parts = tuple(
+        Acquire(pool=pool, market="spot", bid_usd_per_h=None, count=1, because="a test")
+        for pool in small.values()
+    )
+    wanted = Purchase(
+        acquire=parts, release=(), because="", runner_up="", cost_usd_per_work=None
+    )  # fmt: skip
+    for usd_per_gb, workers in ((0.0, 2), (1e-4, 2), (1e3, 1)):
+        sold = preview.PlannedSale(
+            places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
+            quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
+            source="",
+            traits={"local": Traits(billing="local", zone_usd_per_gb=usd_per_gb)},
+        )
+        spec = JobSpec(job="job", script="train.py", script_sha="0" * 64, slots_max=2)
+        state, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
+        choice = choose(preview._question(state, job, wanted))
+        assert sum(len(replica.workers) for replica in choice.replicas) == workers
+        assert (choice.traffic_usd > 0) == (usd_per_gb == 1e-4)
 
 
 def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:

@@ -211,7 +211,7 @@ def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> No
     assert all(0.2 < request.bid_usd_per_h <= 1.0 for request in spot)
     assert len({request.bid_usd_per_h for request in spot}) > 1  # the past has taught what to bid
     assert all(a.request.bid_usd_per_h is None for a in launches if a.request.market != "spot")
-    taken = [lease for lease in state.ended_leases if "taken" in lease.why_ended]
+    taken = [lease for lease in state.ended_leases.values() if "taken" in lease.why_ended]
     assert len(taken) >= 4
     for lease in taken:
         assert all(price <= lease.request.bid_usd_per_h for _, price in lease.prices)
