@@ -12,6 +12,7 @@ import msgspec
 
 from agent.checks.graph import Outside
 from agent.checks.optimizers import Optimizers
+from agent.checks.process import OwnProcess
 from agent.checks.registry import Registered
 from agent.data.data import Data
 from agent.errors import Misuse, WireError
@@ -26,9 +27,15 @@ class Loop:
     """The one loop of a session."""
 
     def __init__(
-        self, world: World, replica: Replica, registered: Registered, microbatches: int
+        self,
+        world: World,
+        replica: Replica,
+        registered: Registered,
+        microbatches: int,
+        process: OwnProcess,
     ) -> None:
         self.world, self.replica, self._registered = world, replica, registered
+        self._process = process
         self.microbatches = microbatches or world.microbatches
         self.facts = Facts(0, 0)
         self._turns = 0
@@ -53,6 +60,7 @@ class Loop:
 
     def begin(self, total: int) -> None:
         """Begin a loop of `total` turns."""
+        self._process.check()
         if self.replica.stage != "made":
             raise Misuse(
                 "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
@@ -110,6 +118,7 @@ class Loop:
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
         """Do one phase of the step; let it run out if the job has gone on without this worker."""
         replica = self.replica
+        self._process.check()
         check_call(replica, loss_of, microbatches, self.microbatches)
         # In a step that the job went on without, no call counts.
         astray = replica.astray
@@ -132,6 +141,7 @@ class Loop:
 
     def arrive(self) -> bool:
         """Come to the start of a step; return False if there is none."""
+        self._process.check()
         self._take_up()
         replica = self.replica
         if replica.stage != "open":

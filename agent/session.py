@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from agent.checks.arguments import check_modules, check_trained, check_unborn
+from agent.checks.process import OwnProcess
 from agent.checks.registry import registered
 from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
@@ -44,6 +45,7 @@ __all__ = ["Result", "Session", "Variables", "supervised", "unbuilt"]
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 _world: World | None = None
+_process: OwnProcess | None = None
 _sessions: list["Session"] = []
 _unborn: list[Unborn[Any]] = []
 
@@ -69,8 +71,14 @@ def made() -> list["Session"]:
 
 def join(world: World) -> None:
     """Let sessions made in this process from now on belong to `world`."""
-    global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
-    _world = world
+    global _world, _process
+    _world, _process = world, OwnProcess()
+
+
+def check_process() -> None:
+    """Raise `Misuse` if a process that the script forked has tried to train."""
+    if _process is not None:
+        _process.check()
 
 
 class Session:
@@ -100,7 +108,7 @@ class Session:
         replica.fetch = world.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
-        self._loop = Loop(world, replica, found, microbatches)
+        self._loop = Loop(world, replica, found, microbatches, _process or OwnProcess())
         self._cuts = microbatches > 0
         _sessions.append(self)
 

@@ -11,8 +11,7 @@ costs per hour and which share of that hour it works, evictions, refunds and sta
 Machines are taken in the order of w_i; every prefix of that order is a footprint. The cheapest E
 wins, then it grows while the next machine's own cost per work stays within `haste` of it.
 Where speeds add up and recoveries are short, the cheapest footprint of any size is such a prefix;
-so nothing that is worth having is lost by looking at prefixes alone. Where losing all machines at
-once costs more than losing some, a second walk puts at most half of the slots into any pool.
+so nothing that is worth having is lost by looking at prefixes alone.
 """
 
 import math
@@ -116,8 +115,8 @@ def decide(
     if mode is None:
         why = _refused(scene, walks.refusal, bounds, walks.units, offers)
     choice = chosen(
-        walks, _rates(rows, walks.steps, throughput), _rates(rows, walks.spread, throughput),
-        _home_rates(rows, walks, throughput), bounds, len(rows),
+        walks, _rates(rows, walks.steps, throughput), _home_rates(rows, walks, throughput), bounds,
+        len(rows),
     )  # fmt: skip
     why = "; ".join(filter(None, (why, _of_zones(choice, known.units))))
     if choice.unfinished:
@@ -305,7 +304,6 @@ def _bounds(machines: Machines, units: Units, demand: Demand, limits: Limits) ->
         work_left=most(demand.work_left),
         haste=float(limits.haste),
         recovery_h=demand.recovery_s / HOUR_S,
-        recovery_all_h=(demand.recovery_all_s or demand.recovery_s) / HOUR_S,
         bound_usd_per_h=float(units.usd_per_h[fixed].sum()),
         bound_expected_usd_per_h=demand.manager_usd_per_h
         + float(units.expected_usd_per_h[fixed].sum()),

@@ -19,7 +19,7 @@ YOUNG_MARGIN = 0.03  # least of all within its first hour
 EXCHANGED = 0.25
 HORIZON_H = 24.0  # how far ahead a machine is weighed, if the job needs it that long
 ROUNDING = 1e-9
-TOTAL, SHARED_TOTAL, REGIONS = range(3)
+TOTAL, SHARED_TOTAL = range(2)
 SHARED = 0.3  # of a pool's losses, how many hit the other pools of its region at the same moment
 
 
@@ -55,7 +55,6 @@ class Bounds(NamedTuple):
     work_left: float
     haste: float
     recovery_h: float
-    recovery_all_h: float  # where no machine is left that holds the state
     bound_usd_per_h: float  # price of what stays whatever it costs
     bound_expected_usd_per_h: float
     exchange: Exchange = NO_EXCHANGE
@@ -66,7 +65,7 @@ class Losses(NamedTuple):
 
     worst: Floats  # [pool]
     highest: Floats  # [region]
-    sums: Floats  # TOTAL, SHARED_TOTAL, REGIONS
+    sums: Floats  # TOTAL, SHARED_TOTAL
 
 
 class Best(NamedTuple):
@@ -219,7 +218,7 @@ def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools:
     cost = bounds.bound_expected_usd_per_h
     power = useful = 0.0
     slots = 0
-    losses = Losses(np.full(pools, -1.0), np.full(pools, -1.0), np.zeros(3))
+    losses = Losses(np.full(pools, -1.0), np.full(pools, -1.0), np.zeros(2))
     for j in range(n):
         i = steps[j]
         cost += units.expected_usd_per_h[i]
@@ -310,8 +309,6 @@ def add_hazard(losses: Losses, k: int, region: int, hazard_per_h: float) -> None
         return
     losses.worst[k] = hazard_per_h
     losses.sums[TOTAL] += hazard_per_h - max(0.0, before)
-    if losses.highest[region] < 0.0:
-        losses.sums[REGIONS] += 1.0
     if hazard_per_h > losses.highest[region]:
         losses.sums[SHARED_TOTAL] += hazard_per_h - max(0.0, losses.highest[region])
         losses.highest[region] = hazard_per_h
@@ -322,19 +319,10 @@ def stalled(losses: Losses, bounds: Bounds) -> float:
     """Share of the time that evictions cost all; pools of one region have a share c of their losses in common.
 
     L     = sum over regions of  (1 - c) sum_k h_k + c max_k h_k      for pools k that are held
-    L_all = h of the only pool,  c min_k h_k  within the only region,  next to none beyond it
-    share = L recovery + L_all (recovery_all - recovery)
+    share = L recovery
     """
     events = (1.0 - SHARED) * losses.sums[TOTAL] + SHARED * losses.sums[SHARED_TOTAL]
-    share = events * bounds.recovery_h
-    more_h = bounds.recovery_all_h - bounds.recovery_h
-    if more_h > 0.0 and losses.sums[REGIONS] == 1.0:
-        held, least = 0, np.inf
-        for h in losses.worst:
-            if h >= 0.0:
-                held, least = held + 1, min(least, h)
-        share += (1.0 if held == 1 else SHARED) * least * more_h
-    return float(share)
+    return float(events * bounds.recovery_h)
 
 
 @compiled

@@ -99,16 +99,14 @@ class Weighed(NamedTuple):
 class Walks(NamedTuple):
     """Machines one by one, cheapest work first; each prefix is a footprint.
 
-    `spread` is the walk with at most half of the slots in any pool. It has no steps where it cannot
-    pay, or where it is the same walk. Where traffic between zones costs, there is a walk for each
-    zone, which takes the machines of that zone first: `homes[k, :lengths[k]]`.
+    Where traffic between zones costs, there is a walk for each zone, which takes the machines of
+    that zone first: `homes[k, :lengths[k]]`.
     """
 
     refusal: int
     units: Units
     order: Ints
     steps: Ints
-    spread: Ints
     homes: Ints
     lengths: Ints
 
@@ -237,11 +235,6 @@ def planned(
         refusal = _refusal(machines, weighed.units, units, order, bounds)
         order = order if refusal == FITS else order[:0]
     steps = walk(units, order, bounds, pools, bounds.slots_max)
-    spread = steps[:0]
-    if bounds.recovery_all_h > bounds.recovery_h and bounds.slots_max > 1:
-        spread = walk(units, order, bounds, pools, (bounds.slots_max + 1) // 2)
-        if not differ(spread, steps):
-            spread = steps[:0]
     zones = homes_of(units, order, bounds)
     homes = np.zeros((len(zones), bounds.slots_max), np.int64)
     lengths = np.zeros(len(zones), np.int64)
@@ -250,7 +243,7 @@ def planned(
         near = walk(units, home, bounds, pools, bounds.slots_max)
         lengths[k] = len(near)
         homes[k, : len(near)] = near
-    return Walks(refusal, units, order, steps, spread, homes, lengths)
+    return Walks(refusal, units, order, steps, homes, lengths)
 
 
 @compiled
@@ -299,27 +292,11 @@ def _refusal(machines: Machines, all_: Units, units: Units, order: Ints, bounds:
 
 @compiled
 def chosen(
-    walks: Walks, rates_per_h: Floats, spread_per_h: Floats, homes_per_h: Floats, bounds: Bounds,
-    pools: int,
-) -> Choice:  # fmt: skip
-    """The best footprint of any walk, and what of it is held next.
-
-    Work is worth up to `haste` more than the cheapest, between the walks as within one; otherwise
-    the smaller footprint would win by a hair. Refunds can make the cheapest price negative.
-    """
+    walks: Walks, rates_per_h: Floats, homes_per_h: Floats, bounds: Bounds, pools: int
+) -> Choice:
+    """The best footprint of any walk, and what of it is held next."""
     best = best_prefix(walks.units, walks.steps, rates_per_h, bounds, pools)
     steps, rates = walks.steps, rates_per_h
-    if len(walks.spread) > 0:
-        other = best_prefix(walks.units, walks.spread, spread_per_h, bounds, pools)
-        lowest = min(best.usd_per_work, other.usd_per_work)
-        most = _worth_at_most(lowest, bounds)
-        mine = rates[best.taken - 1] if best.taken > 0 else 0.0
-        its = spread_per_h[other.taken - 1] if other.taken > 0 else 0.0
-        alike = abs(its - mine) <= ROUNDING * mine
-        cheaper = lowest < best.usd_per_work - ROUNDING * abs(best.usd_per_work)
-        better = cheaper if alike else its > mine
-        if other.usd_per_work <= most and (best.usd_per_work > most or better):
-            best, steps, rates = other, walks.spread, spread_per_h
     apart = 0.0
     if len(walks.homes) > 0:
         apart = traffic_of(walks.units, walks.steps, bounds, pools)

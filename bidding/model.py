@@ -134,19 +134,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What the job still needs, and the cost of changes (sigma and lambda of BidBrain).
 
-    `recovery_s` covers the steps that an eviction would really lose, `recovery_all_s` those that
-    are lost when no machine is left. `climate` describes how spot capacity as a whole comes and
-    goes, for deadlines; without it, it is derived from the offers. `manager_usd_per_h` is paid as
-    long as the job lasts, even if it holds no machine. `exchange_gb_per_work` is what machines send
-    each other per work, were none near another, and `boundary_gb_per_work` what passes between two
-    stages of a chain of `depth` workers: see `bidding.traffic`.
+    `recovery_s` covers the steps that an eviction would really lose. `climate` describes how spot
+    capacity as a whole comes and goes, for deadlines; without it, it is derived from the offers.
+    `manager_usd_per_h` is paid as long as the job lasts, even if it holds no machine.
+    `exchange_gb_per_work` is what machines send each other per work, were none near another, and
+    `boundary_gb_per_work` what passes between two stages of a chain of `depth` workers: see
+    `bidding.traffic`.
     """
 
     work_left: float | None
     start_s: float
     morph_s: float
     recovery_s: float
-    recovery_all_s: float | None = None
     manager_usd_per_h: float = 0.0
     climate: Climate | None = None
     exchange_gb_per_work: float = 0.0

@@ -17,6 +17,9 @@ CloudError
 
 from cloud.model import Refusal, Scope
 
+NOT_REACHED = "NotReached"
+"""The code of a call that could not be made, because no connection came about."""
+
 STOPPED_S = 600.0
 """How long a place is left alone that can sell nothing with these keys and settings."""
 

@@ -38,6 +38,7 @@ NEEDED = (
 CLUSTER_VARIABLE = "SPOT_CLUSTER"
 USAGE, DIFFERS = 64, 65
 OBJECT_STORE_BYTES = 100 << 20
+BECOME_WORKER = Path(__file__).with_name("worker.py")
 SHARED = "/dev/shm"  # noqa: S108 - where Ray's object store belongs
 # Many: the machine's own resource pins its agent to it, and nobody is to wait for it.
 PINS = 1000
@@ -121,9 +122,9 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
         "--webui": "",
         "--cluster-id": cluster.id,
     }
-    workers = ray / "_private" / "workers"
+    script = ray / "_private" / "workers" / "default_worker.py"
     worker = [
-        sys.executable, str(workers / "setup_worker.py"), str(workers / "default_worker.py"),
+        sys.executable, str(BECOME_WORKER), str(script),
         *_options(common), "RAY_WORKER_DYNAMIC_OPTION_PLACEHOLDER",
     ]  # fmt: skip
     resources = {

@@ -269,16 +269,12 @@ def _method() -> str | None:
 
 
 def _begin_process(_: int) -> None:
-    """Have this process end with the training process, however that ends.
-
-    What it writes goes to its own streams, because those of a job need a thread that is not here.
-    """
+    """Have this process end with the training process, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is None or not parent.is_alive():
         os._exit(1)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 @contextlib.contextmanager

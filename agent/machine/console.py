@@ -9,11 +9,14 @@ ended is held to the same length, and what comes faster than anybody reads is dr
 """
 
 import io
+import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from agent.net.forks import let_go_in_forks
 from agent.output.controls import harmless
 
 if TYPE_CHECKING:
@@ -131,6 +134,15 @@ class Stream(io.TextIOBase):
         self._begun, self._more = "", 0  # a line that is not ended, and how much of it is left out
         self._returned = False
         self.last = ""  # the last line with a word in it; later lines may be the edge of a frame
+        let_go_in_forks(self)
+
+    def let_go(self) -> None:
+        """Write to the worker's own descriptor in a process that the script forks.
+
+        What hands on the worker's lines has a lock, which is perhaps held, and a thread, which is
+        not there.
+        """
+        self._add, self._begun, self._more = _to_descriptor, "", 0
 
     def writable(self) -> bool:
         return True
@@ -181,6 +193,11 @@ class Stream(io.TextIOBase):
         """Pass on a line that was begun and not ended."""
         if self._begun:
             self._end_line()
+
+
+def _to_descriptor(line: str) -> None:
+    with suppress(OSError):  # on a full disk
+        os.write(STDERR, f"{line}\n".encode(errors="replace"))
 
 
 class _Bytes(io.BufferedIOBase):

@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 
 from agent.errors import AgentError
-from agent.machine import worker_process
 from agent.machine.bounded_file import BoundedFile
 from agent.machine.parent_death import kill_family, name, tie
 from agent.machine.workers import Answer, Over, Request, Start, Started, ended_by
@@ -110,6 +109,8 @@ class Server:
 
     def _live(self, start: Start, speak: int) -> NoReturn:
         """Be a worker from now on."""
+        from agent.machine import worker_process
+
         words = Words(finished=False, why="")
 
         def part() -> None:
@@ -185,10 +186,15 @@ def main() -> None:
     tie(int(sys.argv[1]))
     name("workers")
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Imports make a million objects and hardly any garbage: looking for it takes a quarter of them.
+    gc.disable()
+    from agent.machine import worker_process
+
     worker_process.warm_up()
     # Objects that are never collected leave their pages in common with all workers.
     gc.collect()
     gc.freeze()
+    gc.enable()
     Server(Path(sys.argv[2])).serve()
 
 

@@ -5,6 +5,7 @@
 It lowers its priority before its imports, which take long, so that the training worker goes first.
 """
 
+import gc
 import os
 import sys
 
@@ -19,9 +20,11 @@ NICE = 10
 def main() -> None:
     tie(int(sys.argv[1]))
     os.nice(NICE)
+    gc.disable()  # see `agent.machine.fork_server`
     from agent.machine import worker_process
 
     worker_process.warm_up()
+    gc.enable()
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
     worker_process.run(order, sys.argv[2])
 

@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -216,6 +217,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
         except Left:
             session.made()[0].leave()
         if not session.made():
+            session.check_process()
             return Failed(
                 kind="no_session",
                 detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
@@ -244,7 +246,9 @@ def _run(path: Path) -> None:
     except BaseException as error:
         if os.getpid() == worker:
             raise
-        code = error.code if isinstance(error, SystemExit) else repr(error)
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
     finally:
         if os.getpid() != worker:
             END(code if isinstance(code, int) else code is not None)

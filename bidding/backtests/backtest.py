@@ -46,8 +46,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The job of a backtest, and the cost of changes.
 
     `hours` is its duration at full size and speed one. `recovery_s` is the time that an eviction
-    costs all machines, lost steps included; `recovery_all_s` the same if no machine is left
-    (`None`: equal). `checkpoint_s` is the time to write a checkpoint, for strategies that do.
+    costs all machines, lost steps included. `checkpoint_s` is the time to write a checkpoint, for
+    strategies that do.
     """
 
     hours: float = 20.0
@@ -55,7 +55,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 120.0
     morph_s: float = 2.0
     recovery_s: float = 5.0
-    recovery_all_s: float | None = None
     checkpoint_s: float = 120.0
     manager_usd_per_h: float = 0.0
     scaling: float = 1.0
@@ -274,7 +273,6 @@ def job_of(work: Work) -> BacktestJob:
     return BacktestJob(
         slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
         morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
-        recovery_all_h=(work.recovery_all_s or work.recovery_s) / HOUR_S,
         manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, begin_tick=0, finish_tick=0,
         exchange_gb_per_work=work.exchange_gb_per_work,
     )  # fmt: skip

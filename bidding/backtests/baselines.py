@@ -277,7 +277,7 @@ def decided(
     pools = world.price.shape[0]
     haste = plan.haste if mode == ANY_MODE else np.inf
     bounds = Bounds(
-        1, job.slots, np.inf, np.inf, 0.0, work_left, haste, job.recovery_h, job.recovery_all_h,
+        1, job.slots, np.inf, np.inf, 0.0, work_left, haste, job.recovery_h,
         job.manager_usd_per_h, job.manager_usd_per_h, Exchange(job.exchange_gb_per_work, 1, 0.0),
     )  # fmt: skip
     need = Need(
@@ -291,8 +291,7 @@ def decided(
     for h in range(len(walks.homes)):
         n = walks.lengths[h]
         home_rates[h, :n] = rates_of(machines, walks.homes[h, :n].copy(), job)
-    spread_rates = rates_of(machines, walks.spread, job)
-    choice = chosen(walks, rates, spread_rates, home_rates, bounds, pools)
+    choice = chosen(walks, rates, home_rates, bounds, pools)
     orders = keep_all(world, leases)
     orders.keep[:] = 0
     for i in choice.rows:

@@ -50,7 +50,6 @@ class BacktestJob(NamedTuple):
     start_h: float
     morph_h: float
     recovery_h: float
-    recovery_all_h: float  # if no machine is left
     manager_usd_per_h: float
     scaling: float  # rate = power ** scaling
     begin_tick: int

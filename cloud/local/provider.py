@@ -28,6 +28,7 @@ from cloud.model import (
 from cloud.provider import no_notices
 
 TIMEOUT_S = 10.0
+NOT_REACHED_S = 1.0
 
 ERRORS: dict[str, Callable[[str], errors.CloudError]] = {
     "InsufficientInstanceCapacity": partial(errors.Refused, "pool", "NoCapacity"),
@@ -102,6 +103,8 @@ class LocalProvider:
         try:
             return await self._call("GET", "/places", list[Place])
         except errors.Refused as error:
+            if error.code == errors.NOT_REACHED:
+                raise
             return [Closed(Place(self.name, ""), str(error))]
 
     async def sold(self, place: Place) -> Sold:
@@ -154,8 +157,13 @@ class LocalProvider:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=answer)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
-            reason = str(error) or type(error).__name__
-            raise errors.Unknown(f"local cloud, {path}: {reason}") from error
+            reason = f"local cloud, {path}: {str(error) or type(error).__name__}"
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                # No connection came about, so nobody has heard what was asked for.
+                raise errors.Refused(
+                    "place", errors.NOT_REACHED, reason, retry_s=NOT_REACHED_S
+                ) from error
+            raise errors.Unknown(reason) from error
         raise _error(response, path)
 
 

@@ -16,7 +16,7 @@ import redis.asyncio
 from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
-from cloud.errors import CloudError, Misconfigured, Unknown
+from cloud.errors import NOT_REACHED, CloudError, Misconfigured, Unknown
 from cloud.model import Closed, Market, Place, Pool, Quote, Sold
 from cloud.provider import Provider
 from cloud.ranges import explain, flaw_in
@@ -234,10 +234,12 @@ class LiveWorld:
         """Follow every place that is open; ask now and then for those that were closed."""
         followed: set[Place] = set()
         while True:
+            closed_s = CLOSED_S
             try:
                 places = await self._heard(provider, provider.places())
             except CloudError as error:
                 places = [Closed(Place(provider.name, ""), str(error))]
+                closed_s = _again_s(provider, error) or CLOSED_S
             for place in places:
                 if isinstance(place, Closed):
                     await self._tell(PlaceClosed(at_s=self._clock.now_s(), closed=place))
@@ -245,7 +247,7 @@ class LiveWorld:
                     followed.add(place)
                     self._spawn(self._follow_prices(provider, place))
             closed = any(isinstance(place, Closed) for place in places)
-            await asyncio.sleep(CLOSED_S if closed else provider.pace.sold_s)
+            await asyncio.sleep(closed_s if closed else provider.pace.sold_s)
 
     async def _follow_notices(self, provider: Provider) -> None:
         """Report what a cloud announces beside its machines' own metadata."""
@@ -287,7 +289,8 @@ class LiveWorld:
                     fresh = ()
                 pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
             except CloudError as error:
-                pause_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                longer_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                pause_s = _again_s(provider, error) or longer_s
                 if error.code != failing:
                     failing = error.code
                     why = f"does not say what it sells: {error}; asking again and again"
@@ -492,6 +495,11 @@ class LiveWorld:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
+
+
+def _again_s(provider: Provider, error: CloudError) -> float | None:
+    """Return when to ask a cloud again that was not reached; asking one that hears nothing is no burden."""
+    return min(provider.pace.offers_s, QUOTES_S_MAX) if error.code == NOT_REACHED else None
 
 
 def _place_of(entry: str) -> tuple[int, int]:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent.boot.node import CLUSTER_VARIABLE, WITHOUT_AGENTS, Cluster, versions
+from agent.boot.node import (
+    BECOME_WORKER,
+    CLUSTER_VARIABLE,
+    WITHOUT_AGENTS,
+    Cluster,
+    versions,
+)
 from cloud import private
 from orchestrator.live.actors import ManagerActor
 from orchestrator.live.order import NAMESPACE, Order
@@ -59,6 +65,7 @@ def start(order: HeadOrder) -> "Node":
         min_worker_port=0,
         max_worker_port=0,
         temp_dir=order.folder,
+        setup_worker_path=str(BECOME_WORKER),
         object_store_memory=order.object_store_bytes,
         include_dashboard=wanted,
         dashboard_host=order.host,

@@ -395,6 +395,34 @@ def test_what_a_script_forks_is_no_worker(crew: Crew, last: str) -> None:
     assert crew.of(WorkerFailed) == []
 
 
+MAKES_ONE = """
+import multiprocessing
+def main():
+{}
+child = multiprocessing.get_context("fork").Process(target=main)
+child.start()
+child.join()
+""".format(textwrap.indent(START + STEP, "    "))
+ENDLESS = STEP.replace("4", "1000000")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        START + "import os\nif pid := os.fork(): os.waitpid(pid, 0)\n" + STEP,
+        START + "import os\nos.fork()\n" + ENDLESS,
+        START + "import os\n" + ENDLESS + "    if step == 1: os.fork()\n",
+        MAKES_ONE,
+    ],
+    ids=["is waited for", "trains as well", "in a step", "makes the session"],
+)
+def test_a_forked_process_that_trains_is_refused(crew: Crew, script: str) -> None:
+    """It would wait for ever for what only the worker hears, and a worker that waits for it as well."""
+    report = failed(crew, script)
+    assert report.kind == "refused"
+    assert "a process that the script forked" in report.detail
+
+
 def test_what_a_script_forks_before_it_computes_may_compute(crew: Crew) -> None:
     """A pool that prepares data: the worker has not started the threads of OpenMP, of which a copy would have none."""
     forking = (

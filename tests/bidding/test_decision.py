@@ -53,7 +53,6 @@ class Moment(msgspec.Struct, frozen=True):
     start_s: float
     morph_s: float
     recovery_s: float
-    recovery_all_s: float
     scaling: float
     haste: float
     work_left: float
@@ -85,7 +84,7 @@ def moments(draw):
         start_s=draw(st.sampled_from([30.0, 120.0, 900.0, 2400.0])),
         morph_s=draw(st.sampled_from([0.0, 2.0, 60.0])),
         recovery_s=draw(st.sampled_from([0.0, 5.0, 300.0])),
-        recovery_all_s=draw(st.sampled_from([0.0, 120.0, 1800.0])), scaling=draw(st.sampled_from([1.0, 0.8])),
+        scaling=draw(st.sampled_from([1.0, 0.8])),
         haste=draw(st.sampled_from([0.0, 0.5, np.inf])),
         work_left=draw(st.sampled_from([0.02, 0.5, 5.0, 300.0, np.inf])),
         manager_usd_per_h=draw(st.sampled_from([0.0, 0.2])),
@@ -117,8 +116,7 @@ def as_world(m):
 def as_job(m, finish_tick=0):
     return BacktestJob(
         slots=m.wanted, work_h=100.0, start_h=m.start_s / 3600, morph_h=m.morph_s / 3600,
-        recovery_h=m.recovery_s / 3600,
-        recovery_all_h=(m.recovery_s + m.recovery_all_s) / 3600, manager_usd_per_h=m.manager_usd_per_h, scaling=m.scaling,
+        recovery_h=m.recovery_s / 3600, manager_usd_per_h=m.manager_usd_per_h, scaling=m.scaling,
         begin_tick=0, finish_tick=finish_tick, exchange_gb_per_work=m.exchange_gb,
     )  # fmt: skip
 
@@ -217,8 +215,7 @@ def both(m, finish_tick=0, table=NO_BOOK):
     said = decide(
         offers, held,
         Demand(work_left=None if m.work_left == np.inf else m.work_left, start_s=m.start_s, morph_s=m.morph_s,
-               recovery_s=m.recovery_s, recovery_all_s=m.recovery_s + m.recovery_all_s,
-               manager_usd_per_h=m.manager_usd_per_h,
+               recovery_s=m.recovery_s, manager_usd_per_h=m.manager_usd_per_h,
                exchange_gb_per_work=m.exchange_gb),
         Limits(slots_min=1, slots_max=m.wanted, haste=m.haste,
                finish_by_s=finish_tick * TICK_S if finish_tick else None),
@@ -266,7 +263,7 @@ def test_what_works_is_kept_while_the_cheap_pool_is_away():
         rule=AZURE.name, slots=(1, 1, 1), speed=(1.0, 1.0, 1.0), usd_per_slot_h=(0.6, 0.2, 3.0),
         hazard_per_h=(0.1, 0.1), region=(0, 0), zone=(0, 1), exchange_gb=0.0, away=(False, True), refused=(False, False),
         losses_seen=(True, True), lost_in_1h=(0.0, 0.0, 0.0), rows=(Row(0, 1, 20, 0),), wanted=4,
-        start_s=120.0, morph_s=2.0, recovery_s=5.0, recovery_all_s=0.0, scaling=1.0, haste=0.5, work_left=80.0,
+        start_s=120.0, morph_s=2.0, recovery_s=5.0, scaling=1.0, haste=0.5, work_left=80.0,
         manager_usd_per_h=0.0,
     )  # fmt: skip
     backtest, manager = both(m)

@@ -353,25 +353,12 @@ def test_a_machine_that_may_live_a_day_is_replaced_before():
     assert [r.lease for r in ends.release] == ["x"]
 
 
-def test_machines_are_spread_where_losing_all_at_once_costs_more():
-    """Where no survivor means lost steps, two regions share the machines; where it does not, one pool has all."""
-    near = one("a", 0.20, hazard_per_h=0.2, billing="azure")
-    far = Offer(pool=Pool("aws", "far", "far-a", "kind.1"), type=KINDS[1], market="spot",
-                price_usd_per_h=0.201, hazard_per_h=0.2, billing="azure")  # fmt: skip
-    sole = decide([near, far], [], DEMAND, Limits(slots_max=4), Linear(), 0.0)
-    assert {a.pool.region: a.count for a in sole.acquire} == {"r": 4}
-    grave = msgspec.structs.replace(DEMAND, recovery_all_s=1800.0)
-    both = decide([near, far], [], grave, Limits(slots_max=4), Linear(), 0.0)
-    assert {a.pool.region: a.count for a in both.acquire} == {"r": 2, "far": 2}
-    assert both.cost_usd_per_work > sole.cost_usd_per_work
-
-
 def test_a_loss_that_pools_of_a_region_share_counts_once():
     """Two pools of one region stall a job less often than two of different regions, and more than one pool."""
-    bounds = core.Bounds(1, 4, math.inf, math.inf, 0.0, math.inf, 0.0, 0.1, 0.1, 0.0, 0.0)
+    bounds = core.Bounds(1, 4, math.inf, math.inf, 0.0, math.inf, 0.0, 0.1, 0.0, 0.0)
 
     def share(regions):
-        losses = core.Losses(np.full(2, -1.0), np.full(2, -1.0), np.zeros(3))
+        losses = core.Losses(np.full(2, -1.0), np.full(2, -1.0), np.zeros(2))
         for pool, region in enumerate(regions):
             core.add_hazard(losses, pool, region, 0.5)
         return core.stalled(losses, bounds)
@@ -457,7 +444,7 @@ def any_limits(draw):
 )  # fmt: skip
 def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
     """Deadlines, bids, quotas, egress, absurd prices and any clock: limits hold, and order never matters."""
-    demand = msgspec.structs.replace(DEMAND, work_left=left, recovery_all_s=90.0)
+    demand = msgspec.structs.replace(DEMAND, work_left=left)
     said = decide(on_offer, held, demand, limits, Linear(), at_s)
     rng.shuffle(on_offer)
     rng.shuffle(held)

@@ -63,8 +63,13 @@ def test_a_progress_bar_costs_what_its_updates_cost() -> None:
 
 def test_a_line_that_never_ends_is_held_to_its_length() -> None:
     """Its beginning is passed on, with how much is left out."""
-    pieces = [80 * "x"] * 20_000
-    (line,) = printed(*pieces)
+    taken: list[str] = []
+    stream = Stream(taken.append)
+    for _ in range(20_000):
+        stream.write(80 * "x")
+        assert len(stream._begun) <= LINE_CHARS_MAX
+    stream.finish()
+    (line,) = taken
     assert len(line) <= LINE_CHARS_MAX
     kept = line.count("x")
     assert line == kept * "x" + f" ... and {20_000 * 80 - kept:,} characters"

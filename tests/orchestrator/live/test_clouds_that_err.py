@@ -7,8 +7,9 @@ import pytest
 
 from cloud.clock import VirtualClock
 from cloud.errors import Refused, Unknown
+from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import LaunchRequest, Listing, Place, Ref
+from cloud.model import LaunchRequest, Listing, Pace, Place, Ref
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.events import (
@@ -84,6 +85,53 @@ def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error: Exception
         assert {(one.code, one.refusal) for one in failed} == {("Unknown", None)}
         said = [line for line in store.lines if b"no answer that is known" in line]
         assert len(said) == (0 if isinstance(error, Unknown) else 1)
+
+    asyncio.run(play())
+
+
+class Away(SimulatedProvider):
+    """Nobody listens there, as while a cloud is started again."""
+
+    times = 2
+    pace = Pace(list_s=1.0, offers_s=0.01, sold_s=3600.0, grace_s=1.0, boot_s=1.0)  # type: ignore[assignment]
+
+    async def places(self) -> Any:
+        if self.times:
+            self.times -= 1
+            return await LocalProvider("http://127.0.0.1:1", "token", "ours").places()
+        return await super().places()
+
+
+def test_a_cloud_that_was_not_reached_is_asked_again_at_once() -> None:
+    """A manager that starts while its cloud is away sees what is sold as soon as it is back."""
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Away(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+        world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
+        follow = asyncio.create_task(world._follow_places(provider))
+        async with asyncio.timeout(20):
+            while not isinstance((await world._queue.get())[1], CatalogueSeen):
+                pass
+        follow.cancel()
+        await world.close()
+
+    asyncio.run(play())
+
+
+def test_what_nobody_heard_was_refused_and_not_perhaps_done() -> None:
+    """Else it would be waited for until a list shows that it never started."""
+
+    async def play() -> None:
+        provider = LocalProvider("http://127.0.0.1:1", "token", "ours")
+        pool = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours").sold(WEST).pools[0]
+        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        with pytest.raises(Refused) as raised:
+            await provider.launch(request)
+        await provider.close()
+        assert raised.value.refusal.scope == "place"
+        assert raised.value.refusal.retry_s == 1.0
 
     asyncio.run(play())
 
