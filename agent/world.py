@@ -17,6 +17,7 @@ from agent.tensors.sums import Sum, Summed
 if TYPE_CHECKING:
     from agent.proof.evidence import Evidence
     from agent.protocol import Reached
+    from agent.worker.early import Early
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -110,6 +111,9 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
+    def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> "Early | None":
+        """Return what adds the last microbatch of a share while its backward runs, if anything."""
+
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
         """Sum over all workers into `total`."""
 
@@ -179,6 +183,9 @@ class Alone:
         return None
 
     def check(self) -> None:
+        return None
+
+    def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> None:  # noqa: ARG002
         return None
 
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002

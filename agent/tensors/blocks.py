@@ -22,9 +22,13 @@ class Blocks(NamedTuple):
     owners: int
     rounds: int
 
+    def of_round(self, turn: int) -> tuple[int, int]:
+        """Return where a round begins and ends."""
+        return cut(self.total_bytes, self.rounds, self.rounds - 1 - turn)
+
     def span(self, turn: int, owner: int) -> tuple[int, int]:
         """Return where the block of an owner begins and ends, in the round of this number."""
-        low, high = cut(self.total_bytes, self.rounds, self.rounds - 1 - turn)
+        low, high = self.of_round(turn)
         start, end = cut(high - low, self.owners, owner)
         return low + start, low + end
 

@@ -57,6 +57,16 @@ class Sum:
             self.flat[start:end].view(dtype).view(shape)
             for start, end, dtype, shape in space.places
         )
+        self._bytes = self.flat.numpy().data if on == CPU else memoryview(b"")
+        self._users = self._count_users()
+
+    def _count_users(self) -> int:
+        return int(torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata))
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether there are tensors in this memory beside our own, as gradients in a model are."""
+        return self._count_users() != self._users
 
     @property
     def loss(self) -> float:
@@ -102,7 +112,7 @@ class Sum:
         self.present[:], self.names = other.present, other.names
 
     def memory(self, start: int, end: int) -> memoryview:
-        return self.flat.numpy().data[start:end]
+        return self._bytes[start:end]
 
 
 class Contribution(msgspec.Struct):

@@ -204,7 +204,10 @@ class Canonical:
                     one = total
                 continue
             if isinstance(one, Contribution):
-                one, beside = beside, one  # into the half that is a sum; a + b has the bits of b + a
+                one, beside = (
+                    beside,
+                    one,
+                )  # into the half that is a sum; a + b has the bits of b + a
             found.append(self._into(one, beside))
         self._held[node] = one
         return found

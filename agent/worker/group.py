@@ -29,6 +29,7 @@ from agent.replica import Replica
 from agent.tensors.device import settle
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
+from agent.worker.early import Early
 from agent.worker.participant import Participant
 from agent.worker.state.handover import Having, having
 from agent.worker.state.prefault import warm
@@ -321,6 +322,11 @@ class Group(Participant):
         self._stop_or_save()
         self._computed += 1
 
+    def early(self, step: int, partial: Partial, total: Sum, microbatch: int) -> Early | None:
+        if self._proving.going or self._reproduces(self.replica.version):
+            return None
+        return self._exchanging.early(step, partial, total, microbatch)
+
     def all_reduce(self, step: int, partial: Partial, total: Sum) -> None:
         if self.replica.notes is not None:
             self.replica.notes.skip()
@@ -328,9 +334,7 @@ class Group(Participant):
             settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
-            self._exchanging.run(
-                step, partial, total, lambda spans: self._preparing.slices(step, total, spans)
-            )
+            self._exchanging.run(step, partial, total)
         self._noting.tell(step)
 
     @unaided
@@ -357,6 +361,7 @@ class Group(Participant):
             if self._preparing.forgotten:
                 self._preparing.promise_again()
         self._proven, self._comparison.joins, self.reproduced = True, False, ()
+        self._preparing.settle()
         passing("step: commit heard")
         if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())

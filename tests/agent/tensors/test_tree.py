@@ -22,6 +22,7 @@ def _compute(
     first: int,
     count: int,
     lends: bool = False,
+    *,
     leaf: int | None = None,
 ) -> None:
     """Some parameters have no gradient in some microbatches, and some numbers are zeros of either sign."""
