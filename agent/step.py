@@ -134,7 +134,7 @@ class Step:
         )
         replica.partial = self._partial
         replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
-        self.evidence = Evidence(replica)
+        self.evidence = Evidence(replica, world.beside)
         self.kept_versions: list[int] = []
         """The versions of the state that the step began with."""
         self._scale = 1.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from agent.messages import NanPolicy
+from agent.net.beside import Beside
 from agent.output.folder import Output
 from agent.proof.turns import Shown
 from agent.replica import Replica
@@ -51,6 +52,10 @@ class World(Protocol):
     """The files and numbers that the script writes and logs."""
 
     @property
+    def beside(self) -> Beside | None:
+        """Where samples are made beside the script's thread; None makes them on it."""
+
+    @property
     def proves(self) -> bool:
         """Whether this step was done by the job already and is repeated only for a proof."""
 
@@ -63,7 +68,7 @@ class World(Protocol):
         """How much is shown of a microbatch that this worker computes in this step."""
 
     def arrived(self, reached: "Reached") -> None:
-        """Take note of the state that the script's step begins with."""
+        """Take note of the state that the script's step begins with; perhaps on another thread."""
 
     @property
     def microbatches(self) -> int:
@@ -148,6 +153,7 @@ class Alone:
     state_shown: Shown = "nothing"
     batch_shown: Shown = "nothing"
     proves = False
+    beside = None
     microbatches = stop_at = 0
     leader = True
     notice_s = None

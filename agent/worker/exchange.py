@@ -68,6 +68,11 @@ class Exchange:
         sums, space = sum(map(len, keys)), partial.space
         self._blocks = blocks_of(space.total_bytes, len(keys), sums, block_bytes=block_bytes)
         self._last = self._blocks.rounds - 1
+        owners = range(len(keys))
+        self._spans = [
+            [self._blocks.span(turn, each) for each in owners]
+            for turn in range(self._blocks.rounds)
+        ]
         self._rings = {peer.name: self._ring(len(peer.keys)) for peer in self._peers}
         self._step, self._again = -1, ""
         self.begun = False
@@ -81,8 +86,8 @@ class Exchange:
         self._masks: list[bytes] = []
 
     def _ring(self, sums: int) -> list[torch.Tensor]:
-        spans = [self._blocks.span(turn, self._me) for turn in range(self._blocks.rounds)]
-        size = sums * max(end - start for start, end in spans)
+        own = [spans[self._me] for spans in self._spans]
+        size = sums * max(end - start for start, end in own)
         rounds = min(WINDOW, self._blocks.rounds)
         return [torch.frombuffer(fresh(max(size, 1)), dtype=torch.uint8) for _ in range(rounds)]
 
@@ -110,7 +115,7 @@ class Exchange:
         self._mine, self._total = mine, total
         for peer in self._peers:
             for turn in range(self._blocks.rounds):
-                start, end = self._blocks.span(turn, peer.number)
+                start, end = self._spans[turn][peer.number]
                 if start < end:
                     slot, into = self._slot(SUM, turn, peer.number), total.memory(start, end)
                     self._sums[turn, peer.name] = self._transport.land(peer.name, slot, into)
@@ -173,7 +178,7 @@ class Exchange:
         """Send our sums of a peer's next block; what they have in them is said with the last."""
         turn = self._pushed[peer.name]
         self._pushed[peer.name] = turn + 1
-        start, end = self._blocks.span(turn, peer.number)
+        start, end = self._spans[turn][peer.number]
         pieces = [node.memory(start, end) for node in self._mine] if start < end else []
         if pieces or turn == self._last:
             extra = self._marks if turn == self._last else b""
@@ -181,7 +186,7 @@ class Exchange:
             self._transport.push(peer.name, slot, pieces, extra)
 
     def _expect(self, turn: int) -> None:
-        start, end = self._blocks.span(turn, self._me)
+        start, end = self._spans[turn][self._me]
         for peer in self._peers:
             size = len(peer.keys) * (end - start)
             if size or turn == self._last:
@@ -196,7 +201,7 @@ class Exchange:
         return all(ticket is None or ticket.done for ticket in tickets)
 
     def _fold(self, turn: int) -> None:
-        start, end = self._blocks.span(turn, self._me)
+        start, end = self._spans[turn][self._me]
         if start < end:
             parts = dict(
                 zip(self._keys, (node.flat[start:end] for node in self._mine), strict=True)

@@ -15,6 +15,7 @@ from functools import partial
 from agent.errors import CannotRecord, WireError
 from agent.faults import passing
 from agent.messages import WorkerOrder
+from agent.net.beside import Beside
 from agent.net.watchdog import unaided
 from agent.proof.turns import Shown
 from agent.protocol import (
@@ -46,6 +47,7 @@ class Group(Participant):
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__(order, host, ended)
+        self.beside = Beside("samples")
         self._last: Reached | None = None  # the state after the last step
         self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
         self._told_to_lead = False  # since the last boundary; the script may have kept it
@@ -309,9 +311,14 @@ class Group(Participant):
         self.go_on()
         self._send_what_is_due()
 
-    @unaided
     def _send_what_is_due(self) -> None:
-        if self._holds and self._snapshots.due():
+        if self._snapshots.asked_at is None or not self._holds:
+            return
+        with self.unaided():
+            self._send_due()
+
+    def _send_due(self) -> None:
+        if self._snapshots.due():
             self._comparison.proven_from = self.replica.step
             self._snapshots.send()
 
@@ -368,6 +375,7 @@ class Group(Participant):
 
     def settle(self) -> None:
         self._snapshots.settle()
+        self.beside.settle()
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._check(replica)

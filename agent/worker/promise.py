@@ -3,12 +3,10 @@
 It sends its slice of the sum, if that is wanted, and the promise that it can apply all of the sum.
 """
 
-import queue
-import threading
-from collections.abc import Callable
 from functools import partial
 
 from agent.faults import passing
+from agent.net.beside import Beside
 from agent.protocol import Held, Prepared, Slice
 from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, Summed
@@ -24,7 +22,7 @@ class Preparing:
         self._promise: Prepared | None = None
         # the part of the sum that the keeper got
         self._slices: list[tuple[int, list[memoryview]]] = []
-        self._beside = Beside()
+        self._beside = Beside("slices")
 
     @property
     def forgotten(self) -> bool:
@@ -106,34 +104,3 @@ class Preparing:
         self._tell(self._promise.step, self._slices)
         self._crew.link.send(self._promise)
         passing("step: prepared")
-
-
-class Beside:
-    """A thread that does one thing after the other; it begins with the first."""
-
-    def __init__(self) -> None:
-        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._left, self._changed = 0, threading.Condition()
-        self._begun = False
-
-    def do(self, thing: Callable[[], None]) -> None:
-        with self._changed:
-            self._left += 1
-        self._given.put(thing)
-        if not self._begun:
-            self._begun = True
-            threading.Thread(target=self._serve, name="slices", daemon=True).start()
-
-    def settle(self) -> None:
-        """Return when all is done."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._left)
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                self._given.get()()
-            finally:
-                with self._changed:
-                    self._left -= 1
-                    self._changed.notify_all()
