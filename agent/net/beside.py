@@ -11,8 +11,9 @@ Thing = Callable[[], object]
 class Beside:
     """Does one thing after the other, on a thread that begins with the first."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._begun = name, False
+    def __init__(self, name: str, first: Thing = lambda: None) -> None:
+        """`first` is done once, on that thread."""
+        self._name, self._first, self._begun = name, first, False
         self._left: deque[Thing] = deque()
         self._doing = threading.Lock()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -47,6 +48,7 @@ class Beside:
             return True
 
     def _serve(self) -> None:
+        self._first()
         while True:
             self._wakes.get()
             self._do_one()

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from agent.errors import CannotRecord, WireError
 from agent.faults import passing
 from agent.messages import WorkerOrder
@@ -47,7 +49,9 @@ class Group(Participant):
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__(order, host, ended)
-        self.beside = Beside("samples")
+        # Asked on a thread, torch takes the session's number of threads there as well. Else each of
+        # its calls has all processors, whose threads spin for some time after it.
+        self.beside = Beside("samples", torch.get_num_threads)
         self._last: Reached | None = None  # the state after the last step
         self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
         self._told_to_lead = False  # since the last boundary; the script may have kept it
