@@ -191,7 +191,9 @@ class Loop:
         if shown == "nothing":
             evidence.pass_over()
         else:
-            self.world.arrived(evidence.look(whole=shown == "all"))
+            evidence.look_beside(self.world.arrived, whole=shown == "all")
+            if self.replica.stage == "over":
+                evidence.settle()
 
     def _open(self) -> None:
         """Begin the script's step."""

@@ -11,7 +11,8 @@ layout. The results computed already are used again there.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -33,6 +34,9 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Summed
 from agent.world import Interrupted, World
+
+if TYPE_CHECKING:
+    from agent.worker.early import Early
 
 LossOf = Callable[[Any], Any]
 
@@ -130,7 +134,7 @@ class Step:
         )
         replica.partial = self._partial
         replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
-        self.evidence = Evidence(replica)
+        self.evidence = Evidence(replica, world.beside)
         self.kept_versions: list[int] = []
         """The versions of the state that the step began with."""
         self._scale = 1.0
@@ -245,11 +249,18 @@ class Step:
             shown.add(first)
         for microbatch in missing:
             given = self._given(microbatches, microbatch)
-            numbers = self._compute_one(loss_of, given, microbatch)
+            self._world.check()
+            early = self._early(microbatch) if microbatch == missing[-1] else None
+            with early or nullcontext():
+                numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
             if microbatch in shown or evidence.has(microbatch):
                 self._show(microbatch, given, numbers)
-            self._partial.add(microbatch, numbers, first, count)
+            if early is None:
+                self._partial.add(microbatch, numbers, first, count)
+            elif not early.add(microbatch, numbers, first, count):
+                self._compute_share(loss_of, microbatches, first, count)
+                return
         self._show_late(loss_of, microbatches, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
@@ -257,10 +268,13 @@ class Step:
                 "microbatches; change them after session.backward(...)"
             )
 
+    def _early(self, microbatch: int) -> "Early | None":
+        replica = self._replica
+        return self._world.early(replica.version, self._partial, replica.total(), microbatch)
+
     def _compute_one(self, loss_of: LossOf, given: Any, microbatch: int) -> Numbers:
         """Leave the gradients of one microbatch in the model."""
         replica, notes = self._replica, self._replica.notes
-        self._world.check()
         replica.seed_for(microbatch)
         if notes is not None:
             notes.skip()
@@ -369,6 +383,7 @@ class Step:
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and then dropped."""
+        self._world.check()
         numbers = self._compute_one(loss_of, given, microbatch)
         self._show(microbatch, given, numbers)
         self._replica.space.take(numbers)

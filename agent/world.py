@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from agent.messages import NanPolicy
+from agent.net.beside import Beside
 from agent.output.folder import Output
 from agent.proof.turns import Shown
 from agent.replica import Replica
@@ -17,6 +18,7 @@ from agent.tensors.sums import Sum, Summed
 if TYPE_CHECKING:
     from agent.proof.evidence import Evidence
     from agent.protocol import Reached
+    from agent.worker.early import Early
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -50,6 +52,10 @@ class World(Protocol):
     """The files and numbers that the script writes and logs."""
 
     @property
+    def beside(self) -> Beside | None:
+        """Where samples are made beside the script's thread; None makes them on it."""
+
+    @property
     def proves(self) -> bool:
         """Whether this step was done by the job already and is repeated only for a proof."""
 
@@ -62,7 +68,7 @@ class World(Protocol):
         """How much is shown of a microbatch that this worker computes in this step."""
 
     def arrived(self, reached: "Reached") -> None:
-        """Take note of the state that the script's step begins with."""
+        """Take note of the state that the script's step begins with; perhaps on another thread."""
 
     @property
     def microbatches(self) -> int:
@@ -110,6 +116,9 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
+    def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> "Early | None":
+        """Return what adds the last microbatch of a share while its backward runs, if anything."""
+
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
         """Sum over all workers into `total`."""
 
@@ -144,6 +153,7 @@ class Alone:
     state_shown: Shown = "nothing"
     batch_shown: Shown = "nothing"
     proves = False
+    beside = None
     microbatches = stop_at = 0
     leader = True
     notice_s = None
@@ -179,6 +189,9 @@ class Alone:
         return None
 
     def check(self) -> None:
+        return None
+
+    def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> None:  # noqa: ARG002
         return None
 
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002

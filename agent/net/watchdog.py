@@ -18,8 +18,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -52,22 +52,22 @@ class Stuck:
 
     def unaided(self) -> AbstractContextManager[None]:
         """Mark work of ours that needs no other worker."""
-        return self._within(object)
+        return _Within(self, unaided=True)
 
     def aided(self) -> AbstractContextManager[None]:
         """Mark a part of unaided work that does wait for others, a send or a device."""
-        return self._within(lambda: None)
+        return _Within(self, unaided=False)
 
-    @contextmanager
-    def _within(self, begun: Callable[[], object | None]) -> Iterator[None]:
+    def begin(self, *, unaided: bool) -> tuple[object | None] | None:
+        """Begin something on the watched thread; return what it did before, or None on others."""
         if threading.get_ident() != self._thread:
-            yield
-            return
-        before, self._at = self._at, begun()
-        try:
-            yield
-        finally:
-            self._at = None if before is None else object()
+            return None
+        before, self._at = self._at, object() if unaided else None
+        return (before,)
+
+    def end(self, before: tuple[object | None] | None) -> None:
+        if before is not None:
+            self._at = None if before[0] is None else object()
 
     def beat(self) -> int:
         """Take a heartbeat. Return at how many of them in a row nothing has happened."""
@@ -84,6 +84,21 @@ class Stuck:
         while frame is not None and _is_pythons(frame):
             frame = frame.f_back
         return frame is not None and frame.f_code.co_filename.startswith(OURS)
+
+
+class _Within:
+    """What `Stuck` watches, entered several times in every step."""
+
+    __slots__ = ("_before", "_stuck", "_unaided")
+
+    def __init__(self, stuck: Stuck, *, unaided: bool) -> None:
+        self._stuck, self._unaided = stuck, unaided
+
+    def __enter__(self) -> None:
+        self._before = self._stuck.begin(unaided=self._unaided)
+
+    def __exit__(self, *_: object) -> None:
+        self._stuck.end(self._before)
 
 
 def _is_pythons(frame: FrameType) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +11,10 @@ import torch
 from torch import fx
 
 from agent.errors import Misuse
+from agent.net.beside import Beside
 from agent.pipeline.flatten import flatten, unflatten
+from agent.proof.batch import batch_of
+from agent.proof.digest import Tensors
 from agent.proof.graph import digest_of
 from agent.proof.samples import Samples
 from agent.protocol import Computed, Digest, Reached
@@ -48,52 +51,88 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class Evidence:
-    """The samples of the step in flight: some microbatches, and the state at its boundary."""
+    """The samples of the step in flight: some microbatches, and the state at its boundary.
 
-    def __init__(self, replica: Replica) -> None:
+    What they are made from does not change before the script gets the sum of the step. So they are
+    made `beside` the script's thread, if there is one, and are there when they are asked for.
+    """
+
+    def __init__(self, replica: Replica, beside: Beside | None = None) -> None:
         self._replica = replica
-        machine = rounding(where([*replica.space.params.values()]))
-        self._samples = Samples(replica.space.params, machine)
+        device = where([*replica.space.params.values()])
+        self._samples = Samples(replica.space.params, rounding(device))
+        self._beside = beside if device.type == "cpu" else None
         # By microbatch and, in a pipeline, by generation and stage.
         self._computed: dict[tuple[int, ...], Computed] = {}
-        self.reached: Reached | None = None
+        self._asked: set[tuple[int, ...]] = set()
+        self._reached: Reached | None = None
 
     @property
     def computed(self) -> tuple[Computed, ...]:
+        self.settle()
         return tuple(self._computed.values())
+
+    @property
+    def reached(self) -> Reached | None:
+        self.settle()
+        return self._reached
+
+    def settle(self) -> None:
+        """Return when nothing is being looked at, so that it may change."""
+        if self._beside is not None:
+            self._beside.settle()
+
+    def _do(self, thing: Callable[[], object]) -> None:
+        if self._beside is not None:
+            self._beside.do(thing)
+        else:
+            thing()
 
     def look(self, *, whole: bool = False) -> Reached:
         """Note the state that the script's step begins with."""
+        self.look_beside(lambda _: None, whole=whole)
+        reached = self.reached
+        assert reached is not None
+        return reached
+
+    def look_beside(self, told: Callable[[Reached], None], *, whole: bool = False) -> None:
+        """Note the state that the script's step begins with, and tell it."""
         replica = self._replica
-        self.reached = self._samples.reached(
-            replica.version, replica.step, replica.collected(), whole=whole
-        )
-        return self.reached
+        version, step, state = replica.version, replica.step, replica.collected()
+
+        def look() -> None:
+            self._reached = self._samples.reached(version, step, state, whole=whole)
+            told(self._reached)
+
+        self._do(look)
 
     def pass_over(self) -> None:
         """Note nothing of the state that this step begins with."""
-        self.reached = None
+        self._reached = None
 
     def begin(self) -> None:
         """Forget the microbatches of the phase before."""
+        self._asked.clear()
         self._computed.clear()
 
     def has(self, microbatch: int) -> bool:
-        return (microbatch,) in self._computed
+        return (microbatch,) in self._asked
 
     def sample(
         self, microbatch: int, given: object, numbers: Numbers, *, whole: bool = False
-    ) -> Computed:
+    ) -> None:
         """Note the results of a microbatch, whose gradients are in the model now."""
         params = self._replica.space.params
         gradients = {name: param.grad for name, param in params.items()}
-        return self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
+        self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
 
     def sample_stage(self, one: Staged) -> Computed:
-        """Note the results of a microbatch in a stage."""
+        """Note the results of a microbatch in a stage, whose gradients may change afterwards."""
         loss = None if one.numbers is None else _number(float(one.numbers.loss))
         at = one.microbatch, one.generation, one.stage
-        return self._note(at, one.given, loss, one.gradients, one.whole, digest_of(one.graph))
+        self._note(at, one.given, loss, one.gradients, one.whole, digest_of(one.graph))
+        self.settle()
+        return self._computed[at]
 
     def _note(
         self,
@@ -103,9 +142,23 @@ class Evidence:
         gradients: Mapping[str, torch.Tensor | None],
         whole: bool,
         graph: int = 0,
-    ) -> Computed:
+    ) -> None:
+        self._asked.add(at)
         where_ = self._replica.version, self._replica.step, at[0]
-        found = self._samples.computed(where_, given, loss, gradients, whole=whole)
+        layers = self._samples.layers(self._replica.step, gradients, whole=whole)
+        batch = batch_of(given)
+        self._do(lambda: self._compare(at, where_, batch, loss, layers, graph))
+
+    def _compare(
+        self,
+        at: tuple[int, ...],
+        where_: tuple[int, int, int],
+        batch: Digest,
+        loss: float | None,
+        layers: Mapping[str, Tensors],
+        graph: int,
+    ) -> None:
+        found = self._samples.computed(where_, batch, loss, layers)
         found = msgspec.structs.replace(found, graph=graph)
         before = self._computed.get(at)
         if before is not None and not _same(before, found):
@@ -113,7 +166,6 @@ class Evidence:
             found = msgspec.structs.replace(found, machine=self._samples.machine)
         if before is None or len(found.gradients) >= len(before.gradients):
             self._computed[at] = found
-        return found
 
     def _differs(self, one: Computed, other: Computed) -> None:
         """Judge two results of one microbatch on this worker that are not equal.

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import msgspec
 import torch
 
-from agent.proof.batch import batch_of
 from agent.proof.digest import Rotation, Size, Tensors, digests
 from agent.protocol import Computed, Digest, Reached
 from agent.store.layers import REST, Collected, block_of
@@ -36,33 +35,38 @@ class Samples:
         self._state = Rotation(sizes, STATE_BYTES, STATE_MAX)
         self._whole = Rotation(sizes, WHOLE_BYTES, WHOLE_MAX)
 
-    def computed(
-        self,
-        at: tuple[int, int, int],
-        given: object,
-        loss: float | None,
-        gradients: Mapping[str, torch.Tensor | None],
-        *,
-        whole: bool = False,
-    ) -> Computed:
-        """Return what became of a microbatch that began with `given`.
+    def layers(
+        self, script_step: int, gradients: Mapping[str, torch.Tensor | None], *, whole: bool = False
+    ) -> dict[str, Tensors]:
+        """Return the gradients, by the names of parameters, that are looked at, by layers.
 
-        `at` is its version, its step of the script, and its number. `gradients` are by the names of
-        parameters; a layer is looked at if all of its parameters are among them. `whole` looks at
-        as many layers as may be: in the step after a snapshot, and on a worker that is asked to
-        prove itself.
+        A layer is looked at if all of its parameters are among them. `whole` looks at as many
+        layers as may be: in the step after a snapshot, and on a worker that is asked to prove
+        itself.
         """
-        version, script_step, microbatch = at
         rotation = self._whole if whole else self._gradients
-        layers: dict[str, Tensors] = {
+        return {
             layer: [gradients.get(name) for name in self._layers[layer]]
             for layer in rotation.at(script_step)
             if all(name in gradients for name in self._layers[layer])
         }
+
+    def computed(
+        self,
+        at: tuple[int, int, int],
+        batch: Digest,
+        loss: float | None,
+        layers: Mapping[str, Tensors],
+    ) -> Computed:
+        """Return what became of a microbatch that began with `batch`.
+
+        `at` is its version, its step of the script, and its number.
+        """
+        version, script_step, microbatch = at
         return Computed(
             version=version,
             microbatch=microbatch,
-            batch=batch_of(given),
+            batch=batch,
             loss=loss,
             gradients=digests(layers, script_step),
             machine=self.machine,

@@ -166,10 +166,11 @@ class Collected:
     def contents(self) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
         """Yield the tensors and values of every layer.
 
-        A layer may come twice, the second time with the settings of optimizers.
+        A layer may come twice, the second time with the settings of optimizers. What may change
+        before the next update is a copy.
         """
         for name, draft in self._all():
-            yield name, draft.live, draft.values
+            yield name, [*draft.tensors.values()], draft.values
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every layer."""

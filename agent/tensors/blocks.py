@@ -13,6 +13,8 @@ from agent.tensors.shards import cut
 
 SENT_BYTES = 64 << 20  # that are under way from a worker to all: as much as its segment holds
 RING_BYTES = 256 << 20  # for what comes from all peers of a worker
+ROUNDS = 8  # at least, so that blocks leave before all is computed
+BLOCK_BYTES_MIN = 1 << 19  # if there is more to send
 WINDOW = 4  # rounds that a worker may be ahead of the owner of a block
 ALIGN_BYTES = 64
 
@@ -22,9 +24,13 @@ class Blocks(NamedTuple):
     owners: int
     rounds: int
 
+    def of_round(self, turn: int) -> tuple[int, int]:
+        """Return where a round begins and ends."""
+        return cut(self.total_bytes, self.rounds, self.rounds - 1 - turn)
+
     def span(self, turn: int, owner: int) -> tuple[int, int]:
         """Return where the block of an owner begins and ends, in the round of this number."""
-        low, high = cut(self.total_bytes, self.rounds, self.rounds - 1 - turn)
+        low, high = self.of_round(turn)
         start, end = cut(high - low, self.owners, owner)
         return low + start, low + end
 
@@ -34,8 +40,9 @@ def blocks_of(total_bytes: int, owners: int, sums: int, *, block_bytes: int = 0)
 
     `sums` is how many sums of each block its owner receives, all peers together.
     """
-    most = min(
-        block_bytes or SENT_BYTES // (WINDOW * owners), RING_BYTES // (WINDOW * max(sums, 1))
+    best = max(
+        min(total_bytes // (ROUNDS * owners), SENT_BYTES // (WINDOW * owners)), BLOCK_BYTES_MIN
     )
+    most = min(block_bytes or best, RING_BYTES // (WINDOW * max(sums, 1)))
     most = max(most // ALIGN_BYTES * ALIGN_BYTES - ALIGN_BYTES, ALIGN_BYTES)
     return Blocks(total_bytes, owners, max(1, -(-total_bytes // (owners * most))))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from agent.tensors.metrics import Numbers
 from agent.tensors.running_sum import Running
-from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.sums import Last, Sum, SumSpace
 from agent.tensors.tree import Canonical
 
 T = TypeVar("T")
@@ -44,6 +44,13 @@ class Partial(Protocol):
 
     def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
         """Take what the model's gradients hold now."""
+
+    def last(self, microbatch: int, first: int, count: int) -> Last | None:
+        """Return a way to add the last missing microbatch of a share entry by entry.
+
+        Return None if the sums cannot be made so. Else the microbatch counts as added, and no other
+        method may be called until `Last.end`.
+        """
 
     def nodes(self, first: int, count: int) -> list[Sum]:
         """Return the sums of a computed share, in host memory."""

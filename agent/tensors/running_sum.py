@@ -1,14 +1,14 @@
 """The sum of a step that a worker has so far, in the memory of one gradient, as in torch."""
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import TypeVar
 
 import torch
 
 from agent.tensors.device import CPU, settle
 from agent.tensors.metrics import Numbers
-from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.sums import Contribution, Last, Sum, SumSpace
 
 T = TypeVar("T")
 
@@ -64,6 +64,15 @@ class Running:
         self.space.gain(total, one)
         self._versions.clear()
         self._done.add(microbatch)
+
+    def last(self, microbatch: int, first: int, count: int) -> Last | None:
+        """Return a way to add the last missing microbatch entry by entry."""
+        if self.space.device != CPU or {*range(first, first + count)} - self._done != {microbatch}:
+            return None
+        total = self._begun()
+        self._done.add(microbatch)
+        one = Contribution(Numbers(), [None] * len(self.space.tensors))
+        return Last(one, [partial(self.space.gain, total, one)], [total])
 
     def _begun(self) -> Sum:
         """Return the sum, which is empty as long as nothing is done."""

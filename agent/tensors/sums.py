@@ -19,7 +19,7 @@ used has no gradient, which is not the same as a gradient of zero.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -35,7 +35,9 @@ from agent.tensors.metrics import WIDTH, Names, Numbers, alike, decoded, encoded
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
 FOLD_BYTES = 1 << 19
+Entries: TypeAlias = "Sequence[int] | None"  # of a sum; None is all of them, and the numbers
 Plan: TypeAlias = "torch.Tensor | tuple[Plan, Plan]"  # of an addition
+NUMBERS = -1  # among entries: the loss and the metrics
 NOTHING = False  # it can be added to numbers of any type, flags too, without changing the type
 
 
@@ -55,6 +57,16 @@ class Sum:
             self.flat[start:end].view(dtype).view(shape)
             for start, end, dtype, shape in space.places
         )
+        self._bytes = self.flat.numpy().data if on == CPU else memoryview(b"")
+        self._users = self._count_users()
+
+    def _count_users(self) -> int:
+        return int(torch._C._storage_Use_Count(self.flat.untyped_storage()._cdata))
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether there are tensors in this memory beside our own, as gradients in a model are."""
+        return self._count_users() != self._users
 
     @property
     def loss(self) -> float:
@@ -100,14 +112,43 @@ class Sum:
         self.present[:], self.names = other.present, other.names
 
     def memory(self, start: int, end: int) -> memoryview:
-        return self.flat.numpy().data[start:end]
+        return self._bytes[start:end]
 
 
-class Contribution(msgspec.Struct, frozen=True):
+class Contribution(msgspec.Struct):
     """What one microbatch adds to each entry; not copied from where its backward left it."""
 
     numbers: Numbers
     found: list[torch.Tensor | None]
+
+
+class Last:
+    """The last microbatch of a share, which is added up entry by entry while its backward runs.
+
+    `nodes` are the sums of the share, in host memory; they are complete when all entries are added.
+    """
+
+    def __init__(
+        self, one: Contribution, additions: Sequence[Callable[..., None]], nodes: list[Sum]
+    ) -> None:
+        self._one, self._additions, self.nodes = one, additions, nodes
+        self._rest = {*range(NUMBERS, len(one.found))}
+
+    def add(self, found: Mapping[int, torch.Tensor]) -> None:
+        """Add these entries, whose gradients will not change any more."""
+        for index, gradient in found.items():
+            self._one.found[index] = gradient
+        self._rest.difference_update(found)
+        for addition in self._additions:
+            addition(only=[*found])
+
+    def end(self, one: Contribution) -> None:
+        """Add all other entries, and the numbers."""
+        self._one.numbers = one.numbers
+        for index in self._rest - {NUMBERS}:
+            self._one.found[index] = one.found[index]
+        for addition in self._additions:
+            addition(only=sorted(self._rest))
 
 
 class Lent(msgspec.Struct, frozen=True):
@@ -311,21 +352,29 @@ class SumSpace:
             same = [(buffer == before).all().to(self.device) for before, buffer in pairs]
             yield from torch.stack(same).tolist()
 
-    def write(self, into: Sum, one: Contribution) -> None:
+    def entries(self, only: Entries) -> Iterable[int]:
+        return range(len(self.tensors)) if only is None else [each for each in only if each >= 0]
+
+    def write(self, into: Sum, one: Contribution, only: Entries = None) -> None:
         """Set `into = one`."""
-        into.put(one.numbers)
-        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
+        if _has_numbers(only):
+            into.put(one.numbers)
+        for index in self.entries(only):
+            view, value = into.views[index], one.found[index]
             into.present[index] = value is not None
             if value is None:
                 view.zero_()
             else:
                 view.copy_(value)
 
-    def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
+    def join(
+        self, into: Sum, left: Contribution, right: Contribution, only: Entries = None
+    ) -> None:
         """Set `into = left + right`, in one pass over the memory."""
-        into.put(left.numbers.plus(right.numbers))
-        pairs = zip(into.views, left.found, right.found, strict=True)
-        for index, (view, a, b) in enumerate(pairs):
+        if _has_numbers(only):
+            into.put(left.numbers.plus(right.numbers))
+        for index in self.entries(only):
+            view, a, b = into.views[index], left.found[index], right.found[index]
             into.present[index] = a is not None or b is not None
             one, other = (b, a) if a is None else (a, b)
             if one is None:
@@ -333,11 +382,19 @@ class SumSpace:
             else:
                 torch.add(one, NOTHING if other is None else other, out=view)
 
-    def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
+    def accumulate(
+        self,
+        into: Sum,
+        one: Contribution,
+        other: Contribution | None = None,
+        only: Entries = None,
+    ) -> None:
         """Do `into += one`, or `into += one + other`."""
-        into.gain(one.numbers if other is None else one.numbers.plus(other.numbers))
-        others = [None] * len(one.found) if other is None else other.found
-        for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
+        if _has_numbers(only):
+            into.gain(one.numbers if other is None else one.numbers.plus(other.numbers))
+        for index in self.entries(only):
+            view, a = into.views[index], one.found[index]
+            b = None if other is None else other.found[index]
             into.present[index] |= a is not None or b is not None
             # -0.0 becomes 0.0, as if a zero were added
             if other is None:
@@ -348,20 +405,32 @@ class SumSpace:
                 found = b if a is None else a
                 view.add_(NOTHING if found is None else found + NOTHING)
 
-    def gain(self, into: Sum, one: Contribution) -> None:
+    def gain(self, into: Sum, one: Contribution, only: Entries = None) -> None:
         """Do `into += one` in the entries that it contributes to."""
-        into.gain(one.numbers)
-        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
-            if value is not None:
+        if _has_numbers(only):
+            into.gain(one.numbers)
+        for index in self.entries(only):
+            if (value := one.found[index]) is not None:
                 into.present[index] = True
-                view.add_(value)
+                into.views[index].add_(value)
 
-    def add(self, left: Sum, right: Sum) -> None:
+    def add(self, left: Sum, right: Sum, only: Entries = None) -> None:
         """Do `left += right`."""
+        if only is not None:
+            self._add_entries(left, right, only)
+            return
         for start, end, dtype in self.groups:
             left.flat[start:end].view(dtype).add_(right.flat[start:end].view(dtype))
         left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
         left.names = alike((left.names, right.names))
+
+    def _add_entries(self, left: Sum, right: Sum, only: Sequence[int]) -> None:
+        if _has_numbers(only):
+            left.numbers.add_(right.numbers)
+            left.names = alike((left.names, right.names))
+        for index in self.entries(only):
+            left.views[index].add_(right.views[index])
+            left.present[index] |= right.present[index]
 
     def fold(self, plan: Plan, into: torch.Tensor, start: int) -> None:
         """Add up as planned. All are the bytes of a sum from `start` on, and `into` is none of them.
@@ -425,6 +494,10 @@ class SumSpace:
 
 def paired(left: Plan, right: Plan) -> Plan:
     return left, right
+
+
+def _has_numbers(only: Entries) -> bool:
+    return only is None or NUMBERS in only
 
 
 def _is_nested(plan: tuple[Plan, Plan]) -> bool:

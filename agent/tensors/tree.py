@@ -10,11 +10,12 @@ microbatches is a handful of whole nodes, which a worker adds up alone.
 """
 
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from typing import TypeVar
 
 from agent.tensors.device import CPU, settle
 from agent.tensors.metrics import Numbers
-from agent.tensors.sums import Contribution, Lent, Sum, SumSpace
+from agent.tensors.sums import Contribution, Last, Lent, Sum, SumSpace
 
 Node = tuple[int, int]
 T = TypeVar("T")
@@ -158,13 +159,65 @@ class Canonical:
             node, _ = pair
             self._held[node] = self._returned(self._lent, one)
             self._lent = None
+        for addition in self._climb(node, within):
+            addition()
+
+    def last(self, microbatch: int, first: int, count: int) -> Last | None:
+        """Return a way to add the last missing microbatch entry by entry, if all else is held."""
+        if self.space.device != CPU:
+            return None
+        node, keys, within = (0, microbatch), self.keys(first, count), range(first, first + count)
+        while node not in keys:
+            pair = self._tree.pair(node, within)
+            if pair is None or pair[1] not in self._held:
+                return None
+            node = pair[0]
+        for key in keys:
+            if key != node:
+                self._whole(key)
+        one = Contribution(Numbers(), [None] * len(self.space.tensors))
+        self._held[0, microbatch] = one
+        additions = self._climb((0, microbatch), within)
+        if not additions:
+            total = self._held[node] = self._room()
+            additions = [partial(self.space.write, total, one)]
+        return Last(one, additions, [self._whole(key) for key in keys])
+
+    def _climb(self, node: Node, within: range) -> list[Callable[..., None]]:
+        """Join a held node with what is held beside it, as far as that goes.
+
+        Return the additions that make the sums so, which are still to be done, in this order.
+        """
+        found, space, one = list[Callable[..., None]](), self.space, self._held.pop(node)
         while (pair := self._tree.pair(node, within)) is not None and pair[1] in self._held:
-            left, right = self._held.pop(node), self._held.pop(pair[1])
-            if isinstance(left, Contribution) and isinstance(right, Contribution):
-                node, total = self._join_apart(pair[0], within, left, right)
-            else:
-                node, total = pair[0], self._join(left, right)
-            self._held[node] = total
+            node, beside = pair[0], self._held.pop(pair[1])
+            if isinstance(one, Contribution) and isinstance(beside, Contribution):
+                pair = self._tree.pair(node, within)
+                if pair is not None and isinstance(other := self._held.get(pair[1]), Sum):
+                    # The two can be added into the sum beside their own.
+                    node, _ = pair[0], self._held.pop(pair[1])
+                    found.append(partial(space.accumulate, other, one, beside))
+                    one = other
+                else:
+                    total = self._room()
+                    found.append(partial(space.join, total, one, beside))
+                    one = total
+                continue
+            if isinstance(one, Contribution):
+                one, beside = (
+                    beside,
+                    one,
+                )  # into the half that is a sum; a + b has the bits of b + a
+            found.append(self._into(one, beside))
+        self._held[node] = one
+        return found
+
+    def _into(self, one: Sum | Contribution, other: Sum | Contribution) -> Callable[..., None]:
+        assert isinstance(one, Sum)
+        if isinstance(other, Contribution):
+            return partial(self.space.accumulate, one, other)
+        self._spare.append(other)
+        return partial(self.space.add, one, other)
 
     def _returned(self, lent: Lent, one: Contribution) -> Sum | Contribution:
         """Return two contributions that a backward has added up.
@@ -177,36 +230,6 @@ class Canonical:
         total = self._room()
         self.space.write(total, both)
         return total
-
-    def _join_apart(
-        self, node: Node, within: range, one: Contribution, other: Contribution
-    ) -> tuple[Node, Sum]:
-        """Return a node and its sum, either `node` or its parent.
-
-        It is the parent if the sibling's sum is here, because the two can be added into that.
-        """
-        pair = self._tree.pair(node, within)
-        if pair is not None and isinstance(beside := self._held.get(pair[1]), Sum):
-            self.space.accumulate(beside, one, other)
-            del self._held[pair[1]]
-            return pair[0], beside
-        return node, self._join(one, other)
-
-    def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
-        """Add into the half that is a sum already, if one is; a + b has the bits of b + a."""
-        if isinstance(left, Contribution) and isinstance(right, Contribution):
-            total = self._room()
-            self.space.join(total, left, right)
-            return total
-        if isinstance(left, Contribution):
-            left, right = right, left
-        assert isinstance(left, Sum)
-        if isinstance(right, Contribution):
-            self.space.accumulate(left, right)
-        else:
-            self.space.add(left, right)
-            self._spare.append(right)
-        return left
 
     def _room(self) -> Sum:
         return self._spare.pop() if self._spare else Sum(self.space, self.space.device)
@@ -237,7 +260,8 @@ class Canonical:
         held = self._held.get(node)
         if held is None:
             left, right = map(self._tree.lowest, self._tree.halves(node))
-            held = self._join(self._whole(left), self._whole(right))
+            held, other = self._whole(left), self._whole(right)
+            self._into(held, other)()
             del self._held[left], self._held[right]
         elif isinstance(held, Contribution):
             total = self._room()

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from agent.errors import CannotRecord, WireError
 from agent.faults import passing
 from agent.messages import WorkerOrder
+from agent.net.beside import Beside
 from agent.net.watchdog import unaided
 from agent.proof.turns import Shown
 from agent.protocol import (
@@ -29,6 +32,7 @@ from agent.replica import Replica
 from agent.tensors.device import settle
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
+from agent.worker.early import Early
 from agent.worker.participant import Participant
 from agent.worker.state.handover import Having, having
 from agent.worker.state.prefault import warm
@@ -45,6 +49,9 @@ class Group(Participant):
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__(order, host, ended)
+        # Asked on a thread, torch takes the session's number of threads there as well. Else each of
+        # its calls has all processors, whose threads spin for some time after it.
+        self.beside = Beside("samples", torch.get_num_threads)
         self._last: Reached | None = None  # the state after the last step
         self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
         self._told_to_lead = False  # since the last boundary; the script may have kept it
@@ -308,9 +315,14 @@ class Group(Participant):
         self.go_on()
         self._send_what_is_due()
 
-    @unaided
     def _send_what_is_due(self) -> None:
-        if self._holds and self._snapshots.due():
+        if self._snapshots.asked_at is None or not self._holds:
+            return
+        with self.unaided():
+            self._send_due()
+
+    def _send_due(self) -> None:
+        if self._snapshots.due():
             self._comparison.proven_from = self.replica.step
             self._snapshots.send()
 
@@ -321,6 +333,11 @@ class Group(Participant):
         self._stop_or_save()
         self._computed += 1
 
+    def early(self, step: int, partial: Partial, total: Sum, microbatch: int) -> Early | None:
+        if self._proving.going or self._reproduces(self.replica.version):
+            return None
+        return self._exchanging.early(step, partial, total, microbatch)
+
     def all_reduce(self, step: int, partial: Partial, total: Sum) -> None:
         if self.replica.notes is not None:
             self.replica.notes.skip()
@@ -328,9 +345,7 @@ class Group(Participant):
             settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
-            self._exchanging.run(
-                step, partial, total, lambda spans: self._preparing.slices(step, total, spans)
-            )
+            self._exchanging.run(step, partial, total)
         self._noting.tell(step)
 
     @unaided
@@ -357,12 +372,14 @@ class Group(Participant):
             if self._preparing.forgotten:
                 self._preparing.promise_again()
         self._proven, self._comparison.joins, self.reproduced = True, False, ()
+        self._preparing.settle()
         passing("step: commit heard")
         if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())
 
     def settle(self) -> None:
         self._snapshots.settle()
+        self.beside.settle()
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._check(replica)

@@ -79,7 +79,7 @@ class Participant(PeerWorker):
         )
         self._flows = Tcp(self.me, order.secret, self._changed, self._flow_broke)
         self._flows.address, self._mesh.others = self._mesh.address, self._flows.welcome
-        self._exchanging = Exchanging(self, self._flows)
+        self._exchanging = Exchanging(self, self._flows, self._preparing)
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
@@ -172,6 +172,7 @@ class Participant(PeerWorker):
         assert order is not None
         self._mesh.enter(order.layout.generation)
         self._flows.enter(order.layout.generation)
+        self._preparing.settle()
         self._exchanging.drop()
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders

@@ -3,7 +3,10 @@
 It sends its slice of the sum, if that is wanted, and the promise that it can apply all of the sum.
 """
 
+from functools import partial
+
 from agent.faults import passing
+from agent.net.beside import Beside
 from agent.protocol import Held, Prepared, Slice
 from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, Summed
@@ -15,36 +18,48 @@ class Preparing:
         self._crew = crew
         self.wanted = True  # whether the keeper wants the sums of steps that begin now
         self._told = True  # whether the keeper gets the sum of this step
-        self._sliced_at = 0  # the connection to the keeper by which the sum was sent
+        self._step, self._sliced_at = 0, 0  # and the connection by which the sum was sent
         self._promise: Prepared | None = None
         # the part of the sum that the keeper got
         self._slices: list[tuple[int, list[memoryview]]] = []
+        self._beside = Beside("slices")
 
     @property
     def forgotten(self) -> bool:
         """Whether the keeper was restarted since the slices were sent, and so lacks them."""
         return self._crew.link.connects != self._sliced_at
 
+    def begin(self, step: int) -> None:
+        """Begin to send what this worker has of the sum of a step, if that is wanted."""
+        self.settle()
+        self._told, self._step, self._slices = self.wanted, step, []
+        self._sliced_at = self._crew.link.connects
+
+    def add(self, total: Sum, start: int, end: int) -> None:
+        """Send what lies between these bytes of the sum, without waiting for it."""
+        if self._told:
+            self._slices.append((start, [total.memory(start, end)]))
+            self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
+
+    def withhold(self) -> None:
+        """Keep the sum of this step back, because what was sent of it is void."""
+        self.settle()
+        self._told, self._slices = False, []
+
     def slice(self, step: int, total: Sum) -> None:
         """Send an equal part of the sum, in a layout where every worker has the whole sum."""
         workers = self._crew.layout.workers
-        self.slices(
-            step,
-            total,
-            [cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))],
-        )
-
-    def slices(self, step: int, total: Sum, spans: list[tuple[int, int]]) -> None:
-        """Send what lies between these bytes of the sum."""
-        self.send(step, [(start, [total.memory(start, end)]) for start, end in spans])
+        start, end = cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))
+        self.send(step, [(start, [total.memory(start, end)])])
 
     def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
         """Send slices of the sum, each as an offset and the bytes there, if they are wanted."""
-        self._told = self.wanted
-        self._tell(step, slices if self._told else [])
+        self.begin(step)
+        if self._told:
+            self._slices = slices
+            self._tell(step, slices)
 
     def _tell(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
-        self._sliced_at, self._slices = self._crew.link.connects, slices
         for offset, pieces in slices:
             message = Slice(
                 generation=self._crew.generation,
@@ -54,6 +69,11 @@ class Preparing:
             )
             self._crew.link.send(message, *pieces)
         passing("step: slice sent")
+
+    def settle(self) -> None:
+        """Return when nothing of a sum is being sent any more, so that its memory may change."""
+        with self._crew.link.stuck.aided():
+            self._beside.settle()
 
     def promise(self, step: int, summed: Summed, held: Held | None) -> None:
         """Tell the keeper that this worker can apply the sum.
@@ -80,6 +100,8 @@ class Preparing:
     def promise_again(self) -> None:
         """Send slices and promise again, because a restarted keeper has neither."""
         assert self._promise is not None
+        self.settle()
+        self._sliced_at = self._crew.link.connects
         self._tell(self._promise.step, self._slices)
         self._crew.link.send(self._promise)
         passing("step: prepared")

@@ -8,6 +8,7 @@ that find no worker with it load B and apply the sums again.
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from agent.errors import WireError
 from agent.store.format import Layer
@@ -35,10 +36,10 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     layers: tuple[Layer, ...]
     bodies: Mapping[str, memoryview]
+    state_bytes: int = 0  # added up once, because every commit asks for it
 
-    @property
-    def state_bytes(self) -> int:
-        return sum(layer.layer_bytes for layer in self.layers)
+    def __post_init__(self) -> None:
+        force_setattr(self, "state_bytes", sum(layer.layer_bytes for layer in self.layers))
 
 
 class Saved(msgspec.Struct, frozen=True):

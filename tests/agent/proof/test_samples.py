@@ -2,6 +2,7 @@
 
 import torch
 
+from agent.proof.batch import batch_of
 from agent.proof.samples import Samples
 from agent.protocol import Computed
 from agent.store.layers import collect
@@ -63,10 +64,11 @@ def test_what_became_of_a_microbatch() -> None:
     model, *_ = made()
     samples = Samples(dict(model.named_parameters()), "m")
     gradients = {name: param.grad for name, param in model.named_parameters()}
-    all_of_it = samples.computed((7, 3, 2), torch.ones(2), 0.5, gradients)
+    batch = batch_of(torch.ones(2))
+    all_of_it = samples.computed((7, 3, 2), batch, 0.5, samples.layers(3, gradients))
     assert isinstance(all_of_it, Computed)
     assert (all_of_it.version, all_of_it.microbatch, all_of_it.machine) == (7, 2, "m")
     assert [one.name for one in all_of_it.gradients] == ["0", "1", "2"]
     stage = {name: grad for name, grad in gradients.items() if name.startswith("2")}
-    part = samples.computed((7, 3, 2), torch.ones(2), 0.5, stage)
+    part = samples.computed((7, 3, 2), batch, 0.5, samples.layers(3, stage))
     assert part.gradients == all_of_it.gradients[2:]

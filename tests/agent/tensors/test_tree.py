@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.layout import data_parallel
 from agent.tensors.metrics import Numbers
-from agent.tensors.sums import Sum, SumSpace, paired
+from agent.tensors.sums import Contribution, Sum, SumSpace, paired
 from agent.tensors.tree import Canonical, Tree
 
 
@@ -22,22 +22,38 @@ def _compute(
     first: int,
     count: int,
     lends: bool = False,
+    *,
+    leaf: int | None = None,
 ) -> None:
     """Some parameters have no gradient in some microbatches, and some numbers are zeros of either sign."""
     if lends:
         partial.lend(microbatch, first, count)
-    generator = torch.Generator().manual_seed(microbatch)
+    drawn = microbatch if leaf is None else leaf
+    generator = torch.Generator().manual_seed(drawn)
     for index, parameter in enumerate(space.params.values()):
         found = torch.randn(parameter.shape, generator=generator)
         zeros = torch.rand(parameter.shape, generator=generator) < (0.3, 1.0)[index]
         found[zeros] = torch.copysign(torch.zeros(()), found[zeros])
-        if (microbatch // 2 + index) % 3 == 0 or microbatch % 5 == 0:
+        if (drawn // 2 + index) % 3 == 0 or drawn % 5 == 0:
             continue
         if parameter.grad is None:
             parameter.grad = found
         else:
             parameter.grad.add_(found)
-    partial.add(microbatch, Numbers(values=(float(microbatch),)), first, count)
+    partial.add(microbatch, Numbers(values=(float(drawn),)), first, count)
+
+
+def _compute_last(space: SumSpace, partial: Canonical, first: int, count: int, early: int) -> None:
+    """Add some entries of the last microbatch before its backward is over, and the others then."""
+    (microbatch,) = partial.missing(first, count)
+    last, other = partial.last(microbatch, first, count), Canonical(space, 1)
+    assert last is not None
+    _compute(space, other, 0, 0, 1, leaf=microbatch)
+    (one,) = other._held.values()
+    assert isinstance(one, Contribution)
+    found = {i: each for i, each in enumerate(one.found) if i != early and each is not None}
+    last.add(found)
+    last.end(one)
 
 
 def _sum_of(space: SumSpace, partials: list[tuple[Canonical, int, int]], total: int) -> Sum:
@@ -77,6 +93,25 @@ def test_any_number_of_workers_gives_the_same_bits(total: int, workers: int, len
         partials.append((partial, replica.first, replica.count))
     shared = _sum_of(space, partials, total)
     assert _numbers(shared) == _numbers(_alone(space, total))
+
+
+@given(st.integers(1, 24), st.data())
+@settings(max_examples=120, deadline=None)
+def test_a_last_microbatch_is_added_entry_by_entry_to_the_same_bits(
+    total: int, data: st.DataObject
+) -> None:
+    """Its gradients come one by one; the microbatches before it were computed in any order."""
+    space, parts = _space(), []
+    cut = data.draw(st.integers(0, total))
+    for first, count in ((0, cut), (cut, total - cut)):
+        partial = Canonical(space, total)
+        *before, _ = data.draw(st.permutations(range(first, first + count))) if count else [0]
+        for microbatch in before:
+            _compute(space, partial, microbatch, first, count)
+        if count:
+            _compute_last(space, partial, first, count, data.draw(st.integers(-1, 1)))
+        parts.append((partial, first, count))
+    assert _numbers(_sum_of(space, parts, total)) == _numbers(_alone(space, total))
 
 
 @given(st.integers(1, 24), st.data())
