@@ -8,7 +8,6 @@ that is no longer wanted ends at once.
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import runpy
@@ -37,12 +36,12 @@ from agent.protocol import Lines as LinesMessage
 from agent.sharded import refusals
 from agent.source import parcel
 from agent.source.tracebacks import traceback_of
+from agent.store.memory import keep_memory
 from agent.tensors import device
 from agent.worker.group import Group
 from agent.world import Left
 
 GOODBYE_S = 5.0
-MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DETAIL_CHARS_MAX = 60_000
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
@@ -74,18 +73,6 @@ def warm_up() -> None:
     schedule.step()
     # A recording asks for the table of what may be overridden, which takes long to make.
     torch.overrides.is_tensor_method_or_property(torch.Tensor.add)
-
-
-def keep_memory() -> None:
-    """Keep freed memory, because a step frees what the next one takes again.
-
-    Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
-    back at 128 KiB, and map every large allocation. See mallopt(3).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # another C library has none
-        for setting, nbytes in MALLOC.items():
-            mallopt(setting, nbytes)
 
 
 def complain(worker: str, why: str) -> None:

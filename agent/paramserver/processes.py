@@ -5,16 +5,20 @@ stay in order. Rows travel as the payloads of frames, without copies. A node loo
 between grains.
 """
 
+import contextlib
 import importlib
+import itertools
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +29,7 @@ import numpy as np
 from agent.errors import AgentError, WireError
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
-from agent.net.wire import Connection, dial
+from agent.net.wire import Connection, dial, room
 from agent.paramserver import messages
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
@@ -35,12 +39,17 @@ from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Messa
 from agent.paramserver.server import Server
 from agent.paramserver.worker import Bound, Worker
 from agent.protocol import AnyMessage, Part, PeerHello
+from agent.store.memory import keep_memory
+from agent.transport.tcp import Tcp
+from agent.transport.transport import Slot
 
 HOST = "127.0.0.1"
 BEAT_S = 1.0
 LOOK_S = 0.2
 FLUSH_S = 2.0  # for what is still to be sent at the end
 START_S = 60.0
+ROOM_MS = 200
+BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
 
 class Book(Message, frozen=True, kw_only=True):
@@ -89,56 +98,87 @@ def _decoded(meta: bytes, payload: memoryview) -> Message:
 
 
 class Outbox:
-    """What one process is to be sent, and the thread that sends it.
+    """What one process is to be sent. A small message leaves at once, where there is room for it.
 
-    A process that reads nothing stops this thread alone, so the others are served meanwhile.
+    A thread sends the rest. A process that reads nothing stops this thread alone, so the others
+    are served meanwhile.
     """
 
     def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
         self._connect, self._failed = connect, failed
-        self._waiting: queue.SimpleQueue[tuple[bytes, list[memoryview]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._changed = threading.Condition()  # of all below
+        self._waiting = deque[tuple[Part, list[memoryview]]]()
+        self._rest: list[memoryview] = []  # of the frame that the thread is sending
         self._connection: Connection | None = None
-        self._closed = threading.Event()
+        self._sending = self._ended = self._closed = False
         self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
         self._thread.start()
 
-    def put(self, meta: bytes, pieces: list[memoryview]) -> None:
-        self._waiting.put((meta, pieces))
+    def put(self, part: Part, pieces: list[memoryview]) -> None:
+        with self._changed:
+            rest = [piece for piece in pieces if piece.nbytes]
+            if self._connection is not None and not self._sending and not self._waiting:
+                # The thread sees an error when it receives nothing more; here it is only noted.
+                with contextlib.suppress(WireError):
+                    rest = self._connection.frame(part, rest)
+                    if self._connection.send_some(rest):
+                        return
+                self._sending, self._rest = True, rest
+            else:
+                self._waiting.append((part, rest))
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Send what waits, and then no more."""
-        self._waiting.put(None)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def close(self, wait_s: float) -> None:
         """Close the connection, after so long at most for what `end` left to be sent."""
         self._thread.join(wait_s)
-        self._closed.set()
-        if self._connection is not None:
-            self._connection.close()
+        with self._changed:
+            self._closed = self._ended = True
+            self._changed.notify_all()
+            if self._connection is not None:
+                self._connection.close()
 
     def _run(self) -> None:
         try:
-            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
-                meta, pieces = waiting
-                if self._connection is None:
-                    self._connection = self._connect()
-                    if self._closed.is_set():
-                        break
-                part = Part(generation=0, step=0, tag="said", extra=meta)
-                self._connection.send(part, *pieces)
-        except WireError:
+            connection = self._connect()
+            with self._changed:
+                self._connection = connection
+            while (rest := self._next(connection)) is not None:
+                room = select.poll()
+                room.register(connection.fileno(), select.POLLOUT)
+                while not connection.send_some(rest):
+                    room.poll(ROOM_MS)
+                with self._changed:
+                    self._sending = False
+        except (WireError, OSError, ValueError):
             self._failed()
         finally:
             if self._connection is not None:
                 self._connection.close()
 
+    def _next(self, connection: Connection) -> list[memoryview] | None:
+        """Return what is to be sent next, in pieces; None if there is nothing more to be sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sending or self._waiting or self._ended)
+            if self._closed or not (self._sending or self._waiting):
+                return None
+            if not self._sending:
+                self._rest = connection.frame(*self._waiting.popleft())
+                self._sending = True
+            return self._rest
+
 
 class Post:
     """Sends to processes by name, and puts what comes into one queue.
 
-    The end of a connection comes through the queue as well: the name, and nothing.
+    The rows of large messages travel as blocks of the transport that sums of gradients use, and
+    the message says where to expect them. The end of a connection comes through the queue as well:
+    the name, and nothing.
     """
 
     def __init__(self, name: str, secret: str) -> None:
@@ -147,9 +187,12 @@ class Post:
         self.book: dict[str, str] = {}
         self._out: dict[str, Outbox] = {}
         self._lock = threading.Lock()
+        self._landed = threading.Condition()
+        self._flows = Tcp(name, secret, self._landed, lambda _: None)
+        self._blocks = itertools.count(1)
         self.bytes_out = 0
         listener = socket.create_server((HOST, 0), backlog=BACKLOG)
-        self.address = f"{HOST}:{listener.getsockname()[1]}"
+        self.address = self._flows.address = f"{HOST}:{listener.getsockname()[1]}"
         self._front = Front(listener, Door(name, lambda _: secret), self._receive)
 
     def send(self, target: str, message: Message) -> None:
@@ -165,8 +208,15 @@ class Post:
                 outbox = self._out[target] = self._outbox(target, self.book[target])
             # All but the rows is copied here, because the sender goes on to change it.
             meta, pieces = _encoded(message)
-            self.bytes_out += sum(piece.nbytes for piece in pieces)
-            outbox.put(meta, pieces)
+            size = sum(piece.nbytes for piece in pieces)
+            self.bytes_out += size
+            block = 0
+            if size >= BLOCK_BYTES:
+                block = next(self._blocks)
+                self._flows.meet(target, self.book[target].encode())
+                self._flows.push(target, _slot(block), pieces)
+                pieces, meta = [], msgspec.msgpack.encode((size, self.address, meta))
+            outbox.put(Part(generation=0, step=block, tag="said", extra=meta), pieces)
 
     def learn(self, addresses: dict[str, str]) -> None:
         with self._lock:
@@ -180,6 +230,7 @@ class Post:
         if outbox is not None:
             outbox.end()
             outbox.close(wait_s)
+        self._flows.forget(target)
 
     def close(self) -> None:
         """Close all connections, with a bounded wait for what is still to be sent."""
@@ -191,6 +242,7 @@ class Post:
         until_s = time.monotonic() + FLUSH_S
         for outbox in outboxes:
             outbox.close(max(0.0, until_s - time.monotonic()))
+        self._flows.close()
 
     def _outbox(self, target: str, address: str) -> Outbox:
         hello = PeerHello(worker=self.name, serial=1)
@@ -206,18 +258,36 @@ class Post:
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
         if not isinstance(hello, PeerHello):
-            connection.close()
+            self._flows.welcome(connection, hello)
             return
         try:
             while True:
                 part, payload = connection.receive()
                 if isinstance(part, Part):
-                    self.inbox.put((hello.worker, _decoded(part.extra, payload)))
+                    self.inbox.put((hello.worker, self._whole(hello.worker, part, payload)))
         except WireError:
             pass  # the usual end
         finally:
             connection.close()
             self.inbox.put((hello.worker, None))
+
+    def _whole(self, sender: str, part: Part, payload: memoryview) -> Message:
+        """Return a message with its rows, which may come as a block."""
+        if not part.step:
+            return _decoded(part.extra, payload)
+        size, address, meta = msgspec.msgpack.decode(part.extra, type=tuple[int, str, bytes])
+        into = room(size)
+        ticket = self._flows.land(sender, _slot(part.step), into)
+        self._flows.meet(sender, address.encode())
+        with self._landed:
+            self._landed.wait_for(lambda: ticket.done or ticket.failed)
+        if ticket.failed:
+            raise WireError(ticket.failed)
+        return _decoded(meta, into)
+
+
+def _slot(block: int) -> Slot:
+    return Slot(0, block, "rows", 0)
 
 
 class Folder:
@@ -523,6 +593,7 @@ class House:
 
 def main() -> None:
     """Run one node, as its standard input says."""
+    keep_memory()
     Node(msgspec.convert(json.load(sys.stdin), Start)).run()
 
 

@@ -103,8 +103,13 @@ class Cache:
         if table.name not in self._dense:
             self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
             self._known[table.name] = np.zeros(table.keys, bool)
-        self._dense[table.name][section.keys] = section.values
-        self._known[table.name][section.keys] = True
+        at: Array | slice = section.keys
+        first = int(section.keys[0]) if len(section.keys) else 0
+        every = np.arange(first, table.keys, len(self.ages))
+        if np.array_equal(section.keys, every):
+            at = slice(first, None, len(self.ages))  # all rows of a partition
+        self._dense[table.name][at] = section.values
+        self._known[table.name][at] = True
 
     def lacks(self, partition: int) -> dict[str, Array]:
         """Return what was asked of a partition and has not come."""
@@ -592,8 +597,9 @@ class Worker:
         for name, changes in sorted(batch.changes.items()):
             keys, values = changes.all()
             homes = keys % self._partitions
-            for partition in np.unique(homes).tolist():
-                here = homes == partition
+            there = np.flatnonzero(np.bincount(homes, minlength=self._partitions)).tolist()
+            for partition in there:
+                here = slice(None) if len(there) == 1 else homes == partition
                 sections.setdefault(partition, []).append(Section(name, keys[here], values[here]))
         return {
             at: Stage(partition=at, batch=batch.name, clock=batch.clock, sections=those)

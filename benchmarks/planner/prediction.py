@@ -30,7 +30,7 @@ from torch import nn
 from agent.calibration.calibrate import Settings, calibrate
 from agent.calibration.links import RingTime, fit_ring
 from agent.layout import Layout, Replica
-from agent.machine.worker_process import keep_memory
+from agent.store.memory import keep_memory
 from agent.net.mesh import Mesh
 from agent.pipeline.stages.channel import Exchange, Parcel
 from agent.pipeline.stages.cut import build
