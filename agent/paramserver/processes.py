@@ -1,332 +1,38 @@
-"""The machines in processes of their own, with sockets between them.
+"""The machines in separate processes, with sockets between them.
 
-Each process listens; whoever has something for it connects and sends, so of each pair the messages
-stay in order. Rows travel as the payloads of frames, without copies. A node looks for messages
-between grains.
+A node looks for messages between grains.
 """
 
-import contextlib
 import importlib
-import itertools
 import json
 import os
 import queue
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from agent.errors import AgentError, WireError
-from agent.net.front import BACKLOG, Front
-from agent.net.handshake import Door
-from agent.net.wire import Connection, dial, room
-from agent.paramserver import messages
+from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.help import Settings
+from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.store import Folder
 from agent.paramserver.member import Member, join
-from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out, Section
+from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out
 from agent.paramserver.server import Server
 from agent.paramserver.worker import Bound, Worker
-from agent.protocol import AnyMessage, Part, PeerHello
 from agent.store.memory import keep_memory
-from agent.transport.tcp import Tcp
-from agent.transport.transport import Slot
 
-HOST = "127.0.0.1"
 BEAT_S = 1.0
 LOOK_S = 0.2
-FLUSH_S = 2.0  # for what is still to be sent at the end
 START_S = 60.0
-ROOM_MS = 200
-BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
-
-
-class Book(Message, frozen=True, kw_only=True):
-    """To all: where each process listens."""
-
-    addresses: dict[str, str]
-
-
-class Introduced(Message, frozen=True, kw_only=True):
-    """To the controller: where a new process listens."""
-
-    address: str
-    pid: int
-
-
-Said = messages.AnyMessage | Book | Introduced
-
-
-def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
-    """Return a message as bytes, and its arrays apart."""
-    pieces: list[memoryview] = []
-    at = 0
-
-    def hook(value: Any) -> Any:
-        nonlocal at
-        if not isinstance(value, np.ndarray):
-            raise NotImplementedError
-        array = np.ascontiguousarray(value)
-        place = (array.dtype.str, array.shape, at)
-        at += array.nbytes
-        pieces.append(array.reshape(-1).view(np.uint8).data)
-        return place
-
-    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
-
-
-def _decoded(meta: bytes, payload: memoryview) -> Message:
-    def hook(kind: type, value: Any) -> Any:  # noqa: ARG001
-        dtype, shape, at = value
-        count = int(np.prod(shape))
-        return np.frombuffer(payload, np.dtype(dtype), count, at).reshape(shape)
-
-    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Said, dec_hook=hook)
-    message: Message = decoder.decode(meta)
-    return message
-
-
-class Outbox:
-    """What one process is to be sent. A small message leaves at once, where there is room for it.
-
-    A thread sends the rest. A process that reads nothing stops this thread alone, so the others
-    are served meanwhile.
-    """
-
-    def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
-        self._connect, self._failed = connect, failed
-        self._changed = threading.Condition()  # of all below
-        self._waiting = deque[tuple[Part, list[memoryview]]]()
-        self._rest: list[memoryview] = []  # of the frame that the thread is sending
-        self._connection: Connection | None = None
-        self._sending = self._ended = self._closed = False
-        self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
-        self._thread.start()
-
-    def put(self, part: Part, pieces: list[memoryview]) -> None:
-        with self._changed:
-            rest = [piece for piece in pieces if piece.nbytes]
-            if self._connection is not None and not self._sending and not self._waiting:
-                # The thread sees an error when it receives nothing more; here it is only noted.
-                with contextlib.suppress(WireError):
-                    rest = self._connection.frame(part, rest)
-                    if self._connection.send_some(rest):
-                        return
-                self._sending, self._rest = True, rest
-            else:
-                self._waiting.append((part, rest))
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        """Send what waits, and then no more."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def close(self, wait_s: float) -> None:
-        """Close the connection, after so long at most for what `end` left to be sent."""
-        self._thread.join(wait_s)
-        with self._changed:
-            self._closed = self._ended = True
-            self._changed.notify_all()
-            if self._connection is not None:
-                self._connection.close()
-
-    def _run(self) -> None:
-        try:
-            connection = self._connect()
-            with self._changed:
-                self._connection = connection
-            while (rest := self._next(connection)) is not None:
-                room = select.poll()
-                room.register(connection.fileno(), select.POLLOUT)
-                while not connection.send_some(rest):
-                    room.poll(ROOM_MS)
-                with self._changed:
-                    self._sending = False
-        except (WireError, OSError, ValueError):
-            self._failed()
-        finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _next(self, connection: Connection) -> list[memoryview] | None:
-        """Return what is to be sent next, in pieces; None if there is nothing more to be sent."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._sending or self._waiting or self._ended)
-            if self._closed or not (self._sending or self._waiting):
-                return None
-            if not self._sending:
-                self._rest = connection.frame(*self._waiting.popleft())
-                self._sending = True
-            return self._rest
-
-
-class Post:
-    """Sends to processes by name, and puts what comes into one queue.
-
-    The rows of large messages travel as blocks of the transport that sums of gradients use, and
-    the message says where to expect them. The end of a connection comes through the queue as well:
-    the name, and nothing.
-    """
-
-    def __init__(self, name: str, secret: str) -> None:
-        self.name, self._secret = name, secret
-        self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
-        self.book: dict[str, str] = {}
-        self._out: dict[str, Outbox] = {}
-        self._lock = threading.Lock()
-        self._landed = threading.Condition()
-        self._flows = Tcp(name, secret, self._landed, lambda _: None)
-        self._blocks = itertools.count(1)
-        self.bytes_out = 0
-        listener = socket.create_server((HOST, 0), backlog=BACKLOG)
-        self.address = self._flows.address = f"{HOST}:{listener.getsockname()[1]}"
-        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
-
-    def send(self, target: str, message: Message) -> None:
-        """Send, or do nothing if the other process is gone: the controller says so to all."""
-        if target == self.name:
-            self.inbox.put((self.name, message))
-            return
-        with self._lock:
-            outbox = self._out.get(target)
-            if outbox is None:
-                if target not in self.book:
-                    return
-                outbox = self._out[target] = self._outbox(target, self.book[target])
-            # All but the rows is copied here, because the sender goes on to change it.
-            meta, pieces = _encoded(message)
-            size = sum(piece.nbytes for piece in pieces)
-            self.bytes_out += size
-            block = 0
-            if size >= BLOCK_BYTES:
-                block = next(self._blocks)
-                self._flows.meet(target, self.book[target].encode())
-                self._flows.push(target, _slot(block), pieces)
-                pieces, meta = [], msgspec.msgpack.encode((size, self.address, meta))
-            outbox.put(Part(generation=0, step=block, tag="said", extra=meta), pieces)
-
-    def learn(self, addresses: dict[str, str]) -> None:
-        with self._lock:
-            self.book.update(addresses)
-
-    def drop(self, target: str, wait_s: float = 0.0) -> None:
-        """Send a process no more: what it has not taken after `wait_s` is thrown away."""
-        with self._lock:
-            self.book.pop(target, None)
-            outbox = self._out.pop(target, None)
-        if outbox is not None:
-            outbox.end()
-            outbox.close(wait_s)
-        self._flows.forget(target)
-
-    def close(self) -> None:
-        """Close all connections, with a bounded wait for what is still to be sent."""
-        self._front.close()
-        with self._lock:
-            outboxes, self._out, self.book = list(self._out.values()), {}, {}
-        for outbox in outboxes:
-            outbox.end()
-        until_s = time.monotonic() + FLUSH_S
-        for outbox in outboxes:
-            outbox.close(max(0.0, until_s - time.monotonic()))
-        self._flows.close()
-
-    def _outbox(self, target: str, address: str) -> Outbox:
-        hello = PeerHello(worker=self.name, serial=1)
-
-        def failed() -> None:
-            with self._lock:
-                if self._out.get(target) is outbox:
-                    del self._out[target]
-                    self.book.pop(target, None)
-
-        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
-        return outbox
-
-    def _receive(self, connection: Connection, hello: AnyMessage) -> None:
-        if not isinstance(hello, PeerHello):
-            self._flows.welcome(connection, hello)
-            return
-        try:
-            while True:
-                part, payload = connection.receive()
-                if isinstance(part, Part):
-                    self.inbox.put((hello.worker, self._whole(hello.worker, part, payload)))
-        except WireError:
-            pass  # the usual end
-        finally:
-            connection.close()
-            self.inbox.put((hello.worker, None))
-
-    def _whole(self, sender: str, part: Part, payload: memoryview) -> Message:
-        """Return a message with its rows, which may come as a block."""
-        if not part.step:
-            return _decoded(part.extra, payload)
-        size, address, meta = msgspec.msgpack.decode(part.extra, type=tuple[int, str, bytes])
-        into = room(size)
-        ticket = self._flows.land(sender, _slot(part.step), into)
-        self._flows.meet(sender, address.encode())
-        with self._landed:
-            self._landed.wait_for(lambda: ticket.done or ticket.failed)
-        if ticket.failed:
-            raise WireError(ticket.failed)
-        return _decoded(meta, into)
-
-
-def _slot(block: int) -> Slot:
-    return Slot(0, block, "rows", 0)
-
-
-class Folder:
-    """The store of committed clocks: a file for each partition and clock."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def write(self, partition: int, clock: int, sections: list[Section]) -> None:
-        arrays = {}
-        for section in sections:
-            arrays[f"keys {section.table}"] = section.keys
-            arrays[f"rows {section.table}"] = section.values
-        path = self._path(partition, clock)
-        part = path.with_suffix(f".{os.getpid()}")
-        with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the name is on the disk as well, before it counts as saved
-        finally:
-            os.close(folder)
-
-    def read(self, partition: int, clock: int) -> list[Section]:
-        with np.load(self._path(partition, clock)) as found:
-            names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
-            return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
-
-    def drop(self, partition: int, before: int) -> None:
-        for path in self._folder.glob(f"{partition}-*"):
-            clock = path.stem.partition("-")[2]
-            if clock.isdigit() and int(clock) < before:
-                path.unlink(missing_ok=True)
-
-    def _path(self, partition: int, clock: int) -> Path:
-        return self._folder / f"{partition}-{clock}.npz"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,6 +118,8 @@ class Node:
             self._turned_s = time.monotonic()
             run, out = worker.next_run(time.time())
             self._say(self._member.marked(out))
+            if out:
+                self._post.flush()
             if run is None:
                 self._read(LOOK_S)
             else:
@@ -427,18 +135,20 @@ class Node:
         self._post.close()
 
     def _read(self, wait_s: float) -> None:
-        """Take all that has come, waiting a little for the first."""
-        try:
-            while not self._over:
-                sender, message = (
-                    self._post.inbox.get(timeout=wait_s)
-                    if wait_s
-                    else (self._post.inbox.get_nowait())
-                )
-                wait_s = 0.0
-                self._take(sender, message)
-        except queue.Empty:
-            return
+        """Take all that has come, and answer it at once; wait a little if nothing has."""
+        while not self._over:
+            try:
+                sender, message = self._post.inbox.get_nowait()
+            except queue.Empty:
+                self._post.flush()
+                if not wait_s:
+                    return
+                try:
+                    sender, message = self._post.inbox.get(timeout=wait_s)
+                except queue.Empty:
+                    return
+            wait_s = 0.0
+            self._take(sender, message)
 
     def _take(self, sender: str, message: Message | None) -> None:
         self._turned_s = time.monotonic()
@@ -464,6 +174,7 @@ class Node:
         while not self._ended.wait(min(BEAT_S, job.dead_s / 4)):
             if time.monotonic() - self._turned_s < job.stuck_s:
                 self._post.send(CONTROLLER, Beat())
+                self._post.flush()
 
 
 class Spawned(NamedTuple):
@@ -524,6 +235,7 @@ class House:
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:
             self._say(self.controller.evicted(names, warning_s, time.monotonic()))
+            self._post.flush()
 
     def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
         """Wait until something is true of the controller, or raise."""
@@ -561,6 +273,7 @@ class House:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
+                self._post.flush()
                 self._changed.notify_all()
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:

@@ -7,8 +7,8 @@ import numpy as np
 
 from agent.net.front import Front
 from agent.net.handshake import Door
+from agent.paramserver.live.post import Post
 from agent.paramserver.messages import Beat, Push, Section
-from agent.paramserver.processes import Post
 
 SECRET = "secret"
 WAIT_S = 10.0
@@ -25,6 +25,7 @@ def test_a_process_that_reads_nothing_does_not_hold_up_messages_to_others():
     def say():
         mine.send("still", Push(partition=0, clock=0, sections=[rows]))
         mine.send("theirs", Beat())
+        mine.flush()
 
     sender = threading.Thread(target=say, daemon=True)
     sender.start()
