@@ -1,7 +1,4 @@
-"""The machines in separate processes, with sockets between them.
-
-A node looks for messages between grains.
-"""
+"""The machines in separate processes on one machine, with the controller in this one."""
 
 import importlib
 import json
@@ -21,17 +18,13 @@ import numpy as np
 from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.help import Settings
+from agent.paramserver.live.node import LOOK_S, Node
 from agent.paramserver.live.post import Book, Introduced, Post
 from agent.paramserver.live.store import Folder
-from agent.paramserver.member import Member, join
-from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out
-from agent.paramserver.server import Server
-from agent.paramserver.worker import Bound, Worker
+from agent.paramserver.messages import CONTROLLER, Beat, Message, Out
 from agent.store.memory import keep_memory
 
 BEAT_S = 1.0
-LOOK_S = 0.2
 START_S = 60.0
 
 
@@ -88,93 +81,41 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 1.0
 
 
-class Node:
-    """One process: a worker and a server, and the loop that runs them."""
+class Single(Node):
+    """A node that is a process, and ends with its controller."""
 
     def __init__(self, start: Start) -> None:
-        self._start, job = start, start.job
-        application = job.application()
-        tables, plan = checked(application), job.plan(application)
-        worker = Worker(
-            start.name, application, plan.work, Bound(job.slack), Settings(size=job.help_size),
-            job.partitions,
-        )  # fmt: skip
-        server = Server(start.name, tables, job.partitions, Folder(job.store))
-        self._member = Member(worker, server)
-        self._post = Post(start.name, start.secret)
-        self._post.book[CONTROLLER] = start.controller
-        self._turned_s = time.monotonic()
-        self._over = False
-        self._ended = threading.Event()
+        post = Post(start.name, start.secret)
+        post.book[CONTROLLER] = start.controller
+        job, application = start.job, start.job.application()
+        super().__init__(
+            start.name,
+            application,
+            job.plan(application),
+            post,
+            Folder(job.store),
+            slack=job.slack,
+            grain_s=job.grain_s * start.slow,
+        )
+        self._job = job
+        self._reliable, self._allocation = start.reliable, start.allocation
 
     def run(self) -> None:
-        start = self._start
         threading.Thread(target=self._beat, name="paramserver-beat", daemon=True).start()
-        hello = Introduced(address=self._post.address, pid=os.getpid())
-        self._post.send(CONTROLLER, hello)
-        self._say(join(start.reliable, start.name, start.allocation))
-        worker = self._member.worker
-        while not self._over:
-            self._turned_s = time.monotonic()
-            run, out = worker.next_run(time.time())
-            self._say(self._member.marked(out))
-            if out:
-                self._post.flush()
-            if run is None:
-                self._read(LOOK_S)
-            else:
-                begun_s = time.time()
-                grains = 1 if worker.application.grainwise or self._start.job.grain_s else 4
-                grains = min(grains, run.span.last - run.span.first)
-                if start.job.grain_s:
-                    time.sleep(start.job.grain_s * grains * start.slow)
-                out = worker.finish(run, grains, time.time() - begun_s, time.time())
-                self._say(self._member.marked(out))
-                self._read(0.0)
-        self._ended.set()
-        self._post.close()
+        self.introduce(self._reliable, self._allocation)
+        self.work()
+        self.post.close()
 
-    def _read(self, wait_s: float) -> None:
-        """Take all that has come, and answer it at once; wait a little if nothing has."""
-        while not self._over:
-            try:
-                sender, message = self._post.inbox.get_nowait()
-            except queue.Empty:
-                self._post.flush()
-                if not wait_s:
-                    return
-                try:
-                    sender, message = self._post.inbox.get(timeout=wait_s)
-                except queue.Empty:
-                    return
-            wait_s = 0.0
-            self._take(sender, message)
-
-    def _take(self, sender: str, message: Message | None) -> None:
-        self._turned_s = time.monotonic()
-        if message is None:
-            self._over = sender == CONTROLLER
-        elif isinstance(message, Book):
-            self._post.learn(message.addresses)
-        elif isinstance(message, End | Leave):
-            self._over = True
-        else:
-            if isinstance(message, Gone):
-                for name in message.nodes:
-                    self._post.drop(name)
-            self._say(self._member.handle(sender, message, time.time()))
-
-    def _say(self, out: Out) -> None:
-        for target, message in out:
-            self._post.send(target, message)
+    def _lost(self, sender: str) -> None:
+        self.over = self.over or ("the controller is gone" if sender == CONTROLLER else "")
 
     def _beat(self) -> None:
         """Give signs of life, in a thread, because the loop may compute or load for long."""
-        job = self._start.job
-        while not self._ended.wait(min(BEAT_S, job.dead_s / 4)):
-            if time.monotonic() - self._turned_s < job.stuck_s:
-                self._post.send(CONTROLLER, Beat())
-                self._post.flush()
+        job = self._job
+        while not self.ended.wait(min(BEAT_S, job.dead_s / 4)):
+            if time.monotonic() - self.turned_s < job.stuck_s:
+                self.post.send(CONTROLLER, Beat())
+                self.post.flush()
 
 
 class Spawned(NamedTuple):
@@ -307,7 +248,7 @@ class House:
 def main() -> None:
     """Run one node, as its standard input says."""
     keep_memory()
-    Node(msgspec.convert(json.load(sys.stdin), Start)).run()
+    Single(msgspec.convert(json.load(sys.stdin), Start)).run()
 
 
 if __name__ == "__main__":

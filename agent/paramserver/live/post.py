@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What a frame says, and from where."""
+    """What a frame says, and where its sender listens."""
 
     address: str
     entries: list[Entry]
@@ -192,26 +192,22 @@ class Outbox:
             return self._rest
 
 
-class Post:
-    """Sends to processes by name, and puts what comes into one queue.
+Route = Callable[[Part, list[memoryview]], None]
 
-    The end of a connection comes through the queue as well: the name, and nothing.
+
+class Letters:
+    """Puts what is said to one process into one frame, and what comes into one queue.
+
+    `routes` carry the frames.
     """
 
-    def __init__(self, name: str, secret: str, host: str = "127.0.0.1") -> None:
-        self.name, self._secret = name, secret
+    def __init__(self, name: str) -> None:
+        self.name, self.address = name, ""
         self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
-        self.book: dict[str, str] = {}
-        self._out: dict[str, Outbox] = {}
+        self.routes: dict[str, Route] = {}
         self._lock = threading.Lock()
-        self._landed = threading.Condition()
-        self._flows = Tcp(name, secret, self._landed, lambda _: None)
-        self._blocks = itertools.count(1)
         self._writing: dict[str, Writing] = {}
         self.bytes_out = 0
-        listener = socket.create_server((host, 0), backlog=BACKLOG)
-        self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
-        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
 
     def send(self, target: str, message: Message) -> None:
         """Send with the next `flush`, or do nothing if the other process is gone.
@@ -222,20 +218,15 @@ class Post:
             self.inbox.put((self.name, message))
             return
         with self._lock:
-            if target not in self.book:
+            if not self._knows(target):
                 return
             writing = self._writing.setdefault(target, Writing())
             # All but the rows is copied here, because the sender goes on to change it.
             meta, pieces = _encoded(message)
             size = sum(piece.nbytes for piece in pieces)
             self.bytes_out += size
-            block = 0
-            if size >= BLOCK_BYTES:
-                block = next(self._blocks)
-                self._flows.meet(target, self.book[target].encode())
-                self._flows.push(target, _slot(block), pieces)
-            else:
-                writing.pieces += pieces
+            block = self._apart(target, pieces) if size >= BLOCK_BYTES else 0
+            writing.pieces += [] if block else pieces
             writing.entries.append(Entry(meta, size, block))
 
     def flush(self) -> None:
@@ -243,13 +234,69 @@ class Post:
         with self._lock:
             said, self._writing = self._writing, {}
             for target, writing in said.items():
-                outbox = self._out.get(target)
-                if outbox is None:
-                    if target not in self.book:
-                        continue
-                    outbox = self._out[target] = self._outbox(target, self.book[target])
-                extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
-                outbox.put(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
+                route = self._route(target)
+                if route is not None:
+                    extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
+                    route(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
+
+    def open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
+        """Put the messages of a frame into the queue; rows that come as a block are waited for."""
+        letter, at = reading.letter(part.extra), 0
+        for meta, size, block in letter.entries:
+            if block:
+                rows = self._landed(sender, letter.address, size, block)
+            else:
+                rows = payload[at : at + size]
+                at += size
+            self.inbox.put((sender, reading.message(meta, rows)))
+
+    def _knows(self, target: str) -> bool:
+        return target in self.routes
+
+    def _route(self, target: str) -> Route | None:
+        return self.routes.get(target)
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> int:  # noqa: ARG002
+        """Send rows as a block if there is a way, and return its number, else 0."""
+        return 0
+
+    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:  # noqa: ARG002
+        raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+
+
+class Post(Letters):
+    """Letters on sockets. The end of a connection comes through the queue: the name, and nothing."""
+
+    def __init__(self, name: str, secret: str, host: str = "127.0.0.1") -> None:
+        super().__init__(name)
+        self._secret = secret
+        self.book: dict[str, str] = {}
+        self._out: dict[str, Outbox] = {}
+        self._arrived = threading.Condition()
+        self._flows = Tcp(name, secret, self._arrived, lambda _: None)
+        self._blocks = itertools.count(1)
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
+        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
+
+    def _knows(self, target: str) -> bool:
+        return target in self.book or super()._knows(target)
+
+    def _route(self, target: str) -> Route | None:
+        if target in self.routes or target not in self.book:
+            return super()._route(target)
+        outbox = self._out.get(target)
+        if outbox is None:
+            outbox = self._out[target] = self._outbox(target, self.book[target])
+        return outbox.put
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> int:
+        if target in self.routes:
+            return 0
+        block = next(self._blocks)
+        self._flows.meet(target, self.book[target].encode())
+        self._flows.push(target, _slot(block), pieces)
+        return block
 
     def learn(self, addresses: dict[str, str]) -> None:
         with self._lock:
@@ -300,30 +347,19 @@ class Post:
             while True:
                 part, payload = connection.receive()
                 if isinstance(part, Part):
-                    self._open(hello.worker, reading, part, payload)
+                    self.open(hello.worker, reading, part, payload)
         except WireError:
             pass  # the usual end
         finally:
             connection.close()
             self.inbox.put((hello.worker, None))
 
-    def _open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
-        """Put the messages of a frame into the queue; rows that come as a block are waited for."""
-        letter, at = reading.letter(part.extra), 0
-        for meta, size, block in letter.entries:
-            if block:
-                rows = self._landed_rows(sender, letter.address, size, block)
-            else:
-                rows = payload[at : at + size]
-                at += size
-            self.inbox.put((sender, reading.message(meta, rows)))
-
-    def _landed_rows(self, sender: str, address: str, size: int, block: int) -> memoryview:
+    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:
         into = room(size)
         ticket = self._flows.land(sender, _slot(block), into)
         self._flows.meet(sender, address.encode())
-        with self._landed:
-            self._landed.wait_for(lambda: ticket.done or ticket.failed)
+        with self._arrived:
+            self._arrived.wait_for(lambda: ticket.done or ticket.failed)
         if ticket.failed:
             raise WireError(ticket.failed)
         return into
