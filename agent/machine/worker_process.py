@@ -202,13 +202,13 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
                 return _of_exit(end, errors)
         except Left:
             session.made()[0].leave()
-        if not session.made():
+        if not session.made() and group.node is None:
             return Failed(
                 kind="no_session",
                 detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
                 "...) and loop over session.steps(...)",
             )
-        if not group.astray:
+        if not group.astray and group.node is None:
             session.made()[0].close()
     except WireError:
         raise  # not the script's fault: this worker is simply lost

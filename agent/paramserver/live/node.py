@@ -40,6 +40,7 @@ class Node:
         self.member = Member(worker, Server(name, tables, plan.partitions, store))
         self.turned_s = time.monotonic()
         self.over = ""  # why it has ended
+        self.done = False  # the job has ended, too
         self.ended = threading.Event()
 
     def introduce(self, reliable: bool, allocation: str) -> None:
@@ -94,7 +95,7 @@ class Node:
         elif isinstance(message, Book):
             self.post.learn(message.addresses)
         elif isinstance(message, End):
-            self.over = message.why
+            self.over, self.done = message.why, True
         elif isinstance(message, Leave):
             self.over = "nothing depends on this node any more"
         else:
