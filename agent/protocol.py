@@ -16,7 +16,18 @@ from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent
 from agent.timeline import Moment
-from cloud.ranges import Amount, Count, Generation, Microbatches, Name, Slots, Step, Text, Time
+from cloud.ranges import (
+    Amount,
+    Count,
+    Generation,
+    Microbatches,
+    Name,
+    Positive,
+    Slots,
+    Step,
+    Text,
+    Time,
+)
 
 PROVING = -2  # the generation of messages for a proof; no layout has it
 
@@ -84,10 +95,38 @@ class Hello(Message, frozen=True, kw_only=True):
     prover: bool = False
 
 
+class Shape(msgspec.Struct, frozen=True):
+    """A table as its copies know it: rows of `columns` numbers, of which `width` are the value."""
+
+    name: Name
+    keys: Count
+    width: Positive
+    columns: Positive
+    dtype: Name
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What the keeper needs to know of a job whose tables are served: see `agent.served`."""
+
+    items: Positive
+    blocks: Positive
+    grains: Positive
+    batches: Positive
+    partitions: Positive
+    tables: tuple[Shape, ...]
+    slack: Count | None = 0
+    help_size: Count = 0
+    clocks: Count = 0
+    seconds: Amount = 0.0
+    change: Amount = 0.0
+    over: Positive = 10
+
+
 class Ready(Message, frozen=True, kw_only=True):
     """The script reached its loop; sent again when its loop has been recorded.
 
-    `exact` says that its numbers do not depend on the layout.
+    `exact` says that its numbers do not depend on the layout. With `serving` the job is not one of
+    steps that are summed: its workers are nodes of a parameter server.
     """
 
     microbatches: Microbatches
@@ -97,6 +136,7 @@ class Ready(Message, frozen=True, kw_only=True):
     stages_max: Slots = 1
     unbuilt: Unbuilt | None = None
     exact: bool = True
+    serving: Serving | None = None
 
 
 class Beat(Message, frozen=True, kw_only=True):

@@ -186,7 +186,7 @@ class Replica:
         """Allocate the memory of a step ahead; `arena` is for the optimizer state to be loaded.
 
         The first backward reuses the memory that is freed here: see
-        `agent.machine.worker_process.keep_memory`.
+        `agent.store.memory.keep_memory`.
         """
         self.total().flat.zero_()
         self.reserve()

@@ -81,6 +81,11 @@ def check_process() -> None:
         _process.check()
 
 
+def world() -> World | None:
+    """Return the world that this process has joined, if it is one of many."""
+    return _world
+
+
 class Session:
     """One per script. It is given what must survive: models, optimizers, schedules, a scaler."""
 
@@ -94,7 +99,7 @@ class Session:
     ) -> None:
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
-        world = _world if _world is not None else Alone()
+        joined = _world if _world is not None else Alone()
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.
         torch.set_num_threads(threads)
@@ -105,10 +110,10 @@ class Session:
         for line in found.said:
             sys.stderr.write(f"{line}\n")
         self.replica = replica = Replica(found, _unborn, seed=seed, deterministic=deterministic)
-        replica.fetch = world.fetch
+        replica.fetch = joined.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
-        self._loop = Loop(world, replica, found, microbatches, _process or OwnProcess())
+        self._loop = Loop(joined, replica, found, microbatches, _process or OwnProcess())
         self._cuts = microbatches > 0
         _sessions.append(self)
 

@@ -56,6 +56,11 @@ class History:
         return self._term == 1
 
     @property
+    def term(self) -> int:
+        """Which keeper of this log we are; each later one has a larger term."""
+        return self._term
+
+    @property
     def version(self) -> int:
         """How many steps are committed."""
         return self._newest.version

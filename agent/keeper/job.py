@@ -28,6 +28,7 @@ from agent.keeper.output_files import Outputs
 from agent.keeper.pending_step import Round
 from agent.keeper.reports import Reports
 from agent.keeper.roster import Roster
+from agent.keeper.served import ServedJob
 from agent.keeper.step_trace import Tracing
 from agent.keeper.storage.vault import Place, Vault
 from agent.layout import Layout
@@ -64,6 +65,7 @@ from agent.protocol import (
     Noticed,
     Numbers,
     OutputSent,
+    Part,
     PeerBroken,
     Peers,
     Prepared,
@@ -73,6 +75,7 @@ from agent.protocol import (
     Ready,
     Recording,
     RedoAsked,
+    Serving,
     Slice,
     Snapshot,
     Strayed,
@@ -144,6 +147,7 @@ class KeptJob:
             step = self.vault.proofs.step_of(done.step, ended=True)
             completed(msgspec.structs.replace(done, step=step))
 
+        self._completed = ended
         self._ending = Ending(
             self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
         )
@@ -151,13 +155,19 @@ class KeptJob:
         self._held_at: int | None = None  # from this step of the script on nothing is committed
         self._reopening = threading.Lock()
         self.closed = self.fenced = False  # fenced: by a newer keeper, as far as we know
+        self._served: ServedJob | None = None  # if its workers are nodes of a parameter server
+        self._tables_at = place.checkpoints / order.job / "tables"
 
     # --- what the manager says --------------------------------------------------------------------
 
     def regroup(self, layout: Layout, when: When) -> None:
         with self._lock:
-            if not self.closed and self.roster.finishing is None:
+            if self.closed or self.roster.finishing is not None:
+                return
+            if self._served is None:
                 self._regrouping.ask(layout, when)
+            else:
+                self._served.regroup(layout)
 
     def restore(self, layout: Layout) -> None:
         """Set the layout that was running before the keeper was restarted."""
@@ -167,7 +177,7 @@ class KeptJob:
     def write_checkpoint(self) -> None:
         """Write a checkpoint that has every committed step in it, once no sum is lacking here."""
         with self._lock:
-            self._owed = True
+            self._owed = self._served is None  # the tables' clocks are on the disk
             self._see_to_what_is_owed()
 
     def _see_to_what_is_owed(self) -> None:
@@ -202,6 +212,8 @@ class KeptJob:
 
     def close(self) -> None:
         """Commit nothing more."""
+        if self._served is not None:
+            self._served.tables.close()
         with self._lock:
             self._shut()
             self._lock.wait_for(lambda: not self._committing, CLOSE_S)
@@ -216,6 +228,8 @@ class KeptJob:
         """End with the keeper without notifying workers, so that they wait for the next keeper."""
         with self._lock:
             self._shut()
+            if self._served is not None:
+                self._served.tables.leave()
             self.vault.leave()
             self.outputs.close()
             self._trial.close()
@@ -229,7 +243,7 @@ class KeptJob:
 
     def put_away(self) -> bool:
         """Write the state of a closed job to the disk. Return whether it is there."""
-        if self.fenced:
+        if self.fenced or self._served is not None:
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
         beside = self.vault.beside
@@ -260,6 +274,7 @@ class KeptJob:
                 self.vault.drop()
             self.vault.begin_anew(self.history.version)
             self._regrouping.forget()
+            self._served = None
             self.roster.left = self.roster.finishing = None
             self.closed = self.fenced = False
 
@@ -269,6 +284,8 @@ class KeptJob:
                 if member.machine_id == machine_id:
                     member.noticed = True
                     member.post(Noticed(deadline_s=deadline_s))
+            if self._served is not None:
+                self._served.notice(machine_id, deadline_s)
 
     # --- who comes and goes -----------------------------------------------------------------------
 
@@ -338,12 +355,13 @@ class KeptJob:
             self.roster.lose_the_hung()
             self.roster.lose_the_suspected(now_s)
             self.roster.tell_of_ends()
-            self._regrouping.look(now_s, late_s)
-            if not self.closed:
+            if self._served is None:
+                self._regrouping.look(now_s, late_s)
+            if not self.closed and self._served is None:
                 self._entrance.look()
                 self._trial.look()
             self._see_to_what_is_owed()
-            if self.vault.due() and not self.closed:
+            if self.vault.due() and not self.closed and self._served is None:
                 self.vault.write_beside()
 
     # --- what workers say -------------------------------------------------------------------------
@@ -425,6 +443,8 @@ class KeptJob:
                     self._regrouping.send_backup(member, message.generation, message.layers)
             case RedoAsked():
                 self._regrouping.send_logged(member, message)
+            case Part() if self._served is not None:
+                self._served.tables.hear(member, message, payload)
             case PeerBroken():
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
@@ -448,6 +468,9 @@ class KeptJob:
     def _on_ready(self, member: Member, ready: Ready) -> None:
         others = (m for m in self.roster.members.values() if m is not member)
         other = next((m for m in others if m.ready is not None), None)
+        if ready.serving is not None:
+            self._on_serving(member, ready, ready.serving)
+            return
         if other is not None and other.ready is not None and _unlike(ready, other.ready):
             why = f"its model would have other initial values than that of {other.worker}"
             seed = "call torch.manual_seed(...) before unbuilt(...)"
@@ -456,6 +479,25 @@ class KeptJob:
         member.ready = ready
         self.roster.recorders.told |= ready.uncuttable != UNRECORDED
         self._entrance.ready(member)
+
+    def _on_serving(self, member: Member, ready: Ready, serving: Serving) -> None:
+        """Let a node of a parameter server in; it has nothing to prove, as its clocks are tiled."""
+        member.ready, member.proven, member.told = ready, True, True
+        if self._served is None:
+            self._regrouping.rest()
+            served = ServedJob(
+                self.history,
+                self.roster,
+                self._reports,
+                self._lock,
+                self._on_failed,
+                self._give_up,
+                self._report,
+                self._completed,
+            )
+            served.begin(serving, self._tables_at)
+            self._served = served
+        self._reports.ready(member, ready)
 
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:

@@ -96,6 +96,10 @@ class Regrouping:
         roster.layout = roster.pending = None
         self._waiting = self._recalled = self._closed = False
 
+    def rest(self) -> None:
+        """Wait for nobody, because this job has no steps: see `agent.keeper.served`."""
+        self._waiting = False
+
     def close(self) -> None:
         self._closed = True
 

@@ -30,7 +30,7 @@ PACE_MOVED = 0.1
 
 class Reports:
     def __init__(self, job: str, report: Callable[[Report], None], loss: float | None) -> None:
-        self._job, self._report = job, report
+        self.job, self._report = job, report
         self.loss = loss
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
@@ -53,7 +53,7 @@ class Reports:
         self._report(
             WorkerReady(
                 at_s=CLOCK.now_s(),
-                job=self._job,
+                job=self.job,
                 worker=member.worker,
                 machine_id=member.machine_id,
                 microbatches=ready.microbatches,
@@ -70,20 +70,20 @@ class Reports:
         self._report(
             WorkerProving(
                 at_s=CLOCK.now_s(),
-                job=self._job,
+                job=self.job,
                 worker=member.worker,
                 machine_id=member.machine_id,
             )
         )
 
     def profiled(self, worker: str, profile: Profile) -> None:
-        self._report(JobProfiled(at_s=CLOCK.now_s(), job=self._job, worker=worker, profile=profile))
+        self._report(JobProfiled(at_s=CLOCK.now_s(), job=self.job, worker=worker, profile=profile))
 
     def lost(self, worker: str, cause: LossCause, detail: str, *, owed_state: bool) -> None:
         self._report(
             WorkerLost(
                 at_s=CLOCK.now_s(),
-                job=self._job,
+                job=self.job,
                 worker=worker,
                 cause=cause,
                 detail=detail,
@@ -95,7 +95,7 @@ class Reports:
         self._report(
             WorkerFailed(
                 at_s=CLOCK.now_s(),
-                job=self._job,
+                job=self.job,
                 worker=worker,
                 kind=failed.kind,
                 detail=failed.detail,
@@ -104,10 +104,10 @@ class Reports:
         )
 
     def recalled(self, step: int, because: str) -> None:
-        self._report(Recalled(at_s=CLOCK.now_s(), job=self._job, step=step, because=because))
+        self._report(Recalled(at_s=CLOCK.now_s(), job=self.job, step=step, because=because))
 
     def recall_failed(self, error: str) -> None:
-        self._report(RecallFailed(at_s=CLOCK.now_s(), job=self._job, error=error))
+        self._report(RecallFailed(at_s=CLOCK.now_s(), job=self.job, error=error))
 
     def progress(self, generation: int, step: int, steps_total: int) -> None:
         """Report a committed step; for the first of a layout, also how long there was none."""
@@ -116,7 +116,7 @@ class Reports:
             self._report(
                 Regrouped(
                     at_s=at_s,
-                    job=self._job,
+                    job=self.job,
                     generation=generation,
                     step=step,
                     pause_s=now_s - self._disturbed_s,
@@ -130,7 +130,7 @@ class Reports:
         self._report(
             Progress(
                 at_s=at_s,
-                job=self._job,
+                job=self.job,
                 generation=generation,
                 step=step,
                 steps_total=steps_total,
@@ -146,7 +146,7 @@ class Reports:
             self._report(
                 SumsKept(
                     at_s=CLOCK.now_s(),
-                    job=self._job,
+                    job=self.job,
                     kept=kept,
                     copies=copies,
                     sum_bytes=sum_bytes,
@@ -164,13 +164,13 @@ class Reports:
         if moved:
             self._paces = paces
             self._report(
-                Paced(at_s=CLOCK.now_s(), job=self._job, generation=generation, microbatch_s=paces)
+                Paced(at_s=CLOCK.now_s(), job=self.job, generation=generation, microbatch_s=paces)
             )
 
     def completed(self, step: int, weights_sha: str, export_uri: str) -> JobCompleted:
         return JobCompleted(
             at_s=CLOCK.now_s(),
-            job=self._job,
+            job=self.job,
             step=step,
             loss=self.loss,
             weights_sha=weights_sha,

@@ -8,7 +8,6 @@ that is no longer wanted ends at once.
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import runpy
@@ -38,12 +37,12 @@ from agent.protocol import Lines as LinesMessage
 from agent.sharded import refusals
 from agent.source import parcel
 from agent.source.tracebacks import traceback_of
+from agent.store.memory import keep_memory
 from agent.tensors import device
 from agent.worker.group import Group
 from agent.world import Left
 
 GOODBYE_S = 5.0
-MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DETAIL_CHARS_MAX = 60_000
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
@@ -75,18 +74,6 @@ def warm_up() -> None:
     schedule.step()
     # A recording asks for the table of what may be overridden, which takes long to make.
     torch.overrides.is_tensor_method_or_property(torch.Tensor.add)
-
-
-def keep_memory() -> None:
-    """Keep freed memory, because a step frees what the next one takes again.
-
-    Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
-    back at 128 KiB, and map every large allocation. See mallopt(3).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # another C library has none
-        for setting, nbytes in MALLOC.items():
-            mallopt(setting, nbytes)
 
 
 def complain(worker: str, why: str) -> None:
@@ -216,14 +203,14 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
                 return _of_exit(end, errors)
         except Left:
             session.made()[0].leave()
-        if not session.made():
+        if not session.made() and group.node is None:
             session.check_process()
             return Failed(
                 kind="no_session",
                 detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
                 "...) and loop over session.steps(...)",
             )
-        if not group.astray:
+        if not group.astray and group.node is None:
             session.made()[0].close()
     except WireError:
         raise  # not the script's fault: this worker is simply lost

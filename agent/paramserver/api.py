@@ -81,13 +81,15 @@ class Params:
         self.measured = 0.0
 
     def read(self, table: str, keys: Any) -> Array:
-        """Return the values of these keys, one row each."""
+        """Return the values of these keys, one row each, to be read only."""
         declared = self._table(table)
         wanted = declared.wanted(keys)
         rows = self._read(declared, wanted)
         if declared.reads_own and table in self.changes:
             rows = self.changes[table].over(wanted, rows)
-        return rows[:, : declared.width]
+        found = rows[:, : declared.width]
+        found.flags.writeable = False  # it may be what is sent to others
+        return found
 
     def update(self, table: str, keys: Any, change: Any) -> None:
         """Add changes; a table with a rule takes gradients."""

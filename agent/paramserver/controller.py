@@ -59,6 +59,14 @@ class Plan(NamedTuple):
     bytes_per_s: float = 1.25e8
     partition_bytes: float = 0.0
     dead_s: float = DEAD_S
+    apart: bool = False  # reliable machines hold copies only: they neither serve nor compute
+
+
+class Resumed(NamedTuple):
+    """What an earlier controller of this job has left: its newest clock in the store."""
+
+    epoch: int = 0  # all messages of the earlier ones are of smaller epochs
+    measures: tuple[float, ...] = ()
 
 
 class Ledger:
@@ -113,6 +121,10 @@ class Ledger:
         self.measures.append(self._measured.pop(clock))
         return Close(clock=clock, batches=list(dict.fromkeys(order)))
 
+    def resume(self, measures: Iterable[float]) -> None:
+        self.measures = list(measures)
+        self.next = [len(self.measures)] * self._work.blocks
+
     def roll_back(self, clock: int) -> None:
         self.next = [clock + 1] * self._work.blocks
         self._done, self._measured = {}, {}
@@ -120,8 +132,10 @@ class Ledger:
 
 
 class Controller:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, resumed: Resumed | None = None) -> None:
         self.plan, self.ledger = plan, Ledger(plan.work)
+        resumed = resumed or Resumed()
+        self.ledger.resume(resumed.measures)
         self.nodes: dict[str, Node] = {}
         self.holders: dict[int, set[str]] = {block: set() for block in range(plan.work.blocks)}
         self.asked: dict[str, set[int]] = {}  # blocks that a node is loading
@@ -133,8 +147,11 @@ class Controller:
         self.moves: dict[int, str] = {}
         self.awaited: set[int] = set()  # partitions on their way from their replicas
         self.mirroring: set[int] = set()
-        self.epoch = self.version = 0
-        self.committed = self.saved = -1
+        self.epoch, self.version = resumed.epoch, 0
+        self.committed = self.saved = self.ledger.closed
+        self._expected = plan.expected
+        self._restores = self.saved >= 0  # the copies are in the store, not in memory
+        self.failed = False  # whether the application is why it ended
         self.pushing: int | None = None
         self._received: set[int] = set()
         self._saving: dict[int, set[int]] = {}
@@ -182,6 +199,7 @@ class Controller:
             case Saved():
                 return self._keep(message)
             case Failed():
+                self.failed = True
                 return self._end(message.why)
         return self._settle(now_s)
 
@@ -197,7 +215,7 @@ class Controller:
 
     def _begin(self, now_s: float) -> Out:
         """Begin when everybody who is expected is here and has loaded what it works on."""
-        if len(self.nodes) < self.plan.expected or any(self.asked.values()):
+        if len(self.nodes) < self._expected or any(self.asked.values()):
             return []
         self._choose_stage(forced=True)
         targets = self._block_targets()
@@ -208,14 +226,37 @@ class Controller:
         if lacking:
             return self._load(lacking)
         self.begun_s = now_s
-        if len(self._reliable()) < 2:
+        if len(self._reliable()) < 2 and not self.plan.apart:
             self.notes.append(
                 "not protected: the job has fewer than two reliable machines, so the loss of one "
                 "costs what the store does not have"
             )
         self.blocks = dict(targets)
         self._place_all()
-        return self._roll_all(-1, lost=[]) + self._settle(now_s)
+        if self.committed >= 0:
+            every, restores = list(range(self.plan.partitions)), self._restores
+            self._restores = False
+            return self._start_again(self.committed, every, now_s, restore=restores)
+        out = self._roll_all(-1, lost=[])
+        if self.plan.apart:  # copies do not know what rows are at first
+            self.mirroring = set(range(self.plan.partitions))
+            for at in sorted(self.mirroring):
+                out += self._mirror(at)
+        return out + self._settle(now_s)
+
+    def _rest(self) -> Out:
+        """Wait for machines that serve, because the last one is gone; copies stay as they are."""
+        self.notes.append(f"nobody serves any more: it goes on from clock {self.committed}")
+        if self.mirroring or self.awaited & self.mirroring:
+            self.committed, self._restores = self.saved, self.saved >= 0
+        self.epoch += 1
+        self.ledger.roll_back(self.committed)
+        self.begun_s, self._expected = None, 2
+        self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
+        self.moves, self.releasing, self.mirroring, self.awaited = {}, set(), set(), set()
+        self.blocks = dict.fromkeys(self.blocks)
+        self.owners = [""] * self.plan.partitions
+        return []
 
     def _loaded(self, sender: str, message: Loaded) -> None:
         for block in message.blocks:
@@ -344,6 +385,8 @@ class Controller:
             return []
         if not self.nodes:
             return self._end("every machine is gone; the newest checkpoint is what is left")
+        if self.plan.apart and all(node.reliable for node in self.nodes.values()):
+            return self._rest()
         missing = self._missing(set(gone))
         orphans = {at for at, name in enumerate(self.replicas) if name not in self.nodes}
         only_there = {*missing, *self.moves, *self.awaited} if missing else self.awaited
@@ -491,11 +534,16 @@ class Controller:
 
     def _servers(self) -> list[str]:
         nodes = self._staying() or self.nodes
-        found = actives(nodes.values(), self.stages.stage, self.plan.partitions, set(self.owners))
+        stage = 2 if self.plan.apart else self.stages.stage
+        found = actives(nodes.values(), stage, self.plan.partitions, set(self.owners))
+        if self.plan.apart:  # who leaves serves to its end if there is nobody else
+            return found or sorted(set(self.owners) & set(self.nodes))
         return found or list(nodes)
 
     def _workers(self) -> list[str]:
         nodes = self._staying() or self.nodes
+        if self.plan.apart:
+            return workers(nodes.values(), 3)
         return workers(nodes.values(), self.stages.stage) or list(nodes)
 
     def _block_targets(self) -> dict[int, str]:

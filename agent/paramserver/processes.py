@@ -1,262 +1,31 @@
-"""The machines in processes of their own, with sockets between them.
-
-Each process listens; whoever has something for it connects and sends, so of each pair the messages
-stay in order. Rows travel as the payloads of frames, without copies. A node looks for messages
-between grains.
-"""
+"""The machines in separate processes on one machine, with the controller in this one."""
 
 import importlib
 import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from agent.errors import AgentError, WireError
-from agent.net.front import BACKLOG, Front
-from agent.net.handshake import Door
-from agent.net.wire import Connection, dial
-from agent.paramserver import messages
+from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.help import Settings
-from agent.paramserver.member import Member, join
-from agent.paramserver.messages import CONTROLLER, Beat, End, Gone, Leave, Message, Out, Section
-from agent.paramserver.server import Server
-from agent.paramserver.worker import Bound, Worker
-from agent.protocol import AnyMessage, Part, PeerHello
+from agent.paramserver.live.node import LOOK_S, Node
+from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.store import Folder
+from agent.paramserver.messages import CONTROLLER, Beat, Message, Out
+from agent.store.memory import keep_memory
 
-HOST = "127.0.0.1"
 BEAT_S = 1.0
-LOOK_S = 0.2
-FLUSH_S = 2.0  # for what is still to be sent at the end
 START_S = 60.0
-
-
-class Book(Message, frozen=True, kw_only=True):
-    """To all: where each process listens."""
-
-    addresses: dict[str, str]
-
-
-class Introduced(Message, frozen=True, kw_only=True):
-    """To the controller: where a new process listens."""
-
-    address: str
-    pid: int
-
-
-Said = messages.AnyMessage | Book | Introduced
-
-
-def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
-    """Return a message as bytes, and its arrays apart."""
-    pieces: list[memoryview] = []
-    at = 0
-
-    def hook(value: Any) -> Any:
-        nonlocal at
-        if not isinstance(value, np.ndarray):
-            raise NotImplementedError
-        array = np.ascontiguousarray(value)
-        place = (array.dtype.str, array.shape, at)
-        at += array.nbytes
-        pieces.append(array.reshape(-1).view(np.uint8).data)
-        return place
-
-    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
-
-
-def _decoded(meta: bytes, payload: memoryview) -> Message:
-    def hook(kind: type, value: Any) -> Any:  # noqa: ARG001
-        dtype, shape, at = value
-        count = int(np.prod(shape))
-        return np.frombuffer(payload, np.dtype(dtype), count, at).reshape(shape)
-
-    decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Said, dec_hook=hook)
-    message: Message = decoder.decode(meta)
-    return message
-
-
-class Outbox:
-    """What one process is to be sent, and the thread that sends it.
-
-    A process that reads nothing stops this thread alone, so the others are served meanwhile.
-    """
-
-    def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
-        self._connect, self._failed = connect, failed
-        self._waiting: queue.SimpleQueue[tuple[bytes, list[memoryview]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._connection: Connection | None = None
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
-        self._thread.start()
-
-    def put(self, meta: bytes, pieces: list[memoryview]) -> None:
-        self._waiting.put((meta, pieces))
-
-    def end(self) -> None:
-        """Send what waits, and then no more."""
-        self._waiting.put(None)
-
-    def close(self, wait_s: float) -> None:
-        """Close the connection, after so long at most for what `end` left to be sent."""
-        self._thread.join(wait_s)
-        self._closed.set()
-        if self._connection is not None:
-            self._connection.close()
-
-    def _run(self) -> None:
-        try:
-            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
-                meta, pieces = waiting
-                if self._connection is None:
-                    self._connection = self._connect()
-                    if self._closed.is_set():
-                        break
-                part = Part(generation=0, step=0, tag="said", extra=meta)
-                self._connection.send(part, *pieces)
-        except WireError:
-            self._failed()
-        finally:
-            if self._connection is not None:
-                self._connection.close()
-
-
-class Post:
-    """Sends to processes by name, and puts what comes into one queue.
-
-    The end of a connection comes through the queue as well: the name, and nothing.
-    """
-
-    def __init__(self, name: str, secret: str) -> None:
-        self.name, self._secret = name, secret
-        self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
-        self.book: dict[str, str] = {}
-        self._out: dict[str, Outbox] = {}
-        self._lock = threading.Lock()
-        self.bytes_out = 0
-        listener = socket.create_server((HOST, 0), backlog=BACKLOG)
-        self.address = f"{HOST}:{listener.getsockname()[1]}"
-        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
-
-    def send(self, target: str, message: Message) -> None:
-        """Send, or do nothing if the other process is gone: the controller says so to all."""
-        if target == self.name:
-            self.inbox.put((self.name, message))
-            return
-        with self._lock:
-            outbox = self._out.get(target)
-            if outbox is None:
-                if target not in self.book:
-                    return
-                outbox = self._out[target] = self._outbox(target, self.book[target])
-            # All but the rows is copied here, because the sender goes on to change it.
-            meta, pieces = _encoded(message)
-            self.bytes_out += sum(piece.nbytes for piece in pieces)
-            outbox.put(meta, pieces)
-
-    def learn(self, addresses: dict[str, str]) -> None:
-        with self._lock:
-            self.book.update(addresses)
-
-    def drop(self, target: str, wait_s: float = 0.0) -> None:
-        """Send a process no more: what it has not taken after `wait_s` is thrown away."""
-        with self._lock:
-            self.book.pop(target, None)
-            outbox = self._out.pop(target, None)
-        if outbox is not None:
-            outbox.end()
-            outbox.close(wait_s)
-
-    def close(self) -> None:
-        """Close all connections, with a bounded wait for what is still to be sent."""
-        self._front.close()
-        with self._lock:
-            outboxes, self._out, self.book = list(self._out.values()), {}, {}
-        for outbox in outboxes:
-            outbox.end()
-        until_s = time.monotonic() + FLUSH_S
-        for outbox in outboxes:
-            outbox.close(max(0.0, until_s - time.monotonic()))
-
-    def _outbox(self, target: str, address: str) -> Outbox:
-        hello = PeerHello(worker=self.name, serial=1)
-
-        def failed() -> None:
-            with self._lock:
-                if self._out.get(target) is outbox:
-                    del self._out[target]
-                    self.book.pop(target, None)
-
-        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
-        return outbox
-
-    def _receive(self, connection: Connection, hello: AnyMessage) -> None:
-        if not isinstance(hello, PeerHello):
-            connection.close()
-            return
-        try:
-            while True:
-                part, payload = connection.receive()
-                if isinstance(part, Part):
-                    self.inbox.put((hello.worker, _decoded(part.extra, payload)))
-        except WireError:
-            pass  # the usual end
-        finally:
-            connection.close()
-            self.inbox.put((hello.worker, None))
-
-
-class Folder:
-    """The store of committed clocks: a file for each partition and clock."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def write(self, partition: int, clock: int, sections: list[Section]) -> None:
-        arrays = {}
-        for section in sections:
-            arrays[f"keys {section.table}"] = section.keys
-            arrays[f"rows {section.table}"] = section.values
-        path = self._path(partition, clock)
-        part = path.with_suffix(f".{os.getpid()}")
-        with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the name is on the disk as well, before it counts as saved
-        finally:
-            os.close(folder)
-
-    def read(self, partition: int, clock: int) -> list[Section]:
-        with np.load(self._path(partition, clock)) as found:
-            names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
-            return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
-
-    def drop(self, partition: int, before: int) -> None:
-        for path in self._folder.glob(f"{partition}-*"):
-            clock = path.stem.partition("-")[2]
-            if clock.isdigit() and int(clock) < before:
-                path.unlink(missing_ok=True)
-
-    def _path(self, partition: int, clock: int) -> Path:
-        return self._folder / f"{partition}-{clock}.npz"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,88 +81,41 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     slow: float = 1.0
 
 
-class Node:
-    """One process: a worker and a server, and the loop that runs them."""
+class Single(Node):
+    """A node that is a process, and ends with its controller."""
 
     def __init__(self, start: Start) -> None:
-        self._start, job = start, start.job
-        application = job.application()
-        tables, plan = checked(application), job.plan(application)
-        worker = Worker(
-            start.name, application, plan.work, Bound(job.slack), Settings(size=job.help_size),
-            job.partitions,
-        )  # fmt: skip
-        server = Server(start.name, tables, job.partitions, Folder(job.store))
-        self._member = Member(worker, server)
-        self._post = Post(start.name, start.secret)
-        self._post.book[CONTROLLER] = start.controller
-        self._turned_s = time.monotonic()
-        self._over = False
-        self._ended = threading.Event()
+        post = Post(start.name, start.secret)
+        post.book[CONTROLLER] = start.controller
+        job, application = start.job, start.job.application()
+        super().__init__(
+            start.name,
+            application,
+            job.plan(application),
+            post,
+            Folder(job.store),
+            slack=job.slack,
+            grain_s=job.grain_s * start.slow,
+        )
+        self._job = job
+        self._reliable, self._allocation = start.reliable, start.allocation
 
     def run(self) -> None:
-        start = self._start
         threading.Thread(target=self._beat, name="paramserver-beat", daemon=True).start()
-        hello = Introduced(address=self._post.address, pid=os.getpid())
-        self._post.send(CONTROLLER, hello)
-        self._say(join(start.reliable, start.name, start.allocation))
-        worker = self._member.worker
-        while not self._over:
-            self._turned_s = time.monotonic()
-            run, out = worker.next_run(time.time())
-            self._say(self._member.marked(out))
-            if run is None:
-                self._read(LOOK_S)
-            else:
-                begun_s = time.time()
-                grains = 1 if worker.application.grainwise or self._start.job.grain_s else 4
-                grains = min(grains, run.span.last - run.span.first)
-                if start.job.grain_s:
-                    time.sleep(start.job.grain_s * grains * start.slow)
-                out = worker.finish(run, grains, time.time() - begun_s, time.time())
-                self._say(self._member.marked(out))
-                self._read(0.0)
-        self._ended.set()
-        self._post.close()
+        self.introduce(self._reliable, self._allocation)
+        self.work()
+        self.post.close()
 
-    def _read(self, wait_s: float) -> None:
-        """Take all that has come, waiting a little for the first."""
-        try:
-            while not self._over:
-                sender, message = (
-                    self._post.inbox.get(timeout=wait_s)
-                    if wait_s
-                    else (self._post.inbox.get_nowait())
-                )
-                wait_s = 0.0
-                self._take(sender, message)
-        except queue.Empty:
-            return
-
-    def _take(self, sender: str, message: Message | None) -> None:
-        self._turned_s = time.monotonic()
-        if message is None:
-            self._over = sender == CONTROLLER
-        elif isinstance(message, Book):
-            self._post.learn(message.addresses)
-        elif isinstance(message, End | Leave):
-            self._over = True
-        else:
-            if isinstance(message, Gone):
-                for name in message.nodes:
-                    self._post.drop(name)
-            self._say(self._member.handle(sender, message, time.time()))
-
-    def _say(self, out: Out) -> None:
-        for target, message in out:
-            self._post.send(target, message)
+    def _lost(self, sender: str) -> None:
+        self.over = self.over or ("the controller is gone" if sender == CONTROLLER else "")
 
     def _beat(self) -> None:
         """Give signs of life, in a thread, because the loop may compute or load for long."""
-        job = self._start.job
-        while not self._ended.wait(min(BEAT_S, job.dead_s / 4)):
-            if time.monotonic() - self._turned_s < job.stuck_s:
-                self._post.send(CONTROLLER, Beat())
+        job = self._job
+        while not self.ended.wait(min(BEAT_S, job.dead_s / 4)):
+            if time.monotonic() - self.turned_s < job.stuck_s:
+                self.post.send(CONTROLLER, Beat())
+                self.post.flush()
 
 
 class Spawned(NamedTuple):
@@ -454,6 +176,7 @@ class House:
     def evict(self, names: Iterable[str], warning_s: float) -> None:
         with self._changed:
             self._say(self.controller.evicted(names, warning_s, time.monotonic()))
+            self._post.flush()
 
     def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
         """Wait until something is true of the controller, or raise."""
@@ -491,6 +214,7 @@ class House:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
+                self._post.flush()
                 self._changed.notify_all()
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:
@@ -523,7 +247,8 @@ class House:
 
 def main() -> None:
     """Run one node, as its standard input says."""
-    Node(msgspec.convert(json.load(sys.stdin), Start)).run()
+    keep_memory()
+    Single(msgspec.convert(json.load(sys.stdin), Start)).run()
 
 
 if __name__ == "__main__":

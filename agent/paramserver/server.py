@@ -93,7 +93,7 @@ class Partition:
         for name, changes in sums.items():
             keys, change = changes.all()
             if len(keys):
-                rows = self.rows[name].get(keys)
+                rows = self.rows[name].view(keys)
                 before.append(Section(name, keys, rows))
                 self.rows[name].put(keys, self._tables[name].changed(rows, change))
                 changed[name] = keys
@@ -106,7 +106,7 @@ class Partition:
 
     def fresh(self, reader: str, keys: Keys, asked: bool = False) -> tuple[str, Message]:
         sections = [
-            Section(name, those, self.rows[name].get(those)[:, : self._tables[name].width])
+            Section(name, those, self.rows[name].view(those)[:, : self._tables[name].width])
             for name, those in keys.items()
             if len(those)
         ]
@@ -147,18 +147,22 @@ class Partition:
         for at, sections in self.before:
             for section in sections if first < at <= last else []:
                 keys.setdefault(section.table, []).append(section.keys)
-        found = {name: np.unique(np.concatenate(those)) for name, those in keys.items()}
+        found = {name: _union(those) for name, those in keys.items()}
         return [
             Section(name, those, self.as_at(name, those, last)) for name, those in found.items()
         ]
 
     def as_at(self, table: str, keys: Array, clock: int) -> Array:
         """Return these sorted rows as they were at the end of a clock that is not committed yet."""
-        rows = self.rows[table].get(keys)
-        for at, sections in reversed(self.before):
-            for section in sections if at > clock else []:
-                if section.table == table:
-                    _overlay(keys, rows, section)
+        later = [
+            section
+            for at, sections in reversed(self.before)
+            for section in (sections if at > clock else [])
+            if section.table == table
+        ]
+        rows = self.rows[table].get(keys) if later else self.rows[table].view(keys)
+        for section in later:
+            _overlay(keys, rows, section)
         return rows
 
     def commit(self, clock: int) -> None:
@@ -430,7 +434,7 @@ def put(rows: dict[str, Rows], sections: list[Section]) -> None:
 
 def every_row(rows: dict[str, Rows]) -> list[Section]:
     keys = {name: held.keys() for name, held in rows.items()}
-    return [Section(name, those, rows[name].get(those)) for name, those in keys.items()]
+    return [Section(name, those, rows[name].view(those)) for name, those in keys.items()]
 
 
 def _overlay(keys: Array, rows: Array, section: Section) -> None:
@@ -438,6 +442,14 @@ def _overlay(keys: Array, rows: Array, section: Section) -> None:
     at = np.minimum(np.searchsorted(section.keys, keys), len(section.keys) - 1)
     hit = section.keys[at] == keys
     rows[hit] = section.values[at[hit]]
+
+
+def _union(keys: list[Array]) -> Array:
+    """Return the keys in these arrays, each of which is sorted."""
+    first = keys[0]
+    if all(each is first or np.array_equal(each, first) for each in keys[1:]):
+        return first
+    return np.unique(np.concatenate(keys))
 
 
 def _common(first: Array, second: Array) -> Array:

@@ -130,7 +130,8 @@ class Table(NamedTuple):
                 f"a change of table {self.name!r} has shape {given.shape}; "
                 f"{len(keys)} keys of width {self.width} need {(len(keys), self.width)}"
             )
-        if given.dtype.kind == "f" and not np.isfinite(given).all():
+        # A sum that is finite needs no look at each number.
+        if given.dtype.kind == "f" and not (np.isfinite(given.sum()) or np.isfinite(given).all()):
             row = int(np.flatnonzero(~np.isfinite(given).all(1))[0])
             raise ApplicationError(
                 f"a change of table {self.name!r}, key {int(keys[row])}, is not finite: "
@@ -144,9 +145,14 @@ class Table(NamedTuple):
         return fixed
 
     def changed(self, rows: Array, change: Array) -> Array:
-        """Return what these rows are after the summed change of a clock."""
+        """Return what these rows are after the summed change of a clock, as new memory."""
         if self.exact:
             change = (change * 2.0**-FIXED_BITS).astype(self.dtype)
+        if self.rule is None and rows.shape == change.shape:
+            combine = self.aggregate.combine
+            kept = rows if isinstance(combine, np.ufunc) else rows.copy()
+            new: Array = combine(kept, change)
+            return new.astype(rows.dtype, copy=False)
         after = rows.copy()
         value = after[:, : self.width]
         if self.rule is None:
@@ -186,12 +192,17 @@ def neutral_of(table: Table) -> Any:
 
 
 class Rows:
-    """The rows of one table that a process holds: of keys `first`, `first + stride`, ..."""
+    """The rows of one table that a process holds: of keys `first`, `first + stride`, ...
+
+    An array of all rows is given and taken without a copy, and then it never changes: the first
+    change of a part of the rows makes a copy.
+    """
 
     def __init__(self, table: Table, first: int = 0, stride: int = 1) -> None:
         self.table, self._first, self._stride = table, first, stride
-        own = np.arange(first, table.keys, stride)
-        self._dense = table.rows_at_first(own) if table.keys else None
+        self._all = np.arange(first, table.keys, stride)
+        self._dense = table.rows_at_first(self._all) if table.keys else None
+        self._shared = False  # whether somebody else has the array of all rows
         self._sparse: dict[int, Array] = {}
 
     def get(self, keys: Array) -> Array:
@@ -206,17 +217,32 @@ class Rows:
             return np.zeros((0, self.table.columns), self.table.dtype)
         return np.stack([self._sparse[key] for key in keys.tolist()])
 
+    def view(self, keys: Array) -> Array:
+        """Return these rows, which the caller does not change."""
+        if self._dense is None or not self._is_all(keys):
+            return self.get(keys)
+        self._shared = True
+        return self._dense
+
     def put(self, keys: Array, rows: Array) -> None:
-        if self._dense is not None:
-            self._dense[keys // self._stride] = rows
-        else:
+        """Take these rows over, which nobody changes from now on."""
+        if self._dense is None:
             # Each row is a copy, because a view keeps the whole batch alive.
             self._sparse.update(zip(keys.tolist(), [row.copy() for row in rows], strict=True))
+        elif rows.dtype == self._dense.dtype and self._is_all(keys):
+            self._dense, self._shared = rows, True
+        else:
+            if self._shared:
+                self._dense, self._shared = self._dense.copy(), False
+            self._dense[keys // self._stride] = rows
 
     def keys(self) -> Array:
         if self._dense is not None:
-            return np.arange(self._first, self.table.keys, self._stride)
+            return self._all
         return np.array(sorted(self._sparse), np.int64)
+
+    def _is_all(self, keys: Array) -> bool:
+        return keys is self._all or np.array_equal(keys, self._all)
 
 
 class Changes:
@@ -241,6 +267,10 @@ class Changes:
         """Return the keys, in order, and their changes."""
         if not self._loose:
             return self._chunks[0] if self._chunks else self._none()
+        first = self._chunks[0][0]
+        if len(self._chunks) == 1 and (first[1:] > first[:-1]).all():
+            self._loose = 0
+            return self._chunks[0]
         keys = np.concatenate([keys for keys, _ in self._chunks])
         rows = np.concatenate([rows for _, rows in self._chunks])
         order = np.argsort(keys, kind="stable")

@@ -75,15 +75,20 @@ class Cache:
         self._rows: dict[str, dict[int, Array]] = {name: {} for name in tables}
         self._dense: dict[str, Array] = {}
         self._known: dict[str, Array] = {}
+        self._shared: set[str] = set()  # tables whose array somebody else has as well
         self.asked: list[dict[str, set[int]]] = [{} for _ in range(partitions)]
 
     def get(self, table: Table, keys: Array) -> Array:
-        """Return these rows, or raise `Missing` with those that are not here."""
+        """Return these rows, which nobody changes, or raise `Missing` with those not here."""
         if table.keys:
             known = self._known.get(table.name)
             if known is None or not known[keys].all():
                 raise Missing(table, keys if known is None else keys[~known[keys]])
-            found: Array = self._dense[table.name][keys]
+            dense = self._dense[table.name]
+            if len(self.ages) == 1 and np.array_equal(keys, np.arange(len(dense))):
+                self._shared.add(table.name)
+                return dense
+            found: Array = dense[keys]
             return found
         rows = self._rows[table.name]
         if lacking := [key for key in keys.tolist() if key not in rows]:
@@ -103,8 +108,19 @@ class Cache:
         if table.name not in self._dense:
             self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
             self._known[table.name] = np.zeros(table.keys, bool)
-        self._dense[table.name][section.keys] = section.values
-        self._known[table.name][section.keys] = True
+        first = int(section.keys[0]) if len(section.keys) else 0
+        every = np.arange(first, table.keys, len(self.ages))
+        whole = np.array_equal(section.keys, every)
+        at: Array | slice = slice(first, None, len(self.ages)) if whole else section.keys
+        self._known[table.name][at] = True
+        if whole and len(every) == table.keys:
+            self._dense[table.name] = section.values  # nobody changes it
+            self._shared.add(table.name)
+            return
+        if table.name in self._shared:
+            self._dense[table.name] = self._dense[table.name].copy()
+            self._shared.discard(table.name)
+        self._dense[table.name][at] = section.values
 
     def lacks(self, partition: int) -> dict[str, Array]:
         """Return what was asked of a partition and has not come."""
@@ -592,8 +608,9 @@ class Worker:
         for name, changes in sorted(batch.changes.items()):
             keys, values = changes.all()
             homes = keys % self._partitions
-            for partition in np.unique(homes).tolist():
-                here = homes == partition
+            there = np.flatnonzero(np.bincount(homes, minlength=self._partitions)).tolist()
+            for partition in there:
+                here = slice(None) if len(there) == 1 else homes == partition
                 sections.setdefault(partition, []).append(Section(name, keys[here], values[here]))
         return {
             at: Stage(partition=at, batch=batch.name, clock=batch.clock, sections=those)

@@ -5,6 +5,7 @@ state from the page cache. Huge pages cause 512 times fewer faults; where there 
 code gets ordinary pages.
 """
 
+import ctypes
 import mmap
 import threading
 import weakref
@@ -18,7 +19,20 @@ CHUNK_BYTES = 1 << 26
 ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
 PAGE_BYTES = mmap.PAGESIZE
+MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 RETURNING_BYTES_MIN = 1 << 16  # smaller areas are not kept for reuse
+
+
+def keep_memory() -> None:
+    """Keep freed memory, because a step frees what the next one takes again.
+
+    Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
+    back at 128 KiB, and map every large allocation. See mallopt(3).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library has none
+        for setting, nbytes in MALLOC.items():
+            mallopt(setting, nbytes)
 
 
 def ordinary(count: int) -> memoryview:

@@ -19,6 +19,7 @@ from agent.faults import passing
 from agent.messages import WorkerOrder
 from agent.net.beside import Beside
 from agent.net.watchdog import unaided
+from agent.paramserver.api import Application
 from agent.proof.turns import Shown
 from agent.protocol import (
     Arrived,
@@ -26,6 +27,7 @@ from agent.protocol import (
     Held,
     LoopLeft,
     Reached,
+    Serving,
     Unled,
 )
 from agent.replica import Replica
@@ -34,6 +36,7 @@ from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
 from agent.worker.early import Early
 from agent.worker.participant import Participant
+from agent.worker.served import ServedNode, ready
 from agent.worker.state.handover import Having, having
 from agent.worker.state.prefault import warm
 from agent.world import Abandoned, Facts, Interrupted
@@ -93,6 +96,16 @@ class Group(Participant):
     @property
     def microbatches(self) -> int:
         return self._greeting.microbatches
+
+    def serve(self, application: Application, serving: Serving) -> str:
+        """Be a node of a parameter server until the job ends, and return why it has ended."""
+        self.node = ServedNode(self._worker_order, self._host, self.link, application, serving)
+        self._survey.ready = ready(serving)  # the link says it again when it connects again
+        self.link.send(self._survey.ready)
+        why = self.node.run()
+        if not self.node.done:
+            self.wait(lambda: None)  # to be dismissed: the job goes on without this worker
+        return why
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
         self._check(replica)

@@ -49,6 +49,7 @@ from agent.worker.promise import Preparing
 from agent.worker.proof.reproduction import Proving
 from agent.worker.proof.second_process import Second
 from agent.worker.replay import Redoing
+from agent.worker.served import ServedNode
 from agent.worker.snapshots import Snapshots
 from agent.worker.stages.pipeline_layout import Deep
 from agent.worker.stages.stages import Stages
@@ -71,6 +72,8 @@ class Participant(PeerWorker):
         super().__init__()
         self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
         self.slot = order.slot
+        self._worker_order, self._host = order, host
+        self.node: ServedNode | None = None  # of a job whose tables are served
         self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
         self._snapshots = Snapshots(self, self._handover)
         self._preparing = Preparing(self)
@@ -271,6 +274,8 @@ class Participant(PeerWorker):
                     self.output.hear(message)
                 case Done():
                     self._done = True
+                case Part() if self.node is not None:
+                    self.node.hear(message, payload)
                 case Over():
                     self.over = message.version
                 case _:

@@ -1,27 +1,33 @@
 """How much of the transport is left to a parameter server? Push and pull of whole models.
 
-    python benchmarks/paramserver/throughput.py [--clocks 30]
+    python benchmarks/paramserver/throughput.py [--clocks 60] [--rounds 3]
 
 One worker process and one server process on this machine. In each clock the worker pushes a model
-of changes and gets the model back. The peer is the transport alone: the same bytes, sent to and fro
-over one connection with the same tags. ps-lite's figures were measured on such a machine earlier.
+of changes and gets the model back. Peers in the same run: the transport alone (`agent.transport`,
+the same bytes to and fro), and a plain Ray actor that adds what it is sent and returns the model.
+`waits` has one clock on its way (BSP; one call), `ahead` has up to four (slack 3; four calls).
+ps-lite's figures were measured on such a machine earlier.
 """
 
 import argparse
 import multiprocessing
-import socket
 import tempfile
+import threading
 import time
+from collections import deque
 
 import numpy as np
 
-from agent.net.wire import Connection
 from agent.paramserver.api import Application, Stop
 from agent.paramserver.processes import House, Job
 from agent.paramserver.tables import Table
-from agent.protocol import Part
+from agent.transport.tcp import Tcp
+from agent.transport.transport import Slot
 
 WIDTH = 1024  # float64s in a row: 8 KiB
+AHEAD = 3
+WARM = 5  # rounds that are not counted
+SIZES = (1 << 16, 1 << 20, 1 << 24)
 PS_LITE = {1 << 16: 0.028, 1 << 24: 0.94}
 
 
@@ -43,39 +49,61 @@ class Whole(Application):
             params.update("model", keys, self.ones)
 
 
-def echo(called):
-    connection = Connection(called)  # made here, because a fork lets go of those of its parent
-    part = Part(generation=0, step=0, tag="echo")
-    try:
-        while True:
-            _, payload = connection.receive()
-            connection.send(part, payload)
-    except Exception:
-        return
+class Side:
+    """One side of the transport alone."""
+
+    def __init__(self, name, pipe):
+        self.changed = threading.Condition()
+        self.tcp = Tcp(name, "secret", self.changed, lambda _: None, host="127.0.0.1")
+        pipe.send((name, self.tcp.offer()))
+        self.peer, offered = pipe.recv()
+        self.tcp.meet(self.peer, offered)
+
+    def push(self, kind, turn, block):
+        return self.tcp.push(self.peer, Slot(0, turn, kind, 0), [block])
+
+    def land(self, kind, turn, into):
+        self.wait(self.tcp.land(self.peer, Slot(0, turn, kind, 0), into))
+
+    def wait(self, ticket):
+        with self.changed:
+            self.changed.wait_for(lambda: ticket.done or ticket.failed)
 
 
-def raw(size, rounds):
+def echo(pipe, size, turns):
+    side, into = Side("b", pipe), memoryview(np.zeros(size, np.uint8))
+    for turn in range(turns):
+        side.land("there", turn, into)
+        side.wait(side.push("back", turn, into))
+    pipe.recv()
+    side.tcp.close()
+
+
+def raw(size, turns, ahead):
     """Return seconds for one way there and back."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    caller = socket.create_connection(listener.getsockname())
-    called, _ = listener.accept()
-    child = multiprocessing.get_context("fork").Process(target=echo, args=(called,))
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("spawn").Process(target=echo, args=(theirs, size, turns))
     child.start()
-    called.close()
-    connection, payload = Connection(caller), np.ones(size, np.uint8)
-    part = Part(generation=0, step=0, tag="echo")
+    side = Side("a", ours)
+    mine, into = memoryview(np.ones(size, np.uint8)), memoryview(np.zeros(size, np.uint8))
     times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        connection.send(part, payload)
-        connection.receive()
-        times.append(time.perf_counter() - start)
-    connection.close()
+    for turn in range(turns + ahead):
+        if turn < turns:
+            side.push("there", turn, mine)
+        if turn >= ahead:
+            side.land("back", turn - ahead, into)
+            times.append(time.perf_counter())
+    ours.send("over")
     child.join()
-    return float(np.median(times))
+    side.tcp.close()
+    return per_turn(times)
 
 
-def served(size, clocks):
+def per_turn(times):
+    return (times[-1] - times[WARM]) / (len(times) - 1 - WARM)
+
+
+def served(size, clocks, ahead):
     """Return seconds for a clock: a push of the model's size, and a pull of it."""
     with tempfile.TemporaryDirectory() as store:
         job = Job(
@@ -87,7 +115,8 @@ def served(size, clocks):
             grains=1,
             partitions=1,
             expected=2,
-            save_every=1000,
+            slack=ahead,
+            save_every=1 << 20,
             dead_s=60.0,
             store=store,
         )
@@ -97,28 +126,70 @@ def served(size, clocks):
             house.wait(lambda brain: "a" in brain.nodes)
             house.start("r", reliable=True)  # stage 1: it serves
             house.wait(lambda brain: brain.ended)
-            return float(np.median(np.diff(house.closed_s)))
+            return per_turn(house.closed_s)
         finally:
             house.close()
 
 
+def actor(size, calls, ahead):
+    """Return seconds for a call of a plain Ray actor that sums; the driver is the worker."""
+    import ray
+
+    class Plain:
+        def __init__(self, count):
+            self.model = np.zeros(count)
+
+        def push_pull(self, change):
+            self.model = self.model + change
+            return self.model
+
+    ones = np.ones(size // 8)
+    server = ray.remote(Plain).remote(len(ones))
+    waiting, times = deque(), []
+    for _ in range(calls):
+        waiting.append(server.push_pull.remote(ones))
+        if len(waiting) > ahead:
+            ray.get(waiting.popleft())
+            times.append(time.perf_counter())
+    ray.kill(server)
+    return per_turn(times)
+
+
+def measured(size, clocks, ahead, actors):
+    turns = clocks if size > 1 << 20 else 5 * clocks
+    found = {"raw": raw(size, turns, ahead), "ours": served(size, turns, ahead)}
+    if actors:
+        found["actor"] = actor(size, turns, ahead)
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--clocks", type=int, default=30)
+    parser.add_argument("--clocks", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3, help="the median of so many is shown")
+    parser.add_argument("--no-actor", action="store_true")
     given = parser.parse_args()
-    print(
-        f"{'bytes':>9} {'raw GiB/s':>10} {'ours GiB/s':>11} {'share':>6} {'ps-lite':>8} {'updates/s':>10}"
-    )
-    for size in (1 << 16, 1 << 20, 1 << 24):
-        there, ours = raw(size, given.clocks), served(size, given.clocks)
-        gib = 2 * size / (1 << 30)
-        peer = PS_LITE.get(size)
-        shown = f"{peer:8.3f}" if peer else "       -"
-        rows = size / WIDTH / 8 / ours
-        print(
-            f"{size:9} {gib / there:10.3f} {gib / ours:11.3f} {there / ours:6.2f} {shown} {rows:10.0f}",
-            flush=True,
-        )
+    if not given.no_actor:
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    print("GiB/s, both ways together")
+    print(f"{'':16} {'raw':>7} {'ours':>7} {'share':>6} {'actor':>7} {'times':>6} {'ps-lite':>8}")
+    for size in SIZES:
+        for name, ahead in (("waits", 0), ("ahead", AHEAD)):
+            rounds = [
+                measured(size, given.clocks, ahead, not given.no_actor) for _ in range(given.rounds)
+            ]
+            rate = {
+                kind: 2 * size / (1 << 30) / float(np.median([one[kind] for one in rounds]))
+                for kind in rounds[0]
+            }
+            ours, plain = rate["ours"], rate.get("actor", float("nan"))
+            print(
+                f"{size:9} {name:6} {rate['raw']:7.3f} {ours:7.3f} {ours / rate['raw']:6.2f} "
+                f"{plain:7.3f} {ours / plain:6.2f} {PS_LITE.get(size, float('nan')):8.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from torch import nn
 from agent.calibration.calibrate import Settings, calibrate
 from agent.calibration.links import RingTime, fit_ring
 from agent.layout import Layout, Replica
-from agent.machine.worker_process import keep_memory
 from agent.net.mesh import Mesh
 from agent.pipeline.stages.channel import Exchange, Parcel
 from agent.pipeline.stages.cut import build
@@ -41,6 +40,7 @@ from agent.pipeline.stages.transport import MeshChannel
 from agent.pipeline.tracing.analysis import examine
 from agent.pipeline.tracing.trace import record
 from agent.profile import Link, Network, Profile
+from agent.store.memory import keep_memory
 from orchestrator.planner import cost_model, plan_book, search
 from orchestrator.planner.plans import Cost, LayoutPlan, Way, all_but_last
 from orchestrator.planner.search import Task

@@ -1,11 +1,17 @@
-"""Matrix factorisation by SGD on a parameter server. `python factorisation.py` runs it alone."""
+"""Matrix factorisation by SGD on a parameter server.
+
+`python factorisation.py` runs it alone, and `orchestrator submit factorisation.py` on spot machines.
+"""
+
+import sys
 
 import loaders
 import numpy as np
 from numba import njit
 
-from agent.paramserver.api import Application, Stop, run_alone
+from agent.paramserver.api import Application, Stop
 from agent.paramserver.tables import Table
+from agent.served import ParamServerJob
 
 RATE, KEEP = 0.05, 0.002
 
@@ -81,6 +87,7 @@ class Counted(Factorisation):
 
 
 if __name__ == "__main__":
-    application = Factorisation()
-    for clock, error in enumerate(run_alone(application).measures):
+    application = Factorisation(clocks=int(sys.argv[1]) if sys.argv[1:] else 10)
+    alone = ParamServerJob(application, blocks=24, slack=1, help_size=3).run()
+    for clock, error in enumerate(alone.measures if alone else ()):
         print(f"clock {clock:3}  mean squared error {error / application.items:.4f}")

@@ -5,7 +5,7 @@ import sys
 
 STEPS = """
 import resource, torch
-from agent.machine.worker_process import keep_memory
+from agent.store.memory import keep_memory
 keep_memory()
 torch.set_num_threads(1)
 

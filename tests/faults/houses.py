@@ -1,5 +1,6 @@
 """Real houses: Redis, Ray head, local cloud, keeper and manager, each in a folder of its own."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import redis
 
 from agent.keeper.storage.memory_log import root_of
-from orchestrator.client import Client, NotRunning
+from orchestrator.client import Client, NotRunning, local_cloud
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.paths import Places
 from orchestrator.redis_client import connect
@@ -43,6 +44,20 @@ def is_worker(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().startswith("worker ")
     return False  # it has just ended
+
+
+def orchestrator(*words: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a person types it."""
+    program = Path(sys.executable).with_name("orchestrator")
+    return subprocess.run([str(program), *words], capture_output=True, text=True, timeout=180)
+
+
+def drill(house: "RunningHouse", warning_s: float, nodes: object) -> list[str]:
+    async def go() -> list[str]:
+        async with local_cloud(house.client().house()) as cloud:
+            return await cloud.drill(warning_s=warning_s, nodes=nodes)
+
+    return asyncio.run(go())
 
 
 class RunningHouse:
@@ -100,6 +115,15 @@ class RunningHouse:
         client.post(JobSubmitted(at_s=time.time(), spec=asked))
         self._newest = job
         return job
+
+    def follow_newest(self) -> None:
+        """Watch the one job that the house has, which was submitted by a command."""
+
+        def look() -> str:
+            view = self.client().view()
+            return view.jobs[-1].id if view is not None and view.jobs else ""
+
+        self._newest = until("a job", look)
 
     def job(self) -> JobView | None:
         """The job that was submitted last."""

@@ -1,6 +1,5 @@
 """A whole product and one bad day after the other: real processes, real kills, the same weights."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -12,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from houses import RunningHouse, command_line, is_worker, until
+from houses import RunningHouse, command_line, drill, is_worker, orchestrator, until
 from redis import RedisError
 
 from agent.keeper.storage.memory_log import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator.cli.up_down import news
-from orchestrator.client import NotRunning, local_cloud
+from orchestrator.client import NotRunning
 from orchestrator.supervisor import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -51,20 +50,6 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
-
-
-def orchestrator(*words: str) -> "subprocess.CompletedProcess[str]":
-    """The command as a person types it."""
-    program = Path(sys.executable).with_name("orchestrator")
-    return subprocess.run([str(program), *words], capture_output=True, text=True, timeout=180)
-
-
-def drill(house: RunningHouse, warning_s: float, nodes: object) -> list[str]:
-    async def go() -> list[str]:
-        async with local_cloud(house.client().house()) as cloud:
-            return await cloud.drill(warning_s=warning_s, nodes=nodes)
-
-    return asyncio.run(go())
 
 
 def pid_of(house: RunningHouse, words: str) -> int:

@@ -21,7 +21,7 @@ from agent.store.shares import Gathered
 from agent.worker.state.prefault import Landing, warm
 from agent.net.mesh import STATE
 from agent.protocol import Part
-from agent.machine.worker_process import keep_memory
+from agent.store.memory import keep_memory
 keep_memory()
 
 def made():

@@ -1,0 +1,124 @@
+"""A kept job whose tables are served: the kept job's side of `agent.keeper.tables`. No torch here."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.errors import Fenced
+from agent.keeper.commits import Commit, History
+from agent.keeper.completion import TAIL_S
+from agent.keeper.member import Member
+from agent.keeper.reports import Reports
+from agent.keeper.roster import Roster
+from agent.keeper.tables import Tables
+from agent.layout import Layout
+from agent.messages import CheckpointWritten, JobCompleted, Report
+from agent.protocol import Failed, Serving
+from cloud.clock import CLOCK
+
+WRITTEN_S = 5.0  # between two reports of what is on the disk
+
+
+class ServedJob:
+    """All but `tables` belongs to the lock of the kept job."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the kept job's parts
+        self,
+        history: History,
+        roster: Roster,
+        reports: Reports,
+        lock: threading.Condition,
+        fail: Callable[[Member, Failed], None],
+        give_up: Callable[[Fenced], None],
+        report: Callable[[Report], None],
+        completed: Callable[[JobCompleted], None],
+    ) -> None:
+        self._history, self._roster, self._reports = history, roster, reports
+        self._lock, self._fail, self._give_up = lock, fail, give_up
+        self._report, self._completed = report, completed
+        self._written_s = 0.0
+        self.tables: Tables
+
+    def begin(self, serving: Serving, folder: Path) -> None:
+        """Go on from what the disk has, with the layout of an earlier keeper if there was one."""
+        self._serving = serving
+        self.tables = Tables(serving, self._history, folder, self)
+        if self._roster.layout is not None:
+            self.tables.enter(self._roster.layout)
+
+    def regroup(self, layout: Layout) -> None:
+        before = self._roster.layout
+        if before is not None and layout.generation <= before.generation:
+            return
+        self._roster.layout = layout
+        self._reports.regrouping()
+        for worker in self._roster.absent():
+            self._roster.lose(worker, "connection", "it is not connected")
+        self.tables.enter(layout)
+
+    def notice(self, machine_id: str, deadline_s: float) -> None:
+        members = self._roster.members.values()
+        going = [member.worker for member in members if member.machine_id == machine_id]
+        if going:
+            self.tables.notice(going, deadline_s)
+
+    # --- what the tables say ----------------------------------------------------------------------
+
+    def present(self) -> dict[str, Member]:
+        with self._lock:
+            return dict(self._roster.members)
+
+    def reached(self, commit: Commit, size: int, where: str) -> None:
+        with self._lock:
+            self._history.note(commit)
+            self._reports.loss = commit.loss
+            total = self._serving.clocks or commit.version
+            self._reports.progress(commit.generation, commit.version, total)
+            now_s = time.monotonic()
+            if now_s < self._written_s + WRITTEN_S:
+                return
+            self._written_s = now_s
+            self._report(
+                CheckpointWritten(
+                    at_s=CLOCK.now_s(),
+                    job=self._reports.job,
+                    step=commit.version,
+                    state_bytes=size,
+                    uri=where,
+                )
+            )
+
+    def application_failed(self, worker: str, why: str) -> None:
+        with self._lock:
+            member = self._roster.members.get(worker)
+            if member is not None:
+                self._fail(member, Failed(kind="exception", detail=why))
+
+    def gave_up(self, error: Fenced) -> None:
+        self._give_up(error)
+
+    def absent(self, workers: list[str], why: str) -> None:
+        with self._lock:
+            for worker in workers:
+                self._roster.lose(worker, "connection", why)
+
+    def served(self, sha: str, where: str) -> None:
+        """Let the scripts end, because all clocks are done, and report it."""
+        thread = threading.Thread(
+            target=self._wind_up, args=(sha, where), name="wind-up", daemon=True
+        )
+        thread.start()
+
+    def _wind_up(self, sha: str, where: str) -> None:
+        with self._lock:
+            layout = self._roster.layout
+            inside = set(layout.workers) if layout is not None else set()
+            finishing = self._roster.finishing = inside & set(self._roster.members)
+            for member in list(self._roster.members.values()):
+                if member.worker not in finishing:
+                    member.dismiss("the job is done")
+            self._lock.wait_for(
+                lambda: self._roster.finishing is not finishing or not finishing, TAIL_S
+            )
+        self._completed(self._reports.completed(self._history.version, sha, where))

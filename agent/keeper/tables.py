@@ -1,0 +1,374 @@
+"""A job whose tables are served, in the keeper: its controller, and a copy of every table.
+
+The keeper is the reliable machine of such a job. It runs no script, so it neither serves nor
+computes: workers do both, and any of them, or all, may be taken away. Each clock is a commit of the
+job. It is written down when every partition of it is on the disk, so a keeper that starts, or a job
+that is resumed, goes on from there. No torch here.
+
+One thread decides, and another keeps the copies, because writing them takes time.
+"""
+
+import hashlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from agent.errors import AgentError, Fenced, WireError
+from agent.keeper.commits import Commit, History
+from agent.keeper.member import Member
+from agent.layout import Layout
+from agent.paramserver import messages
+from agent.paramserver.controller import Controller, Resumed
+from agent.paramserver.live.plan import KEPT, copies_of, plan_of
+from agent.paramserver.live.post import Book, Introduced, Letters, Reading
+from agent.paramserver.live.store import Folder
+from agent.paramserver.member import FOR_SERVERS
+from agent.paramserver.messages import CONTROLLER, Join, Message, Out
+from agent.paramserver.server import Server
+from agent.protocol import Part, Serving
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+ABSENT_S = 20.0  # for workers of a layout that have not come back
+END_S = 10.0  # for threads of ours
+RESULT = "tables.npz"
+
+
+class Owner(Protocol):
+    """The kept job, as its tables see it. Each call is safe from any thread."""
+
+    def present(self) -> dict[str, Member]:
+        """Return the workers that are here, by name."""
+
+    def reached(self, commit: Commit, size: int, where: str) -> None:
+        """Take note of a clock that is written down."""
+
+    def application_failed(self, worker: str, why: str) -> None: ...
+
+    def gave_up(self, error: Fenced) -> None: ...
+
+    def absent(self, workers: list[str], why: str) -> None:
+        """Lose workers that are waited for in vain."""
+
+    def served(self, sha: str, where: str) -> None:
+        """Let the scripts end, because all clocks are done, and report it."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """Beside the files of the store: the newest clock that is whole in it."""
+
+    clock: int = -1
+    measures: tuple[float, ...] = ()
+
+
+class Copies:
+    """The copies of the tables, on a thread that also writes them to the disk."""
+
+    def __init__(self, server: Server, say: Callable[[Out], None]) -> None:
+        self.server, self._say = server, say
+        self._orders: queue.SimpleQueue[tuple[str, Message] | None] = queue.SimpleQueue()
+        self.epoch = -1
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread.start()
+
+    def take(self, sender: str, message: Message) -> None:
+        self._orders.put((sender, message))
+
+    def close(self) -> None:
+        self._orders.put(None)
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            sender, message = order
+            if isinstance(message, messages.Roll):
+                self.epoch = message.epoch
+            if message.epoch != self.epoch:
+                continue  # a roll-back came between
+            try:
+                out = self.server.handle(sender, message)
+            except OSError as error:  # the clock is not saved, and the next one will be
+                log.warning("a clock could not be written: %s", error)
+                continue
+            self._say([(to, msgspec.structs.replace(one, epoch=self.epoch)) for to, one in out])
+
+
+class Tables:
+    def __init__(self, serving: Serving, history: History, folder: Path, owner: Owner) -> None:
+        self._serving, self._history, self._owner = serving, history, owner
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._disk = Folder(str(folder))
+        self._letters = Letters(CONTROLLER)
+        self._readings: dict[str, Reading] = {}
+        self._acts: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._joined: dict[str, Join] = {}
+        self._addresses: dict[str, str] = {}
+        self._left: set[str] = set()
+        self._layout: Layout | None = None
+        self._entered_s = 0.0
+        self._reached = self._read()
+        self._epochs = history.term << 32
+        self.brain: Controller | None = None
+        self._over = False
+        self._closed = threading.Event()
+        server = Server(KEPT, copies_of(serving), serving.partitions, self._disk)
+        self._copies = Copies(server, lambda out: self._acts.put(lambda: self._say(KEPT, out)))
+        self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+        self._thread.start()
+
+    # --- what the kept job says, on any thread ----------------------------------------------------
+
+    def enter(self, layout: Layout) -> None:
+        """Go over to these workers."""
+        self._acts.put(lambda: self._enter(layout))
+
+    def hear(self, member: Member, part: Part, payload: memoryview) -> None:
+        """Take a frame of a worker's, on the thread that listens to it."""
+        reading = self._readings.setdefault(member.worker, Reading())
+        self._letters.open(member.worker, reading, part, payload)
+        self._acts.put(self._read_letters)
+
+    def notice(self, workers: list[str], deadline_s: float) -> None:
+        """Have workers leave whose machine will be taken away (seconds since the epoch)."""
+        warning_s = deadline_s - time.time()
+        self._acts.put(lambda: self._evict(workers, warning_s))
+
+    def leave(self) -> None:
+        """End without waiting, because another keeper goes on."""
+        self._closed.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._acts.put(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(END_S)
+        self._copies.close()
+
+    # --- the thread that decides ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._catch_up()
+            while not self._closed.is_set():
+                self._turn()
+        except Fenced as error:
+            self._owner.gave_up(error)
+        except WireError as error:  # the keeper is closed while Redis is away
+            log.info("the tables are left: %s", error)
+
+    def _turn(self) -> None:
+        try:
+            acts = [self._acts.get(timeout=LOOK_S)]
+        except queue.Empty:
+            acts = []
+        acts += [self._acts.get() for _ in range(self._acts.qsize())]
+        for act in acts:
+            act()
+        self._look()
+        self._letters.flush()
+        self._note()
+
+    def _read_letters(self) -> None:
+        while not self._letters.inbox.empty():
+            sender, message = self._letters.inbox.get()
+            if message is not None:
+                self._take(sender, message)
+
+    def _take(self, sender: str, message: Message) -> None:
+        now_s, brain = time.monotonic(), self.brain
+        if isinstance(message, FOR_SERVERS):
+            self._copies.take(sender, message)
+        elif isinstance(message, Introduced):
+            self._addresses[sender] = message.address
+            self._introduce()
+        elif isinstance(message, Join):
+            self._joined[sender] = message
+            if brain is not None and self._is_inside(sender):
+                self._say(CONTROLLER, brain.handle(sender, message, now_s))
+        elif isinstance(message, messages.Failed):
+            self._owner.application_failed(sender, message.why)
+        elif brain is not None:
+            self._say(CONTROLLER, brain.handle(sender, message, now_s))
+
+    def _introduce(self) -> None:
+        """Send all nodes the addresses of all."""
+        present = self._owner.present()
+        book = Book(addresses={w: a for w, a in self._addresses.items() if w in present})
+        for worker in book.addresses:
+            self._route(worker)
+            self._letters.send(worker, book)
+
+    def _route(self, worker: str) -> None:
+        def carry(part: Part, pieces: list[memoryview]) -> None:
+            member = self._owner.present().get(worker)
+            if member is not None:
+                member.post(part, *pieces)
+
+        self._letters.routes[worker] = carry
+
+    def _is_inside(self, worker: str) -> bool:
+        return self._layout is not None and worker in self._layout.workers
+
+    def _enter(self, layout: Layout) -> None:
+        self._layout, self._entered_s = layout, time.monotonic()
+        if self._over:
+            return
+        if self.brain is None or self.brain.ended or self.brain.begun_s is None:
+            self._begin(layout)
+            return
+        brain, now_s = self.brain, time.monotonic()
+        going = [name for name in brain.nodes if name not in layout.workers and name != KEPT]
+        self._left |= set(going)
+        again = [worker for worker in layout.workers if worker in self._left]
+        if again:
+            why = "it has left the servers, which know it no more"
+            self._owner.absent(again, why)
+        for worker in layout.workers:
+            if worker in self._joined and worker not in brain.nodes:
+                self._say(CONTROLLER, brain.handle(worker, self._joined[worker], now_s))
+        if going:  # the newcomers are here before others leave
+            self._say(CONTROLLER, brain.evicted(going, float("inf"), now_s))
+
+    def _begin(self, layout: Layout) -> None:
+        """Make a controller that begins with these workers, where the disk says or memory."""
+        self._epochs += 1 << 16
+        resumed = Resumed(self._epochs, self._reached.measures)
+        self.brain = brain = Controller(plan_of(self._serving, len(layout.workers)), resumed)
+        now_s = time.monotonic()
+        if why := brain.plan.stop.reached(brain.ledger.measures, 0.0):
+            brain.ended = why  # an earlier keeper has died before it could say so
+            for worker in self._joined:
+                self._letters.send(worker, messages.End(why=why))
+            return
+        keeper = Join(reliable=True, machine=KEPT, allocation=KEPT)
+        self._say(CONTROLLER, brain.handle(KEPT, keeper, now_s))
+        for worker in layout.workers:
+            if worker in self._joined:
+                self._say(CONTROLLER, brain.handle(worker, self._joined[worker], now_s))
+
+    def _evict(self, workers: list[str], warning_s: float) -> None:
+        brain = self.brain
+        if brain is not None and brain.begun_s is not None:
+            self._left |= set(workers)
+            self._say(CONTROLLER, brain.evicted(workers, warning_s, time.monotonic()))
+
+    def _look(self) -> None:
+        """Go on without workers that are gone, and lose those that do not come."""
+        present, brain = self._owner.present(), self.brain
+        for worker in [one for one in self._joined if one not in present]:
+            del self._joined[worker]
+            self._addresses.pop(worker, None)
+            self._letters.routes.pop(worker, None)
+            self._readings.pop(worker, None)
+        if brain is None or brain.ended:
+            return
+        gone = [name for name in brain.nodes if name not in present and name != KEPT]
+        now_s = time.monotonic()
+        if gone:
+            self._say(CONTROLLER, brain.lost(gone, now_s))
+        if brain.begun_s is None and self._layout and now_s > self._entered_s + ABSENT_S:
+            absent = [worker for worker in self._layout.workers if worker not in present]
+            if absent:
+                self._owner.absent(absent, "it did not come back")
+                self._entered_s = now_s
+
+    def _say(self, sender: str, out: Out) -> None:
+        """Send what the controller or the copies say; what they say to each other stays here."""
+        for target, message in out:
+            if target == KEPT:
+                if isinstance(message, (messages.Roll, *FOR_SERVERS)) or _is_order(message):
+                    self._copies.take(sender, message)
+                elif isinstance(message, messages.Load) and self.brain is not None:
+                    blocks = messages.Loaded(blocks=message.blocks)
+                    self._say(CONTROLLER, self.brain.handle(KEPT, blocks, time.monotonic()))
+            elif target == CONTROLLER:
+                if self.brain is not None:
+                    self._say(CONTROLLER, self.brain.handle(sender, message, time.monotonic()))
+            else:
+                self._letters.send(target, message)
+
+    # --- what is written down ---------------------------------------------------------------------
+
+    def _note(self) -> None:
+        """Write down the clocks that the disk has whole, each as a commit."""
+        brain, layout = self.brain, self._layout
+        if brain is None or layout is None:
+            return
+        if brain.saved > self._reached.clock:
+            self._reached = Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1]))
+            _replace(self._folder / "reached.json", msgspec.json.encode(self._reached))
+            self._commit_up_to(layout.generation)
+        done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
+        if done and not self._over:
+            self._over = True
+            self._owner.served(*self._result())
+
+    def _commit_up_to(self, generation: int) -> None:
+        while self._history.version <= self._reached.clock:
+            measure = self._reached.measures[self._history.version]
+            commit = Commit(
+                generation=generation,
+                version=self._history.version + 1,
+                loss=measure / self._serving.items,
+            )
+            self._history.write(commit)
+            size = sum(one.keys * one.columns * 8 for one in self._serving.tables)
+            self._owner.reached(commit, size, str(self._folder))
+
+    def _catch_up(self) -> None:
+        """Bring the commits and the disk to one version, after an earlier keeper."""
+        if self._history.version > self._reached.clock + 1:
+            self._history.rewind(self._reached.clock + 1)
+
+    def _read(self) -> Reached:
+        try:
+            return msgspec.json.decode((self._folder / "reached.json").read_bytes(), type=Reached)
+        except FileNotFoundError:
+            return Reached()
+        except (OSError, msgspec.DecodeError) as error:
+            raise AgentError(f"{self._folder} has tables that cannot be read: {error}") from error
+
+    def _result(self) -> tuple[str, str]:
+        """Put the values of all tables into one file. Return its checksum, and where it is."""
+        arrays: dict[str, list[np.ndarray]] = {}
+        for partition in range(self._serving.partitions):
+            for section in self._disk.read(partition, self._reached.clock):
+                arrays.setdefault(f"{section.table} keys", []).append(section.keys)
+                arrays.setdefault(section.table, []).append(section.values)
+        whole = {name: np.concatenate(parts) for name, parts in arrays.items()}
+        digest = hashlib.sha256()
+        for table in self._serving.tables:
+            order = np.argsort(whole[f"{table.name} keys"])
+            whole[f"{table.name} keys"] = whole[f"{table.name} keys"][order]
+            whole[table.name] = np.ascontiguousarray(whole[table.name][order][:, : table.width])
+            digest.update(whole[table.name].tobytes())
+        path = self._folder / RESULT
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **whole)
+        return digest.hexdigest(), str(path)
+
+
+def _is_order(message: Message) -> bool:
+    return isinstance(
+        message, messages.Route | messages.Committed | messages.Report | messages.Gone
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Replace a file whole, so that its name is on the disk with what it says."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,1 @@
+"""Machines of a parameter server in processes: messages on sockets, clocks on the disk."""

@@ -1,0 +1,112 @@
+"""One process of a parameter server: a worker and a server, and the loop that runs them.
+
+It looks for messages between grains.
+"""
+
+import os
+import queue
+import threading
+import time
+
+from agent.paramserver.api import Application, checked
+from agent.paramserver.controller import Plan
+from agent.paramserver.help import Settings
+from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.member import Member, join
+from agent.paramserver.messages import CONTROLLER, End, Gone, Leave, Message, Out
+from agent.paramserver.server import Server, Store
+from agent.paramserver.worker import Bound, Worker
+
+LOOK_S = 0.2
+GRAINS = 4  # computed between two looks for messages
+
+
+class Node:
+    def __init__(  # noqa: PLR0913 - what a node consists of
+        self,
+        name: str,
+        application: Application,
+        plan: Plan,
+        post: Post,
+        store: Store,
+        *,
+        slack: int | None,
+        grain_s: float = 0.0,
+    ) -> None:
+        """`grain_s` is how long to sleep in each grain."""
+        tables, helping = checked(application), Settings(size=plan.help_size)
+        worker = Worker(name, application, plan.work, Bound(slack), helping, plan.partitions)
+        self.name, self.post, self._grain_s = name, post, grain_s
+        self.member = Member(worker, Server(name, tables, plan.partitions, store))
+        self.turned_s = time.monotonic()
+        self.over = ""  # why it has ended
+        self.done = False  # the job has ended, too
+        self.ended = threading.Event()
+
+    def introduce(self, reliable: bool, allocation: str) -> None:
+        self.post.send(CONTROLLER, Introduced(address=self.post.address, pid=os.getpid()))
+        self._say(join(reliable, self.name, allocation))
+
+    def work(self) -> None:
+        """Compute and answer until the job ends, or goes on without this node."""
+        worker = self.member.worker
+        while not self.over:
+            self.turned_s = time.monotonic()
+            run, out = worker.next_run(time.time())
+            self._say(self.member.marked(out))
+            if out:
+                self.post.flush()
+            if run is None:
+                self._read(LOOK_S)
+            else:
+                begun_s = time.time()
+                grains = 1 if worker.application.grainwise or self._grain_s else GRAINS
+                grains = min(grains, run.span.last - run.span.first)
+                if self._grain_s:
+                    time.sleep(self._grain_s * grains)
+                out = worker.finish(run, grains, time.time() - begun_s, time.time())
+                self._say(self.member.marked(out))
+                self._read(0.0)
+        self.ended.set()
+
+    def _read(self, wait_s: float) -> None:
+        """Take all that has come, and answer it at once; wait a little if nothing has."""
+        while not self.over:
+            try:
+                sender, message = self.post.inbox.get_nowait()
+            except queue.Empty:
+                self.post.flush()
+                if not wait_s or (came := self._wait(wait_s)) is None:
+                    return
+                sender, message = came
+            wait_s = 0.0
+            self._take(sender, message)
+
+    def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
+        try:
+            return self.post.inbox.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+
+    def _take(self, sender: str, message: Message | None) -> None:
+        self.turned_s = time.monotonic()
+        if message is None:
+            self._lost(sender)
+        elif isinstance(message, Book):
+            self.post.learn(message.addresses)
+        elif isinstance(message, End):
+            self.over, self.done = message.why, True
+        elif isinstance(message, Leave):
+            self.over = "nothing depends on this node any more"
+        else:
+            if isinstance(message, Gone):
+                for name in message.nodes:
+                    self.post.drop(name)
+            self._say(self.member.handle(sender, message, time.time()))
+
+    def _lost(self, sender: str) -> None:
+        """Take note that the connection of another node has ended."""
+
+    def _say(self, out: Out) -> None:
+        for target, message in out:
+            self.post.send(target, message)

@@ -1,0 +1,369 @@
+"""Messages between the processes of a parameter server.
+
+What is said to one process before `flush` travels in one frame, so that a turn of a machine costs
+one send for each other one. Each process listens; whoever has something for it connects and sends,
+so of each pair the messages stay in order. The rows of large messages travel as blocks of the
+transport that sums of gradients use, and the message says where to expect them.
+"""
+
+import contextlib
+import itertools
+import queue
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.errors import WireError
+from agent.net.front import BACKLOG, Front
+from agent.net.handshake import Door
+from agent.net.wire import Connection, dial, room
+from agent.paramserver import messages
+from agent.paramserver.messages import Message
+from agent.protocol import AnyMessage, Part, PeerHello
+from agent.transport.tcp import Tcp
+from agent.transport.transport import Slot
+
+FLUSH_S = 2.0  # for what is still to be sent at the end
+ROOM_MS = 200
+BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
+
+
+class Book(Message, frozen=True, kw_only=True):
+    """To all: where each process listens."""
+
+    addresses: dict[str, str]
+
+
+class Introduced(Message, frozen=True, kw_only=True):
+    """To the controller: where a new process listens."""
+
+    address: str
+    pid: int
+
+
+Said = messages.AnyMessage | Book | Introduced
+
+
+class Entry(NamedTuple):
+    """One message of a frame: its rows are in the payload, or come as a block."""
+
+    meta: bytes
+    size: int
+    block: int = 0
+
+
+class Letter(NamedTuple):
+    """What a frame says, and where its sender listens."""
+
+    address: str
+    entries: list[Entry]
+
+
+class Writing:
+    """A frame that is being put together."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.pieces: list[memoryview] = []
+
+
+def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
+    """Return a message as bytes, and its arrays apart."""
+    pieces: list[memoryview] = []
+    at = 0
+
+    def hook(value: Any) -> Any:
+        nonlocal at
+        if not isinstance(value, np.ndarray):
+            raise NotImplementedError
+        array = np.ascontiguousarray(value)
+        place = (array.dtype.str, array.shape, at)
+        at += array.nbytes
+        pieces.append(array.reshape(-1).view(np.uint8).data)
+        return place
+
+    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
+
+
+class Reading:
+    """Decodes what comes on one connection; a decoder is dear to make."""
+
+    def __init__(self) -> None:
+        self._rows = memoryview(b"")
+        self._letters = msgspec.msgpack.Decoder(Letter)
+        self._messages: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            Said, dec_hook=self._array
+        )
+
+    def letter(self, extra: bytes) -> Letter:
+        return self._letters.decode(extra)
+
+    def message(self, meta: bytes, rows: memoryview) -> Message:
+        self._rows = rows
+        message: Message = self._messages.decode(meta)
+        return message
+
+    def _array(self, kind: type, value: Any) -> Any:  # noqa: ARG002 - there are arrays only
+        dtype, shape, at = value
+        count = int(np.prod(shape))
+        return np.frombuffer(self._rows, np.dtype(dtype), count, at).reshape(shape)
+
+
+class Outbox:
+    """What one process is to be sent. A small message leaves at once, where there is room for it.
+
+    A thread sends the rest. A process that reads nothing stops this thread alone, so the others
+    are served meanwhile.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], failed: Callable[[], None]) -> None:
+        self._connect, self._failed = connect, failed
+        self._changed = threading.Condition()  # of all below
+        self._waiting = deque[tuple[Part, list[memoryview]]]()
+        self._rest: list[memoryview] = []  # of the frame that the thread is sending
+        self._connection: Connection | None = None
+        self._sending = self._ended = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="paramserver-out", daemon=True)
+        self._thread.start()
+
+    def put(self, part: Part, pieces: list[memoryview]) -> None:
+        with self._changed:
+            rest = [piece for piece in pieces if piece.nbytes]
+            if self._connection is not None and not self._sending and not self._waiting:
+                # The thread sees an error when it receives nothing more; here it is only noted.
+                with contextlib.suppress(WireError):
+                    rest = self._connection.frame(part, rest)
+                    if self._connection.send_some(rest):
+                        return
+                self._sending, self._rest = True, rest
+            else:
+                self._waiting.append((part, rest))
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Send what waits, and then no more."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def close(self, wait_s: float) -> None:
+        """Close the connection, after so long at most for what `end` left to be sent."""
+        self._thread.join(wait_s)
+        with self._changed:
+            self._closed = self._ended = True
+            self._changed.notify_all()
+            if self._connection is not None:
+                self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            connection = self._connect()
+            with self._changed:
+                self._connection = connection
+            while (rest := self._next(connection)) is not None:
+                room = select.poll()
+                room.register(connection.fileno(), select.POLLOUT)
+                while not connection.send_some(rest):
+                    room.poll(ROOM_MS)
+                with self._changed:
+                    self._sending = False
+        except (WireError, OSError, ValueError):
+            self._failed()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _next(self, connection: Connection) -> list[memoryview] | None:
+        """Return what is to be sent next, in pieces; None if there is nothing more to be sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sending or self._waiting or self._ended)
+            if self._closed or not (self._sending or self._waiting):
+                return None
+            if not self._sending:
+                self._rest = connection.frame(*self._waiting.popleft())
+                self._sending = True
+            return self._rest
+
+
+Route = Callable[[Part, list[memoryview]], None]
+
+
+class Letters:
+    """Puts what is said to one process into one frame, and what comes into one queue.
+
+    `routes` carry the frames.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.address = name, ""
+        self.inbox: queue.SimpleQueue[tuple[str, Message | None]] = queue.SimpleQueue()
+        self.routes: dict[str, Route] = {}
+        self._lock = threading.Lock()
+        self._writing: dict[str, Writing] = {}
+        self.bytes_out = 0
+
+    def send(self, target: str, message: Message) -> None:
+        """Send with the next `flush`, or do nothing if the other process is gone.
+
+        The controller says to all who is gone.
+        """
+        if target == self.name:
+            self.inbox.put((self.name, message))
+            return
+        with self._lock:
+            if not self._knows(target):
+                return
+            writing = self._writing.setdefault(target, Writing())
+            # All but the rows is copied here, because the sender goes on to change it.
+            meta, pieces = _encoded(message)
+            size = sum(piece.nbytes for piece in pieces)
+            self.bytes_out += size
+            block = self._apart(target, pieces) if size >= BLOCK_BYTES else 0
+            writing.pieces += [] if block else pieces
+            writing.entries.append(Entry(meta, size, block))
+
+    def flush(self) -> None:
+        """Send what has been said since the last time."""
+        with self._lock:
+            said, self._writing = self._writing, {}
+            for target, writing in said.items():
+                route = self._route(target)
+                if route is not None:
+                    extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
+                    route(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
+
+    def open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
+        """Put the messages of a frame into the queue; rows that come as a block are waited for."""
+        letter, at = reading.letter(part.extra), 0
+        for meta, size, block in letter.entries:
+            if block:
+                rows = self._landed(sender, letter.address, size, block)
+            else:
+                rows = payload[at : at + size]
+                at += size
+            self.inbox.put((sender, reading.message(meta, rows)))
+
+    def _knows(self, target: str) -> bool:
+        return target in self.routes
+
+    def _route(self, target: str) -> Route | None:
+        return self.routes.get(target)
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> int:  # noqa: ARG002
+        """Send rows as a block if there is a way, and return its number, else 0."""
+        return 0
+
+    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:  # noqa: ARG002
+        raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+
+
+class Post(Letters):
+    """Letters on sockets. The end of a connection comes through the queue: the name, and nothing."""
+
+    def __init__(self, name: str, secret: str, host: str = "127.0.0.1") -> None:
+        super().__init__(name)
+        self._secret = secret
+        self.book: dict[str, str] = {}
+        self._out: dict[str, Outbox] = {}
+        self._arrived = threading.Condition()
+        self._flows = Tcp(name, secret, self._arrived, lambda _: None)
+        self._blocks = itertools.count(1)
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
+        self._front = Front(listener, Door(name, lambda _: secret), self._receive)
+
+    def _knows(self, target: str) -> bool:
+        return target in self.book or super()._knows(target)
+
+    def _route(self, target: str) -> Route | None:
+        if target in self.routes or target not in self.book:
+            return super()._route(target)
+        outbox = self._out.get(target)
+        if outbox is None:
+            outbox = self._out[target] = self._outbox(target, self.book[target])
+        return outbox.put
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> int:
+        if target in self.routes:
+            return 0
+        block = next(self._blocks)
+        self._flows.meet(target, self.book[target].encode())
+        self._flows.push(target, _slot(block), pieces)
+        return block
+
+    def learn(self, addresses: dict[str, str]) -> None:
+        with self._lock:
+            self.book.update(addresses)
+
+    def drop(self, target: str, wait_s: float = 0.0) -> None:
+        """Send a process no more: what it has not taken after `wait_s` is thrown away."""
+        with self._lock:
+            self.book.pop(target, None)
+            self._writing.pop(target, None)
+            outbox = self._out.pop(target, None)
+        if outbox is not None:
+            outbox.end()
+            outbox.close(wait_s)
+        self._flows.forget(target)
+
+    def close(self) -> None:
+        """Close all connections, with a bounded wait for what is still to be sent."""
+        self._front.close()
+        self.flush()
+        with self._lock:
+            outboxes, self._out, self.book = list(self._out.values()), {}, {}
+        for outbox in outboxes:
+            outbox.end()
+        until_s = time.monotonic() + FLUSH_S
+        for outbox in outboxes:
+            outbox.close(max(0.0, until_s - time.monotonic()))
+        self._flows.close()
+
+    def _outbox(self, target: str, address: str) -> Outbox:
+        hello = PeerHello(worker=self.name, serial=1)
+
+        def failed() -> None:
+            with self._lock:
+                if self._out.get(target) is outbox:
+                    del self._out[target]
+                    self.book.pop(target, None)
+
+        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
+        return outbox
+
+    def _receive(self, connection: Connection, hello: AnyMessage) -> None:
+        if not isinstance(hello, PeerHello):
+            self._flows.welcome(connection, hello)
+            return
+        reading = Reading()
+        try:
+            while True:
+                part, payload = connection.receive()
+                if isinstance(part, Part):
+                    self.open(hello.worker, reading, part, payload)
+        except WireError:
+            pass  # the usual end
+        finally:
+            connection.close()
+            self.inbox.put((hello.worker, None))
+
+    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:
+        into = room(size)
+        ticket = self._flows.land(sender, _slot(block), into)
+        self._flows.meet(sender, address.encode())
+        with self._arrived:
+            self._arrived.wait_for(lambda: ticket.done or ticket.failed)
+        if ticket.failed:
+            raise WireError(ticket.failed)
+        return into
+
+
+def _slot(block: int) -> Slot:
+    return Slot(0, block, "rows", 0)

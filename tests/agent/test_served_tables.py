@@ -1,0 +1,79 @@
+"""Jobs whose tables are served: machines go, the keeper goes, and every rating counts once in every clock."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import served_toy
+from crews import Crew, until
+from managed import Managed
+
+from agent.messages import JobCompleted, NoticeSeen, Rewound
+from cloud.model import Notice
+
+pytestmark = pytest.mark.processes
+
+TOY = Path(served_toy.__file__).read_text()
+PAUSE = "0.01"
+
+
+@pytest.fixture
+def managed(redis_process, nursery, tmp_path):
+    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
+    yield crew
+    crew.close()
+
+
+def is_whole(done: JobCompleted, clocks: int) -> None:
+    """Every rating counts once in every clock, and tables and objective are those of one process."""
+    job = served_toy.job(clocks, 0.0)
+    alone = job.run()
+    with np.load(done.export_uri) as tables:
+        counts = np.bincount(job.application.user, minlength=served_toy.USERS)
+        assert (tables["seen"][:, 0] == clocks * counts).all()
+        assert np.array_equal(tables["users"], alone.value("users"))
+        assert np.array_equal(tables["items"], alone.value("items"))
+    assert done.step == clocks
+    assert done.loss == pytest.approx(alone.measures[-1] / served_toy.RATINGS, rel=1e-9)
+
+
+def nodes(crew: Crew) -> set[str]:
+    """The workers that take part now."""
+    served = crew.keeper._jobs[crew.job]._served
+    brain = served.tables.brain if served is not None else None
+    return set() if brain is None or brain.begun_s is None else {*brain.nodes} - {"keeper"}
+
+
+def test_a_warned_and_a_killed_machine_cost_no_rating(managed: Managed) -> None:
+    """The manager buys, lays out and replaces as for any job; the keeper holds what is committed."""
+    clocks = 60
+    managed.submit(TOY, str(clocks), PAUSE, slots_max=3)
+    until("three nodes", lambda: len(nodes(managed)) == 3)
+    managed.reach(managed.step + 3)
+    going = sorted(nodes(managed))[0]
+    machine = managed.keeper._jobs[managed.job].roster.members[going].machine_id
+    notice = Notice(machine_id=machine, kind="terminate", deadline_s=time.time() + 60)
+    managed.keeper.report(NoticeSeen(at_s=time.time(), notice=notice))
+    until("the warned one to have left", lambda: going not in nodes(managed))
+    assert not managed.keeper._jobs[managed.job]._served.tables.brain.rolls
+    managed.reach(managed.step + 3)
+    managed.kill(sorted(nodes(managed))[0])
+    managed.reach(managed.step + 3)
+    is_whole(managed.completed(), clocks)
+    assert not managed.of(Rewound)
+    assert managed.managed_job.status == "SUCCEEDED", managed.managed_job.because
+
+
+def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
+    """The keeper is killed, and then all workers: newcomers go on from the newest clock on the disk."""
+    clocks = 40
+    workers = mortal.begin(2, TOY, str(clocks), PAUSE)
+    mortal.reach(8)
+    mortal.keeper.kill()
+    mortal.keeper.start()
+    mortal.reach(mortal.step + 5)
+    mortal.kill(*workers)
+    mortal.start(2)
+    is_whole(mortal.completed(), clocks)
+    assert not mortal.of(Rewound)
