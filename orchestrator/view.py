@@ -67,6 +67,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     spent_usd: float
     reserved_usd: float  # for giving back what is held
     budget_usd: float | None
+    deadline_s: float | None = None
     now_usd_per_h: float
     on_demand_usd: float
     saved_usd: float

@@ -78,6 +78,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         spent_usd=spent,
         reserved_usd=ledger.committed_usd(account, at_s),
         budget_usd=account.cap_usd,
+        deadline_s=job.spec.deadline_s,
         now_usd_per_h=account.usd_per_h,
         on_demand_usd=on_demand,
         saved_usd=on_demand - spent,

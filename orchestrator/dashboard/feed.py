@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 import redis
 
-from orchestrator.client import NotRunning
+from orchestrator.client import House, NotRunning
+from orchestrator.events import AnyEvent
 from orchestrator.view import View
 
 POINTS_MAX = 400
@@ -28,6 +29,14 @@ class FeedSource(Protocol):
     """The part of `orchestrator.client.Client` that the page needs."""
 
     def view(self) -> View | None: ...
+
+    def house(self) -> House: ...
+
+    def post(self, event: AnyEvent) -> None: ...
+
+    def has_script(self, sha: str) -> bool: ...
+
+    def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]: ...
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +75,8 @@ class Feed:
         self._losses = Series()
         self._prices = Series()
         self._view: View | None = None
-        self._away = ""
+        self.away = ""
+        self.source: FeedSource | None = None
         self._message = _encode(Snapshot(view=None, losses={}, prices={}))
         self._changed = asyncio.Condition()
 
@@ -74,22 +84,22 @@ class Feed:
         """Read until cancelled; if a read hangs, wait for it instead of starting a second one."""
         while True:
             try:
-                source = await asyncio.to_thread(self._connect)
+                self.source = await asyncio.to_thread(self._connect)
                 while True:
-                    await self._read(source)
+                    await self._read(self.source)
                     await asyncio.sleep(self._period_s)
             except UNAVAILABLE as error:
-                self._away = str(error) or type(error).__name__
-                await self._show(self._away)
+                self.away, self.source = str(error) or type(error).__name__, None
+                await self._show(self.away)
             await asyncio.sleep(self._period_s)
 
     async def _read(self, source: FeedSource) -> None:
         reading = asyncio.create_task(asyncio.to_thread(source.view))
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:
-            await self._show(self._away or SILENT)
+            await self._show(self.away or SILENT)
         self._take(await reading)
-        self._away = ""
+        self.away = ""
         await self._show("")
 
     async def messages(self) -> AsyncIterator[bytes]:

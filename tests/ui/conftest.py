@@ -17,11 +17,13 @@ import msgspec
 import pytest
 
 from cloud.http_server import bound, url_of
+from orchestrator.client import House
 from orchestrator.dashboard.app import create_app, serve
+from orchestrator.dashboard.keys import Keys
+from orchestrator.events import AnyEvent
 from orchestrator.view import CostView, JobView, MachineView, PoolView, Sentence, View
 
 T0 = 1_790_000_000.0
-TOKEN = "a-token-of-thirty-two-characters-or-more"
 CALL_S_MAX = 30
 
 
@@ -141,11 +143,28 @@ class FakeSource:
     def __init__(self, view: View | None) -> None:
         self.now = view
         self.error: Exception | None = None
+        self.posted: list[AnyEvent] = []
+        self.lines: list[tuple[str, str, str]] = []
 
     def view(self) -> View | None:
         if self.error:
             raise self.error
         return self.now
+
+    def house(self) -> House:
+        return House(
+            pid=1, redis_url="", dashboard_url="", ray_address="", ray_dashboard="", local_cloud="",
+            deployment="default", started_at_s=T0,
+        )  # fmt: skip
+
+    def post(self, event: AnyEvent) -> None:
+        self.posted.append(event)
+
+    def has_script(self, sha: str) -> bool:
+        return True
+
+    def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]:
+        return [line for line in self.lines if not before or line[0] < before][-count:]
 
 
 class Browser:
@@ -244,14 +263,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[SimpleNamespace]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     source, listening = FakeSource(make_view()), bound("127.0.0.1", 0)
+    keys = Keys(tmp_path_factory.mktemp("keys") / "dashboard.token")
     url = f"{url_of(listening)}/"
     loop, over = asyncio.new_event_loop(), asyncio.Event()
-    app = create_app(lambda: source, TOKEN, period_s=0.02)
+    app = create_app(lambda: source, keys, period_s=0.02)
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(app, listening, over),))
     thread.start()
-    yield SimpleNamespace(url=url, link=f"{url}#key={TOKEN}", source=source)
+    yield SimpleNamespace(url=url, source=source, keys=keys)
     loop.call_soon_threadsafe(over.set)
     thread.join(30)
     loop.run_until_complete(loop.shutdown_default_executor())
@@ -260,8 +280,12 @@ def served() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def house(served: SimpleNamespace) -> SimpleNamespace:
-    """The dashboard served for real: its address, the link with the token, and its source."""
-    served.source.now, served.source.error = make_view(), None
+    """The dashboard served for real: its address, its link with a new key, and its source."""
+    source = served.source
+    source.now, source.error = make_view(), None
+    source.posted, source.lines = [], []
+    served.key = served.keys.make("admin")
+    served.link = f"{served.url}#key={served.key}"
     return served
 
 
@@ -273,4 +297,4 @@ def make() -> SimpleNamespace:
         "job": make_job,
         "machine": make_machine,
     }
-    return SimpleNamespace(**makers, token=TOKEN, at_s=T0, source=FakeSource)
+    return SimpleNamespace(**makers, at_s=T0, source=FakeSource)

@@ -3,6 +3,7 @@
 import socket
 import threading
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -38,22 +39,28 @@ def test_the_first_line_is_the_money(page):
     assert page.complaints == []
 
 
-def test_the_token_is_gone_from_the_address_bar(page, make, house):
-    """What a person copies or photographs does not carry the key. It opens this port after a reload, and no other port
-    of this machine gets it."""
-    assert make.token not in page.run("location.href")
+def test_the_key_is_gone_and_another_port_hears_half_of_a_session(page, house):
+    """What a person copies or photographs does not carry the key. The page opens after a reload. Of what opens it, a
+    page on another port gets the cookie, which opens nothing."""
+    assert house.key not in page.run("location.href")
     page.open(house.url)
     page.wait_for(READY)
+    assert page.run("document.cookie") == ""
+    assert house.key not in page.run("JSON.stringify(sessionStorage)")
     sent: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         thread = threading.Thread(target=overhear, args=(other, sent))
         thread.start()
-        page.open(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        page.open(f"http://127.0.0.1:{other.getsockname()[1]}/api/view")
         page.wait_for("document.body?.innerText == 'other'")
         thread.join(30)
         assert page.run("JSON.stringify(sessionStorage) + document.cookie") == "{}"
-    assert sent[0].startswith(b"GET / ")
-    assert b"ookie" not in sent[0] and make.token.encode() not in sent[0]
+    assert house.key.encode() not in sent[0]
+    heard = next(x for x in sent[0].decode().split("\r\n") if x.lower().startswith("cookie: "))
+    _, _, cookie = heard.partition(": ")
+    for headers in ({}, {"X-Page-Token": ""}, {"X-Page-Token": cookie.partition("=")[2]}):
+        with httpx.Client(headers={**headers, "Cookie": cookie}) as thief:
+            assert thief.get(f"{house.url}api/view").status_code == 401
 
 
 def overhear(other: socket.socket, sent: list[bytes]) -> None:

@@ -1,76 +1,7 @@
-// The page: draws each message of /events. Everything that comes from outside (names, sentences)
-// enters through textContent only, so nothing that a script or a job is called can become markup.
+// The page: draws each message of the stream, and only the parts that have changed.
 
-const $ = (id) => document.getElementById(id);
-
-function el(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") node.className = value;
-    else if (name in node) node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
-function svg(tag, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-// --- words -------------------------------------------------------------------------------------
-
-const NONE = "–";
-const ROWS_MAX = 100;
-
-function usd(value) {
-  if (value === null || value === undefined) return NONE;
-  const size = Math.abs(value);
-  const digits = size >= 1 || size < 5e-7 ? 2 : size >= 0.01 ? 3 : size >= 0.001 ? 4 : 6;
-  const text = size.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${value < 0 ? "−" : ""}$${text}`;
-}
-
-function duration(seconds) {
-  if (seconds === null || seconds === undefined || !isFinite(seconds)) return NONE;
-  const s = Math.max(0, Math.round(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} days`;
-}
-
-const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(1)} s`);
-const count = (n) => n.toLocaleString("en");
-const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
-const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-
-function number(value) {
-  if (!value) return value === 0 ? "0" : NONE;
-  const size = Math.abs(value);
-  return size >= 1e5 || size < 0.01 ? value.toPrecision(3) : value.toFixed(size >= 100 ? 1 : 4);
-}
-
-const TONE = {
-  RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
-  PENDING: "wait", PROVISIONING: "wait", DRAINING: "wait",
-  intended: "wait", pending: "wait", booting: "wait", ready: "good", working: "good",
-  noticed: "bad", leaving: "bad", ending: "wait", ended: "",
-};
-
-// The name of a pool may break after its slashes, and nowhere else if that is enough.
-const breakable = (name) => name.split(/(?<=\/)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
-
-const pill = (text) => el("span", { class: `pill ${TONE[text] ?? ""}` }, text.toLowerCase());
-
-function bar(fraction, tone = "") {
-  const fill = el("i");
-  fill.style.width = `${Math.min(100, Math.max(0, fraction * 100))}%`;
-  return el("div", { class: `bar ${tone}` }, fill);
-}
+import { listen } from "./api.js";
+import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
 
@@ -146,13 +77,6 @@ function facts(job) {
 }
 
 const FILES_MAX = 8;
-
-function bytes(n) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let at = 0;
-  for (; n >= 1000 && at < units.length - 1; at += 1) n /= 1000;
-  return `${at && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[at]}`;
-}
 
 // What the script has written to session.output, the newest first.
 function output(job) {
@@ -330,43 +254,4 @@ function title(view) {
   return `${done}${running.script} · spot-orchestrator`;
 }
 
-// --- the key, and what it opens ----------------------------------------------------------------
-
-// The key comes in the part of the address that a browser sends to nobody, and stays in this tab,
-// for this port. A cookie would go to every port of this machine, to all who listen there.
-const KEY = "key";
-const PAUSE_MS = 1000;
-const NO_KEY = "Open the address that `orchestrator tools dashboard` prints: it carries the key.";
-
-function takeKey() {
-  const given = new URLSearchParams(location.hash.slice(1)).get(KEY);
-  if (!given) return;
-  sessionStorage.setItem(KEY, given);
-  history.replaceState(null, "", location.pathname);
-}
-
-async function listen() {
-  const headers = { Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` };
-  const answer = await fetch("/events", { headers, cache: "no-store" });
-  if (answer.status === 401) return show({ view: null, away: NO_KEY });
-  if (!answer.ok) throw new Error(await answer.text());
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let held = ""; ; ) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the stream has ended");
-    const messages = (held + value).split("\n\n");
-    held = messages.pop();
-    for (const one of messages) if (one.startsWith("data: ")) show(JSON.parse(one.slice(6)));
-  }
-}
-
-async function goOn() {
-  for (;;) {
-    await listen().catch(() => link("reconnecting", "bad"));
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
-  }
-}
-
-takeKey();
-addEventListener("hashchange", takeKey);
-goOn();
+listen(show, link);
