@@ -124,6 +124,11 @@ class Places:
         return self.state_dir / "quotes"
 
     @property
+    def history(self) -> Path:
+        """Return the file with the history: series, events and money of the past."""
+        return self.state_dir / "history.db"
+
+    @property
     def lock(self) -> Path:
         return self.state_dir / "house.lock"
 

@@ -78,12 +78,22 @@ def live(
     scenario: Scenario,
     kill: Callable[[str], bool] | None = None,
     keep: MemoryJournal | None = None,
+    watch: Callable[[State], None] | None = None,
 ) -> Biography:
-    """Run life after life until everything is given back, the days are over, or a check fails."""
+    """Run life after life until everything is given back, the days are over, or a check fails.
+
+    `watch` is called with every state, before the checks.
+    """
     world = SimulatedWorld(cloud_of(scenario), scenario, kill)
     watcher = Watcher(world, scenario)
     people = _People(world, scenario, watcher)
-    world.watch = people.look
+
+    def look(state: State) -> None:
+        if watch is not None:
+            watch(state)
+        people.look(state)
+
+    world.watch = look
     journal = MortalJournal(world.await_point, watcher, keep)
     state, lives, breach = State(), 0, ""
     try:

@@ -93,14 +93,18 @@ def simulate(
 
 
 def play(
-    scenario: Scenario, journal_path: Path | None = None, day: Callable[[int], None] | None = None
+    scenario: Scenario,
+    journal_path: Path | None = None,
+    day: Callable[[int], None] | None = None,
+    watch: Callable[[State], None] = lambda _: None,
 ) -> Report:
-    """Run a scenario to the end of its days in one life of the manager."""
+    """Run a scenario to the end of its days in one life of the manager, and watch every state."""
     scenario = msgspec.structs.replace(
         scenario, faults=msgspec.structs.replace(scenario.faults, killed=0.0)
     )
     journal = DigestJournal(journal_path, day)
     world = SimulatedWorld(cloud_of(scenario), scenario)
+    world.watch = watch
     try:
         world.start(1, scenario.settings)
         for spec in jobs_of(scenario):

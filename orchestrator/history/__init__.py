@@ -1,0 +1,1 @@
+"""What was: series, events and money beside the journal, which outlive jobs and restarts."""

@@ -1,0 +1,119 @@
+"""The history's file: one SQLite database beside the journal, with bounded tables.
+
+What a turn of the recorder adds comes in one transaction with the place up to which it has read, so
+a kill at any moment leaves the file as after one of the turns. Numbers are kept in tiers: fine for
+hours, by the minute for a week, by the hour for years. A value that does not change is one row.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+VERSION = 1
+DAY_S = 86_400.0
+BUSY_MS = 5_000
+WORTH_A_ROW = 20  # buckets, after which a value that has not changed is written once more
+SERIES_MAX = 4_000
+EVENTS_MAX = 200_000
+MACHINES_MAX = 100_000
+JOBS_MAX = 5_000
+SPENT_DAYS_MAX = 2_000
+
+
+class Tier(NamedTuple):
+    """How long one row of a series counts, and how long it is kept."""
+
+    bucket_s: int
+    kept_s: float
+
+
+TIERS = (Tier(5, DAY_S / 4), Tier(60, 8 * DAY_S), Tier(3600, 2_000 * DAY_S))
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT UNIQUE, first_s REAL, newest_s REAL);
+CREATE TABLE IF NOT EXISTS points (
+    series INTEGER, tier INTEGER, at_s INTEGER, n INTEGER, total REAL, least REAL, most REAL, last REAL,
+    PRIMARY KEY (series, tier, at_s)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    id TEXT PRIMARY KEY, at_s REAL, kind TEXT, job TEXT, who TEXT, what TEXT, because TEXT
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS events_at ON events (at_s);
+CREATE INDEX IF NOT EXISTS events_job ON events (job, at_s);
+CREATE TABLE IF NOT EXISTS spent (
+    day INTEGER, job TEXT, pool TEXT, market TEXT, cause TEXT, usd REAL, hours REAL, on_demand_usd REAL,
+    PRIMARY KEY (day, job, pool, market, cause)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS machines (
+    token TEXT PRIMARY KEY, machine TEXT, job TEXT, pool TEXT, market TEXT, from_s REAL, to_s REAL,
+    on_demand_usd_per_h REAL, why TEXT
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS machines_from ON machines (from_s);
+CREATE TABLE IF NOT EXISTS charges (
+    token TEXT, job TEXT, cause TEXT, usd REAL, hours REAL, PRIMARY KEY (token, job, cause)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, status TEXT, submitted_s REAL, ended_s REAL, view BLOB
+) WITHOUT ROWID;
+"""
+
+
+def reading(path: Path) -> sqlite3.Connection:
+    """Open the file for questions only; raise `sqlite3.OperationalError` if there is none."""
+    found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    found.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    return found
+
+
+def writing(path: Path) -> sqlite3.Connection:
+    """Open or make the file for its one writer.
+
+    A file that is no database, or of a later version, is put aside under the name `.unreadable`,
+    because a history that cannot be read is worth less than one that begins now.
+    """
+    try:
+        return _opened(path)
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        for ending in ("-wal", "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        path.replace(path.with_name(f"{path.name}.unreadable"))
+        return _opened(path)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    made = sqlite3.connect(path, isolation_level=None)
+    try:
+        path.chmod(0o600)
+        made.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        made.execute("PRAGMA journal_mode = WAL")
+        made.execute("PRAGMA synchronous = NORMAL")
+        _look_at_version(made)
+        made.executescript(SCHEMA)
+        made.execute(f"PRAGMA user_version = {VERSION}")
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _look_at_version(file: sqlite3.Connection) -> None:
+    version = file.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError(f"the history is of version {version}, not {VERSION}")
+
+
+@contextmanager
+def turn(file: sqlite3.Connection) -> Iterator[None]:
+    """Make all that is written inside one step, that is taken whole or not at all."""
+    file.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        file.execute("ROLLBACK")
+        raise
+    file.execute("COMMIT")
