@@ -21,12 +21,15 @@ from orchestrator.client import local_cloud
 from orchestrator.dashboard.feed import Feed, FeedSource, Snapshot
 from orchestrator.dashboard.guard import SESSION_PATH, cookie_name
 from orchestrator.dashboard.keys import Access, Keys, Role
+from orchestrator.dashboard.past import Asked, Footprint, Past, footprint
 from orchestrator.formatting import plural
+from orchestrator.history.records import MEANING, Cause, Spent
 from orchestrator.view import JobView, View
 
 PAGES_MAX = 64
 PAGES_OF_A_KEY_MAX = 8
 LINES_MAX = 500
+POINTS_MAX = 1_000
 LINES_SEARCHED_MAX = 20_000
 WARNING_S_MAX = 86_400.0
 USD_MAX = 1e9
@@ -66,11 +69,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     done: bool
 
 
+class Money(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that add up to what was spent, and what each cause means."""
+
+    lines: tuple[Spent, ...]
+    meaning: dict[Cause, str]
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-ANSWERS = (Snapshot, View, Opened, Lines, Plan, Failure)
+ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Money, Failure)
 
 
 class Bounds(BaseModel):
@@ -91,11 +101,12 @@ class Drill(BaseModel):
     warning_s: Annotated[float, Field(ge=0, le=WARNING_S_MAX)] = 120.0
 
 
-def router(feed: Feed, keys: Keys) -> APIRouter:
+def router(feed: Feed, keys: Keys, past: Past) -> APIRouter:
     """Return every route under /api."""
     api = APIRouter()
     _add_session(api, keys)
     _add_reading(api, feed)
+    _add_past(api, past)
     _add_stream(api, feed)
     _add_changes(api, feed)
     _add_drill(api, feed)
@@ -178,6 +189,23 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
         ]
         more = len(lines) > LINES_MAX or len(found) >= LINES_MAX
         return answer(Lines(lines=tuple(lines[-LINES_MAX:]), more=more))
+
+
+def _add_past(api: APIRouter, past: Past) -> None:
+    @api.get("/api/footprint", **described(Footprint))
+    def over_time(
+        from_s: Annotated[float | None, Query(ge=0, le=TIME_MAX)] = None,
+        to_s: Annotated[float | None, Query(ge=0, le=TIME_MAX)] = None,
+        last_s: Annotated[float | None, Query(gt=0, le=TIME_MAX)] = None,
+        points: Annotated[int, Query(ge=2, le=POINTS_MAX)] = 300,
+    ) -> Response:
+        """Return machines, throughput, costs, layouts and marks of a time, or of all times."""
+        return answer(footprint(past, Asked(from_s=from_s, to_s=to_s, last_s=last_s), points))
+
+    @api.get("/api/money", **described(Money))
+    def money(job: Annotated[str | None, Query(max_length=200)] = None) -> Response:
+        """Return where the money of a job, or of all, went, the dearest cause first."""
+        return answer(Money(lines=tuple(past.money(job)), meaning=MEANING))
 
 
 def _add_stream(api: APIRouter, feed: Feed) -> None:

@@ -20,6 +20,7 @@ from orchestrator.dashboard.api import ANSWERS, REF, Failure, answer, router
 from orchestrator.dashboard.feed import UNAVAILABLE, Feed, FeedSource
 from orchestrator.dashboard.guard import Guard
 from orchestrator.dashboard.keys import Keys
+from orchestrator.dashboard.past import Past
 from orchestrator.wishes import Refused
 
 PERIOD_S = 1.0
@@ -34,7 +35,7 @@ MEDIA = {
 
 
 def create_app(
-    client_factory: Callable[[], FeedSource], keys: Keys, period_s: float = PERIOD_S
+    client_factory: Callable[[], FeedSource], keys: Keys, past: Past, period_s: float = PERIOD_S
 ) -> FastAPI:
     """Return the application.
 
@@ -56,7 +57,7 @@ def create_app(
         redirect_slashes=False,
     )  # fmt: skip
     app.add_middleware(Guard, keys=keys, files=shown.keys())
-    app.include_router(router(feed, keys))
+    app.include_router(router(feed, keys, past))
     _add_document(app)
     _add_failures(app)
     return app

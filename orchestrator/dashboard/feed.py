@@ -12,6 +12,7 @@ import msgspec
 import redis
 
 from orchestrator.client import House, NotRunning
+from orchestrator.dashboard.summary import Summary, summary_of
 from orchestrator.events import AnyEvent
 from orchestrator.view import View
 
@@ -43,6 +44,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One message to the page."""
 
     view: View | None
+    summary: Summary | None = None
     losses: dict[str, list[Point]]
     prices: dict[str, list[Point]]
     away: str = ""
@@ -133,7 +135,11 @@ class Feed:
 
     async def _show(self, away: str) -> None:
         snapshot = Snapshot(
-            view=self._view, losses=self._losses.points, prices=self._prices.points, away=away
+            view=self._view,
+            summary=None if self._view is None else summary_of(self._view),
+            losses=self._losses.points,
+            prices=self._prices.points,
+            away=away,
         )
         async with self._changed:
             self._message = _encode(snapshot)

@@ -31,11 +31,24 @@ def text(page, selector: str) -> str:
 
 
 def test_the_first_line_is_the_money(page):
-    """Spent, reserved, now, on demand, saved: in that order, in dollars."""
-    lines = text(page, "#costs").split("\n")
-    assert lines[::3][:5] == ["Spent", "Reserved", "Now", "On demand", "Saved"]
-    assert lines[1::3][:5] == ["$0.245", "$0.031", "$0.156/h", "$0.742", "$0.497"]
-    assert "67 % less than on demand" in lines
+    """What is spent, what it brings, and what comes: in that order, in dollars."""
+    shown = page.run(
+        "Object.fromEntries([...document.querySelectorAll('.cost')].map(x => [...x.children].map(y => y.innerText)).map(([name, ...rest]) => [name, rest]))"
+    )
+    assert list(shown) == [
+        "Spent", "Reserved", "Budget left", "Now", "Cost of work", "On demand", "Saved", "Work lost", "Finish", "Final cost",
+    ]  # fmt: skip
+    assert shown["Spent"][:2] == ["$0.245", "of $5.00"]
+    assert shown["Reserved"] == ["$0.031", "for what is held"]
+    assert shown["Budget left"][0] == "$4.72"
+    assert shown["Now"] == ["$0.156/h", "4 machines"]
+    assert shown["Cost of work"][0] == "$0.0100"
+    assert shown["Cost of work"][1].startswith("per 1,000 steps, \u25bc 87 % under")
+    assert shown["On demand"][0] == "$0.742"
+    assert shown["Saved"] == ["$0.497", "67 % less than on demand"]
+    assert shown["Work lost"] == ["$0.00", "no step was lost"]
+    assert shown["Finish"][1] == "in 6 min 7 s to 7 min 1 s"
+    assert shown["Final cost"] == ["$0.261 to $0.366", "at its end"]
     assert page.complaints == []
 
 

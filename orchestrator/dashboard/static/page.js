@@ -1,7 +1,8 @@
 // The page: draws each message of the stream, and only the parts that have changed.
 
 import { listen } from "./api.js";
-import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, usd } from "./words.js";
+import { begin } from "./footprint.js";
+import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
 
@@ -32,23 +33,44 @@ function curve(points, width, height, area) {
 
 // --- parts of the page -------------------------------------------------------------------------
 
-function costs({ cost }) {
+/** Two figures as one if a person would read the same. */
+const between = (least, most, write) => (write(least) === write(most) ? write(least) : `${write(least)} to ${write(most)}`);
+
+function trend({ work_usd, work_mean_usd }) {
+  if (!work_usd || !work_mean_usd) return "per 1,000 steps";
+  const change = Math.round(100 * (work_usd / work_mean_usd - 1));
+  if (!change) return "per 1,000 steps, as its mean so far";
+  return `per 1,000 steps, ${change < 0 ? "▼" : "▲"} ${Math.abs(change)} % ${change < 0 ? "under" : "over"} its mean`;
+}
+
+function finish(view, { finish_s: at }) {
+  if (!at) return [NONE, "when the pace is known"];
+  const far = at.most - view.at_s > 86400;
+  const when = (s) => (far ? new Date(s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" }) : clock(s).slice(0, 5));
+  return [between(at.least, at.most, when), `in ${between(at.least - view.at_s, at.most - view.at_s, duration)}`];
+}
+
+function costs(view, sum) {
   const box = (name, value, more, tone = "") =>
     el("div", { class: `cost ${tone}` },
       el("div", { class: "name" }, name),
-      el("div", { class: "value" }, value),
+      el("div", { class: value.length > 12 ? "value long" : "value" }, value),
       el("div", { class: "more" }, more));
-  const budget = cost.budget_usd;
-  const spent = budget === null ? "no limit set" : `of ${usd(budget)}`;
-  const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
+  const share = sum.on_demand_usd > 0 ? `${Math.round((100 * sum.saved_usd) / sum.on_demand_usd)} % less than on demand` : "";
+  const over = sum.budget_usd !== null && sum.final_usd && sum.final_usd.most > sum.budget_usd;
   const boxes = [
-    box("Spent", usd(cost.spent_usd), spent),
-    box("Reserved", usd(cost.reserved_usd), "for what is held"),
-    box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(cost.machines, "machine")),
-    box("On demand", usd(cost.on_demand_usd), "for the same machine time"),
-    box("Saved", usd(cost.saved_usd), share, cost.saved_usd < 0 ? "over" : "saved"),
+    box("Spent", usd(sum.spent_usd), sum.budget_usd === null ? "no limit set" : `of ${usd(sum.budget_usd)}`),
+    box("Reserved", usd(sum.committed_usd), "for what is held"),
+    box("Budget left", usd(sum.left_usd), sum.left_usd === null ? "no limit set" : "neither spent nor reserved"),
+    box("Now", `${usd(sum.now_usd_per_h)}/h`, plural(sum.machines, "machine")),
+    box("Cost of work", usd(sum.work_usd), trend(sum)),
+    box("On demand", usd(sum.on_demand_usd), "for the same machine time"),
+    box("Saved", usd(sum.saved_usd), share, sum.saved_usd < 0 ? "over" : "saved"),
+    box("Work lost", usd(sum.lost_usd), sum.lost_steps ? `${plural(sum.lost_steps, "step")}, ${duration(sum.lost_s)}` : "no step was lost"),
+    box("Finish", ...finish(view, sum)),
+    box("Final cost", sum.final_usd ? between(sum.final_usd.least, sum.final_usd.most, usd) : NONE, over ? "over the budget" : sum.final_usd ? "at its end" : "when the pace is known", over ? "over" : ""),
   ];
-  if (budget) boxes[0].append(bar(cost.spent_usd / budget, cost.spent_usd >= budget ? "failed" : ""));
+  if (sum.budget_usd) boxes[0].append(bar(sum.spent_usd / sum.budget_usd, sum.spent_usd >= sum.budget_usd ? "failed" : ""));
   return boxes;
 }
 
@@ -197,12 +219,6 @@ function pools(view, prices) {
   return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
 }
 
-// A note is its reason alone, and nobody is named twice in a row.
-function told({ who, what, because }) {
-  const reason = [`${who}: `, `${who} `].reduce((text, start) => (text.startsWith(start) ? text.slice(start.length) : text), because);
-  return what === "note" ? [reason, null] : [what, reason];
-}
-
 function events(view) {
   if (!view.events.length) return [el("div", { class: "empty" }, "Nothing has happened yet.")];
   const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
@@ -232,7 +248,7 @@ function link(text, tone) {
   $("link").textContent = text;
 }
 
-function show({ view, losses, prices, away }) {
+function show({ view, summary, losses, prices, away }) {
   $("away").hidden = !away;
   $("away").textContent = away;
   link(away ? "away" : view ? "live" : "starting", away ? "bad" : view ? "good" : "wait");
@@ -240,7 +256,8 @@ function show({ view, losses, prices, away }) {
   $("known").hidden = false;
   $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
   document.title = title(view);
-  draw("costs", view.cost, () => costs(view));
+  draw("costs", [summary, Math.floor(view.at_s)], () => costs(view, summary));
+  begin();
   draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
   draw("pools", [view.pools, prices], () => pools(view, prices));

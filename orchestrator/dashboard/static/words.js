@@ -77,3 +77,9 @@ export function bytes(n) {
   for (; n >= 1000 && at < units.length - 1; at += 1) n /= 1000;
   return `${at && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[at]}`;
 }
+
+// A note is its reason alone, and nobody is named twice in a row.
+export function told({ who, what, because }) {
+  const reason = [`${who}: `, `${who} `].reduce((text, start) => (text.startsWith(start) ? text.slice(start.length) : text), because);
+  return what === "note" ? [reason, null] : [what, reason];
+}
