@@ -14,12 +14,13 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.output.controls import harmless
 from cloud.errors import CloudError
 from cloud.model import Machine
 from orchestrator import wishes
 from orchestrator.client import local_cloud
 from orchestrator.dashboard.feed import Feed, FeedSource, Snapshot
-from orchestrator.dashboard.guard import SESSION_PATH, cookie_name
+from orchestrator.dashboard.guard import SESSION_PATH, cookie_name, cookie_of
 from orchestrator.dashboard.keys import Access, Keys, Role
 from orchestrator.dashboard.past import Asked, Footprint, Past, footprint
 from orchestrator.formatting import plural
@@ -137,7 +138,7 @@ def _add_session(api: APIRouter, keys: Keys) -> None:
         access = _access(request)
         if access.session:
             raise HTTPException(409, "This is a session; only a key can be exchanged.")
-        made = keys.exchange(access)
+        made = keys.exchange(access, cookie_of(request.scope))
         opened = Opened(role=access.role, until_s=made.access.until_s, token=made.token)
         response = answer(opened)
         response.set_cookie(
@@ -161,9 +162,7 @@ def _add_session(api: APIRouter, keys: Keys) -> None:
         """End this session or key at once, wherever it is used."""
         access = _access(request)
         keys.end(access)
-        response = answer(Opened(role=access.role, until_s=time.time()))
-        response.delete_cookie(cookie_name(request.scope), path="/api", httponly=True)
-        return response
+        return answer(Opened(role=access.role, until_s=time.time()))
 
 
 def _add_reading(api: APIRouter, feed: Feed) -> None:
@@ -183,7 +182,7 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
         one = _job(source, job)
         found = source.last_lines(one.id, before, LINES_SEARCHED_MAX if contains else LINES_MAX)
         lines = [
-            Line(id=key, worker=worker, line=line)
+            Line(id=key, worker=worker, line=harmless(line))
             for key, worker, line in found
             if contains.casefold() in line.casefold()
         ]

@@ -95,7 +95,7 @@ class Guard:
         if kind.lower() == "bearer":
             found = self._keys.opened_by(value.strip())
             return None if found is None or found.session else found
-        cookie = _cookie(headers, cookie_name(scope))
+        cookie = cookie_of(scope)
         token = headers.get(TOKEN_HEADER, "")
         return self._keys.opened_by(joined(cookie, token)) if cookie and token else None
 
@@ -125,9 +125,11 @@ def cookie_name(scope: Scope) -> str:
     return f"page_{server[1] if server else 0}"
 
 
-def _cookie(headers: Headers, name: str) -> str:
+def cookie_of(scope: Scope) -> str:
+    """Return the cookie that the browser has from this page, or ""."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
+        sent = Headers(scope=scope).get("cookie", "")
+        found = SimpleCookie(sent).get(cookie_name(scope))
     except CookieError:
         return ""
     return found.value if found is not None else ""

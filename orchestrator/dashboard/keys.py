@@ -9,6 +9,7 @@ meanwhile and hear what an open tab sends.
 
 import fcntl
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ KEY_S = 30 * 86_400.0
 SESSION_S = 86_400.0
 KEPT_MAX = 1_000
 HALF_BYTES = 32
+HALF = re.compile(f"[0-9a-f]{{{2 * HALF_BYTES}}}")
 SEPARATOR = "."
 
 
@@ -77,9 +79,14 @@ class Keys:
             kept.append(access)
         return key
 
-    def exchange(self, access: Access) -> Session:
-        """Return a new session with the rights of a key, which lasts no longer than the key."""
-        cookie, token = secrets.token_hex(HALF_BYTES), secrets.token_hex(HALF_BYTES)
+    def exchange(self, access: Access, cookie: str = "") -> Session:
+        """Return a new session with the rights of a key, which lasts no longer than the key.
+
+        A browser has one cookie for all its tabs: the one that it has already is used again.
+        """
+        if not HALF.fullmatch(cookie):
+            cookie = secrets.token_hex(HALF_BYTES)
+        token = secrets.token_hex(HALF_BYTES)
         until_s = min(access.until_s, time.time() + SESSION_S)
         sha = _sha(joined(cookie, token))
         opened = Access(sha256=sha, role=access.role, until_s=until_s, session=True)

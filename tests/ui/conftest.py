@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,15 @@ from orchestrator.events import AnyEvent
 from orchestrator.history import store
 from orchestrator.history.reader import History
 from orchestrator.paths import Places
-from orchestrator.view import CostView, JobView, MachineView, PoolView, Sentence, View
+from orchestrator.view import (
+    CostView,
+    JobView,
+    MachineView,
+    PoolView,
+    SeatView,
+    Sentence,
+    View,
+)
 
 T0 = 1_790_000_000.0
 CALL_S_MAX = 30
@@ -65,7 +74,13 @@ def make_job(**changes: Any) -> JobView:
         backup_step=2_410,
         checkpoint_step=2_180,
         export_uri="",
-    )
+        chains=tuple(
+            (SeatView(machine=machine, slot=slot, microbatch_s=took_s, slow=slow),)
+            for machine, slot, took_s, slow in (
+                ("m-19c2", 0, 0.021, 1.0), ("m-88e0", 0, 0.022, 1.0), ("m-88e0", 1, 0.034, 1.56),
+            )
+        ),
+    )  # fmt: skip
     return msgspec.structs.replace(job, **changes)
 
 
@@ -100,7 +115,7 @@ def make_view(**changes: Any) -> View:
         make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
     )  # fmt: skip
     pools = tuple(
-        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left")
+        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left", evicted_in_1h=0.034)
         for zone, size, slots, spot, od, held, blocked in (
             ("a", "small", 1, 0.0312, 0.096, 2, None), ("a", "large", 2, 0.0671, 0.192, 0, None),
             ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130), ("b", "large", 2, 0.0594, 0.192, 1, None),
@@ -124,7 +139,7 @@ def make_view(**changes: Any) -> View:
     )  # fmt: skip
     done = make_job(
         id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
-        step=500, steps_total=500, loss=0.4119, workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
+        step=500, steps_total=500, loss=0.4119, chains=(), workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
         machines=0, reserved_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
         budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, took_s=690.0, eta_s=None, recoveries_s=(0.071,),
         backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
@@ -261,6 +276,21 @@ class Browser:
             self._buffer += data
         first, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(first)
+
+    @contextmanager
+    def other_tab(self) -> Iterator[None]:
+        """Until the end of the block, everything is about a second tab of the same browser."""
+        first, self._session = self._session, None
+        made = self.call("Target.createTarget", url="about:blank")["targetId"]
+        try:
+            self._session = self.call("Target.attachToTarget", targetId=made, flatten=True)[
+                "sessionId"
+            ]
+            yield
+        finally:
+            self._session = None
+            self.call("Target.closeTarget", targetId=made)
+            self._session = first
 
     def run(self, script: str) -> Any:
         answer = self.call(

@@ -1,7 +1,9 @@
 // The page: draws each message of the stream, and only the parts that have changed.
 
-import { listen } from "./api.js";
+import { listen, value } from "./api.js";
+import * as changes from "./changes.js";
 import { begin } from "./footprint.js";
+import * as logs from "./logs.js";
 import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ function facts(job) {
     over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
+    job.deadline_s === null ? null : ["Deadline", new Date(job.deadline_s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" })],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
@@ -111,6 +114,34 @@ function output(job) {
     el("div", { class: "name" }, `Output: ${plural(job.output_files, "file")}, ${bytes(job.output_bytes)}`), el("ul", {}, ...rows));
 }
 
+/** Which stage is computed on which machine, a row for each replica; who is slow stands out. */
+function layout(job) {
+  if (!job.chains.length) return null;
+  const stages = job.chains[0].map((_, i) => el("th", { scope: "col" }, job.chains[0].length > 1 ? `Stage ${i + 1}` : "Whole model"));
+  const seat = ({ machine, slot, microbatch_s: s, slow }) => el("td", { class: slow > 1.2 ? "slow" : machine ? "" : "gone" },
+    el("code", {}, machine || "gone"),
+    el("span", { class: "sub" }, [machine && slot ? `slot ${slot + 1}` : "", s > 0 ? milliseconds(s) : "", slow > 1.2 ? `${slow.toFixed(1)} times slower` : ""].filter(Boolean).join(", ")));
+  return el("div", { class: "layout" }, el("div", { class: "name" }, `Layout ${job.layout}: machine by stage, time of a microbatch`),
+    el("div", { class: "scroll", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Replica"), ...stages)),
+      el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))));
+}
+
+const RESUMABLE = ["FAILED", "CANCELLED"];
+
+function buttons(job) {
+  const button = (name, act, kind) => {
+    const made = el("button", { type: "button", class: kind, onclick: () => act(job) }, name);
+    made.dataset.focus = `${job.id} ${name}`;
+    return made;
+  };
+  const over = job.ended_at_s !== null;
+  return el("div", { class: "buttons" },
+    button("Log", logs.open, "small"),
+    job.status === "SUCCEEDED" ? null : button("Budget and deadline", changes.bounds, "small admin"),
+    RESUMABLE.includes(job.status) ? button("Resume", changes.resume, "small admin") : null,
+    over ? null : button("Cancel", changes.cancel, "small admin"));
+}
+
 function job(view, one, points) {
   const fraction = one.steps_total > 0 ? one.step / one.steps_total : 0;
   const tone = one.status === "SUCCEEDED" ? "done" : ["FAILED", "CANCELLED"].includes(one.status) ? "failed" : "";
@@ -126,7 +157,8 @@ function job(view, one, points) {
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
     facts(one),
-    output(one));
+    output(one),
+    buttons(one));
   const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
   const [least, most] = [Math.min(...losses), Math.max(...losses)];
   const steep = least > 0 && most > STEEP * least; // or all but the first steps would be one flat line
@@ -139,7 +171,7 @@ function job(view, one, points) {
       el("div", { class: "axis" }, el("span", {}, number(least)),
         el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
   }
-  return el("article", { class: "card job" }, left, right);
+  return el("article", { class: "card job" }, left, el("div", {}, right, layout(one)));
 }
 
 function jobs(view, losses) {
@@ -198,21 +230,30 @@ function machines(view) {
   return parts;
 }
 
+/** Why the newest machine that is held in a pool was bought. */
+function chosen(view, pool) {
+  const held = view.machines.filter((one) => one.pool === pool && one.ended_at_s === null && one.why_bought);
+  const newest = held.reduce((best, one) => (best && best.launched_at_s >= one.launched_at_s ? best : one), null);
+  return newest && el("span", { class: "sub" }, `chosen: ${newest.why_bought}`);
+}
+
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
     const spot = one.spot_usd_per_h;
     const points = prices[one.pool];
     const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
     return el("tr", {},
-      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null),
+      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null,
+        chosen(view, one.pool)),
       el("td", { class: "number wide" }, count(one.slots)),
       el("td", { class: "number" }, usd(spot)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
       el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
       el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
+      el("td", { class: "number wide" }, one.evicted_in_1h === null ? NONE : `${(100 * one.evicted_in_1h).toFixed(one.evicted_in_1h < 0.1 ? 1 : 0)} %`),
       el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
   });
   const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
@@ -229,18 +270,60 @@ function events(view) {
   }))];
 }
 
+// --- where the money goes ------------------------------------------------------------------------
+
+const MONEY_MS = 15000;
+const TONES = { useful: "c2", redone: "c4", proving: "c3", saving: "c5", restoring: "c1", morphing: "c0", waiting: "c6", idle: "c8", manager: "c7", traffic: "c5" };
+
+async function money() {
+  const { lines, meaning } = await value("/api/money");
+  const sum = lines.reduce((total, line) => total + line.usd, 0);
+  const known = lines.filter((line) => Math.abs(line.usd) > 0);
+  draw("money", known, () => {
+    if (!known.length) return [el("p", { class: "quiet" }, "Nothing was spent that the history knows of.")];
+    const part = (line) => {
+      const piece = el("i", { title: `${line.key}: ${usd(line.usd)}` });
+      piece.style.flexGrow = Math.max(0, line.usd);
+      piece.style.background = `var(--${TONES[line.key] ?? "c9"})`;
+      return piece;
+    };
+    const row = (line) => {
+      const swatch = el("i", { class: "dot" });
+      swatch.style.background = `var(--${TONES[line.key] ?? "c9"})`;
+      return el("tr", {}, el("th", { scope: "row" }, swatch, line.key), el("td", { class: "number" }, usd(line.usd)),
+        el("td", { class: "number" }, sum > 0 ? `${((100 * line.usd) / sum).toFixed(1)} %` : NONE), el("td", { class: "quiet" }, meaning[line.key] ?? ""));
+    };
+    return [el("div", { class: "parts", "aria-hidden": "true" }, ...known.map(part)),
+      el("table", {}, el("tbody", {}, ...known.map(row), el("tr", { class: "sum" }, el("th", { scope: "row" }, "Together"), el("td", { class: "number" }, usd(sum)), el("td", {}), el("td", {}))))];
+  });
+}
+
+let asking = 0;
+
+function askMoney() {
+  if (asking) return;
+  money().catch(() => {});
+  asking = setInterval(() => { if (!document.hidden) money().catch(() => {}); }, MONEY_MS);
+}
+
 // --- drawing what changed ----------------------------------------------------------------------
 
 const drawn = new Map();
+let pressed = false; // what is being clicked on must not be replaced under the pointer
+
+for (const kind of ["pointerup", "pointercancel", "blur"]) addEventListener(kind, () => setTimeout(() => { pressed = false; }));
+addEventListener("pointerdown", () => { pressed = true; });
 
 function draw(id, data, make) {
   const key = JSON.stringify(data);
-  if (drawn.get(id) === key) return;
+  if (pressed || drawn.get(id) === key) return;
   drawn.set(id, key);
+  const focus = document.activeElement?.dataset?.focus;
   const place = $(id);
   const scroll = place.firstElementChild?.scrollTop ?? 0;
   place.replaceChildren(...make());
   if (scroll) place.firstElementChild.scrollTop = scroll;
+  if (focus) place.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 
 function link(text, tone) {
@@ -257,7 +340,9 @@ function show({ view, summary, losses, prices, away }) {
   $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
   document.title = title(view);
   draw("costs", [summary, Math.floor(view.at_s)], () => costs(view, summary));
+  changes.permit();
   begin();
+  askMoney();
   draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
   draw("pools", [view.pools, prices], () => pools(view, prices));
@@ -271,4 +356,6 @@ function title(view) {
   return `${done}${running.script} · spot-orchestrator`;
 }
 
+changes.prepare();
+logs.prepare();
 listen(show, link);
