@@ -122,6 +122,7 @@ class Sentence(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     what: str
     because: str
+    job: str = ""  # that a purchase is for; a launch has no machine by which the job could be found
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):

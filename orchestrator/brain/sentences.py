@@ -26,6 +26,7 @@ from orchestrator.view import Sentence
 
 def sentence(action: AnyAction, at_s: float) -> Sentence | None:
     """Return the action as a person reads it; `None` for a routine action."""
+    job = ""
     match action:
         case ListMachines() | KeepQuotes():
             return None
@@ -33,6 +34,7 @@ def sentence(action: AnyAction, at_s: float) -> Sentence | None:
             request = action.request
             pool, market = request.pool, request.market.replace("_", "-")
             many = f"{request.count} x " if request.count > 1 else ""
+            job = request.tags.get("job", "")
             who, what = request.token, f"buy {many}{pool.type} in {pool.zone} ({market})"
         case Terminate():
             who, what = action.machine_id, "give back"
@@ -56,7 +58,7 @@ def sentence(action: AnyAction, at_s: float) -> Sentence | None:
             who, what = "manager", "stop"
         case _:
             assert_never(action)
-    return Sentence(at_s=at_s, who=who, what=what, because=action.because)
+    return Sentence(at_s=at_s, who=who, what=what, because=action.because, job=job)
 
 
 def remember(state: State, actions: list[AnyAction]) -> None:

@@ -53,7 +53,6 @@ Kind = Literal[
     "refusal",
     "layout",
     "checkpoint",
-    "proof",
     "loss",
     "status",
     "finish",

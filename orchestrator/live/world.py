@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, assert_never
 import msgspec
 import redis.asyncio
 
-from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, VIEW
+from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, READING, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError, Misconfigured, Unknown
@@ -53,6 +53,7 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
+from orchestrator.history.meter import reading_of
 from orchestrator.journal import RedisJournal
 from orchestrator.live.price_files import QuoteStore
 from orchestrator.loop import said_of
@@ -68,6 +69,7 @@ UNFORESEEN_MAX = 1000
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
 VIEW_S = 0.2
+READING_S = 1.0  # it names every machine, and so it is made less often than the view
 CANCEL_S = 1.0
 INBOX_BATCH = 200
 INBOX_BLOCK_MS = 1000
@@ -126,6 +128,7 @@ class LiveWorld:
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown_at_s = 0.0
+        self._metered_at_s = 0.0
         self._newest: State | None = None
         self._shows_later = False
         self._asked: tuple[Question, ...] = ()
@@ -463,8 +466,12 @@ class LiveWorld:
             await self.publish(self._newest)
 
     async def publish(self, state: State) -> None:
-        view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
+        now_s = self._clock.now_s()
+        view = msgspec.structs.replace(view_of(state, now_s), tick_s=ticks())
         said = {VIEW: msgspec.json.encode(view), GUESTS: msgspec.json.encode(guests_of(state))}
+        if state.stopped or not 0 <= now_s - self._metered_at_s < READING_S:
+            self._metered_at_s = now_s
+            said[READING] = msgspec.json.encode(reading_of(state, now_s))
         await self._store.mset(said)
         asked = layout_changes.questions(state)
         if asked != self._asked and not self._foreseeing:

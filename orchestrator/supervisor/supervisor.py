@@ -44,6 +44,7 @@ from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
+from orchestrator.history.order import REDIS_VARIABLE
 from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
@@ -56,7 +57,7 @@ from orchestrator.view import Sentence
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
 LOGS_S = 2.0  # between two looks at how large they are
-PACED = {"dashboard", "door"}  # the house goes on without them, so they never end it
+PACED = {"dashboard", "door", "history"}  # the house goes on without them, so they never end it
 PACE_S = 5.0  # at least, between two starts of one of these
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
@@ -127,6 +128,7 @@ class House:
         self._start_cloud()
         self._start_door()
         self._start_manager()
+        self._start_history()
         if self.config.dashboard.enabled:
             self._open_page()
         self._announce()
@@ -164,8 +166,9 @@ class House:
         for name in ended:
             if name not in PACED:
                 self._count_restart(name)
-            elif name == "door":
-                _say(f"the join door ended and is started again; see {self.places.log(name)}")
+            elif name != "dashboard":
+                what = "the join door" if name == "door" else "the process that keeps the history"
+                _say(f"{what} ended and is started again; see {self.places.log(name)}")
             self._restart(name)
 
     def _page_is_asked_for(self) -> bool:
@@ -216,7 +219,7 @@ class House:
         process without the mark is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
-        for name in ("dashboard", "door"):
+        for name in ("dashboard", "door", "history"):
             if (served := self._children.pop(name, None)) is not None:
                 processes.end(served)
         for listening in filter(None, (self._page, self._door)):
@@ -476,6 +479,22 @@ class House:
             else None,
         )
 
+    def _start_history(self) -> None:
+        """Start the process that keeps the history: it reads what is published, and is asked by nobody."""
+        self._started_s["history"] = time.monotonic()
+        self._children["history"] = processes.start(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "orchestrator.history",
+                "--house",
+                str(self.places.state_dir),
+            ],
+            env={**self._env, REDIS_VARIABLE: self.redis_url},
+            log=self.places.log("history"),
+        )
+
     def _open_page(self) -> None:
         """Take the page's port; its process starts when a browser comes."""
         board = self.config.dashboard
@@ -535,6 +554,7 @@ class House:
             "cloud": self._start_cloud,
             "dashboard": self._start_page,
             "door": self._start_door,
+            "history": self._start_history,
         }
         if name in starts:
             starts[name]()

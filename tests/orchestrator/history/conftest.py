@@ -1,16 +1,27 @@
 """A bookkeeper beside a simulated manager: it reads the ledger as the recorder does."""
 
+import os
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
+import redis
 
+from agent.keys import EVENTS, READING, VIEW
 from orchestrator.brain import ledger
 from orchestrator.history.books import Books, Charge
 from orchestrator.history.meter import reading_of
 from orchestrator.history.records import Reading
+from orchestrator.paths import Places
+from orchestrator.redis_client import connect
 from orchestrator.state import State
+from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import RedisServer
+from orchestrator.view import Sentence
+from orchestrator.view_builder import view_of
 
 CENT = 0.01
 
@@ -59,3 +70,46 @@ class Bookkeeper:
 @pytest.fixture
 def bookkeeper() -> type[Bookkeeper]:
     return Bookkeeper
+
+
+class Publisher:
+    """Publishes a simulated manager's states as the live one does."""
+
+    def __init__(self, store: "redis.Redis") -> None:
+        self.store, self.said, self.turns = store, list[Sentence](), 0
+        self._known: dict[int, Sentence] = {}
+
+    def publish(self, state: State) -> None:
+        for said in state.sentences[-50:]:
+            if id(said) not in self._known:
+                self._known[id(said)] = said
+                self.said.append(said)
+                self.store.xadd(EVENTS, {"e": msgspec.json.encode(said)})
+        self.turns += 1
+        if self.turns % 16 == 0 or state.stopped:
+            view, read = view_of(state, state.now_s), reading_of(state, state.now_s)
+            self.store.mset({VIEW: msgspec.json.encode(view), READING: msgspec.json.encode(read)})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    places = Places(tmp_path_factory.mktemp("redis-house"))
+    places.make()
+    server = RedisServer(places, {**os.environ, processes.MARK: places.identity})
+    server.start()
+    yield server
+    server.stop()
+    places.remove_link()
+
+
+@pytest.fixture
+def publisher(server: RedisServer) -> Iterator[Publisher]:
+    store = connect(server.url)
+    store.flushall()
+    yield Publisher(store)
+    store.close()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path)

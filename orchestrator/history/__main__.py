@@ -1,0 +1,66 @@
+"""The history as a process, apart from the manager, so that writing it slows no decision.
+
+    python -m orchestrator.history --house STATE_DIR   (run by the house)
+
+It may be killed at any moment: the file says where to go on.
+"""
+
+import argparse
+import os
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from cloud.clock import CLOCK
+from orchestrator.history.order import REDIS_VARIABLE
+from orchestrator.history.recorder import LOOK_S, Recorder
+from orchestrator.paths import Places
+
+ANSWER_S_MAX = 5.0
+NICENESS = 5
+PASSING = (
+    redis.RedisError,
+    sqlite3.Error,
+    OSError,
+)  # what a restart or room on the disk puts right
+
+
+def run(places: Places, url: str, over: Event) -> None:
+    """Keep the history until this process is asked to end."""
+    store = redis.Redis.from_url(url, socket_timeout=ANSWER_S_MAX, retry=Retry(NoBackoff(), 1))
+    recorder, said = None, ""
+    while True:
+        last = over.wait(LOOK_S)
+        try:
+            recorder = recorder or Recorder(store, places.history)
+            recorder.look(CLOCK.now_s(), last=last)
+            said = ""
+        except PASSING as error:
+            if str(error) != said:
+                said = str(error)
+                print(f"{time.strftime('%F %T')} history: {said}; trying again", file=sys.stderr)  # noqa: T201
+        if last:
+            return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.history", description=__doc__)
+    parser.add_argument("--house", type=Path, required=True, help="the state directory")
+    options = parser.parse_args()
+    over = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    os.nice(NICENESS)
+    run(Places(options.house), os.environ[REDIS_VARIABLE], over)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

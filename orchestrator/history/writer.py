@@ -1,0 +1,270 @@
+"""Writing the history: what was read since the last turn, as one transaction.
+
+In memory is only what came since the last turn. So after a kill, or a failure to write, the file
+says where to go on, and the next reading makes up for all money in between.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.history import store
+from orchestrator.history.books import Books, Charge
+from orchestrator.history.records import Happening, LeaseReading, Reading
+from orchestrator.view import JobView
+
+NAMED_MAX = 20_000
+PRUNE_S = 3600.0
+
+
+class Bucket(msgspec.Struct):
+    """What a series was since the last turn, in one row of a tier."""
+
+    at_s: int
+    n: int
+    total: float
+    least: float
+    most: float
+    last: float
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        self.total += value
+        self.least, self.most = min(self.least, value), max(self.most, value)
+        self.last = value
+
+
+class Writer:
+    """The one writer of a file. Each `flush` is a turn."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = store.writing(path)
+        self.books = Books()
+        if (saved := self._meta("books")) is not None:
+            self.books = msgspec.json.decode(saved, type=Books)
+        self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
+        self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
+        self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
+        self._open: dict[tuple[str, int], list[Bucket]] = {}
+        self._written: dict[tuple[str, int], tuple[int, float]] = {}
+        self._charges: list[Charge] = []
+        self._events: list[Happening] = []
+        self._machines: dict[str, LeaseReading] = {}
+        self._jobs: dict[str, JobView] = {}
+        self._owners: dict[str, str] = {}
+        rows = self._file.execute(
+            "SELECT token, machine, job FROM machines ORDER BY from_s DESC LIMIT ?",
+            (NAMED_MAX // 2,),
+        )
+        for token, machine, job in rows:
+            self.own(job, token, machine)
+        self._pruned_s = 0.0
+
+    def close(self) -> None:
+        self._file.close()
+
+    # --- what is read -----------------------------------------------------------------------
+
+    def note(self, name: str, at_s: float, value: float | None) -> None:
+        """Add a number to a series; what is no number is left out."""
+        if value is None or not isfinite(value):
+            return
+        for number, tier in enumerate(store.TIERS):
+            bucket_s = int(at_s // tier.bucket_s) * tier.bucket_s
+            buckets = self._open.setdefault((name, number), [])
+            if not buckets or buckets[-1].at_s != bucket_s:
+                buckets.append(Bucket(bucket_s, 0, 0.0, value, value, value))
+            buckets[-1].add(value)
+
+    def take(self, reading: Reading) -> None:
+        """Charge what a reading of the ledger adds."""
+        self._charges += self.books.take(reading)
+        for lease in reading.leases:
+            self._machines[lease.token] = lease
+            self.own(lease.job, lease.token, lease.machine)
+
+    def own(self, job: str, *names: str) -> None:
+        """Remember the job of a machine or a launch, so that events about it find the job."""
+        for name in names:
+            if self._owners.get(name) != job:
+                self._owners[name] = job
+                self._owners.setdefault(name.partition("/")[0], job)
+        while len(self._owners) > NAMED_MAX:
+            del self._owners[next(iter(self._owners))]
+
+    def show(self, job: JobView) -> None:
+        """Remember a job as it is shown now."""
+        self._jobs[job.id] = job
+        self.own(job.id, job.id)
+
+    def tell(self, event: Happening) -> None:
+        """Add an event; its job is looked up when it is written, as it may be known by then."""
+        self._events.append(event)
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of the series that begin so."""
+        return [name for name in self._series if name.startswith(prefix)]
+
+    # --- a turn -----------------------------------------------------------------------------
+
+    def flush(self) -> list[Happening]:
+        """Write all that was read since the last turn, and return its events with their jobs."""
+        now_s = max(self.seen_s, self.books.at_s)  # the manager's time, not that of this process
+        events = [self._placed(event) for event in self._events]
+        with store.turn(self._file):
+            self._write_points()
+            self._write_money()
+            self._file.executemany(
+                "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [msgspec.structs.astuple(event) for event in events],
+            )
+            self._file.executemany(
+                "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)",
+                [
+                    (job.id, job.status, job.submitted_at_s, job.ended_at_s, _encoded(job))
+                    for job in self._jobs.values()
+                ],
+            )
+            self._keep("books", msgspec.json.encode(self.books))
+            self._keep("place", self.place.encode())
+            self._keep("seen", repr(self.seen_s).encode())
+            if now_s >= self._pruned_s + PRUNE_S:
+                self._pruned_s = now_s
+                self._prune(now_s)
+        self._charges, self._events = [], []
+        self._machines.clear()
+        self._jobs.clear()
+        return events
+
+    def _placed(self, event: Happening) -> Happening:
+        if event.job or event.who not in self._owners:
+            return event
+        return msgspec.structs.replace(event, job=self._owners[event.who])
+
+    def _write_points(self) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for (name, tier), buckets in self._open.items():
+            series = self._series.get(name) or self._new_series(name, buckets[0].at_s)
+            for bucket in buckets:
+                if self._is_news(name, tier, bucket):
+                    self._written[name, tier] = bucket.at_s, bucket.last
+                    rows.append((series, tier, *msgspec.structs.astuple(bucket)))
+        self._file.executemany(
+            "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " n = n + excluded.n, total = total + excluded.total, least = min(least, excluded.least),"
+            " most = max(most, excluded.most), last = excluded.last",
+            rows,
+        )
+        newest = {
+            name: buckets[-1].at_s for (name, tier), buckets in self._open.items() if not tier
+        }
+        self._file.executemany(
+            "UPDATE series SET newest_s = ? WHERE name = ?",
+            [(at_s, name) for name, at_s in newest.items()],
+        )
+        self._open.clear()
+
+    def _is_news(self, name: str, tier: int, bucket: Bucket) -> bool:
+        """Return whether a row says anything that the row before does not."""
+        before = self._written.get((name, tier))
+        if before is None or before[0] == bucket.at_s:
+            return True
+        same = bucket.least == bucket.most == before[1]
+        return not same or bucket.at_s >= before[0] + store.WORTH_A_ROW * store.TIERS[tier].bucket_s
+
+    def _new_series(self, name: str, at_s: float) -> int:
+        made = self._file.execute(
+            "INSERT INTO series (name, first_s, newest_s) VALUES (?, ?, ?)", (name, at_s, at_s)
+        )
+        self._series[name] = int(made.lastrowid or 0)
+        return self._series[name]
+
+    def _write_money(self) -> None:
+        self._file.executemany(
+            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " usd = usd + excluded.usd, hours = hours + excluded.hours,"
+            " on_demand_usd = on_demand_usd + excluded.on_demand_usd",
+            [row for charge in self._charges for row in _by_day(charge)],
+        )
+        self._file.executemany(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " usd = usd + excluded.usd, hours = hours + excluded.hours",
+            [(one.token, one.job, one.cause, one.usd, one.hours) for one in self._charges],
+        )
+        self._file.executemany(
+            "INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    lease.token, lease.machine, lease.job, lease.pool, lease.market, lease.from_s,
+                    lease.ended_at_s, lease.on_demand_usd_per_h, lease.why,
+                )
+                for lease in self._machines.values()
+            ],
+        )  # fmt: skip
+
+    def _prune(self, now_s: float) -> None:
+        """Remove what is older than is kept, or more than is kept."""
+        for number, tier in enumerate(store.TIERS):
+            self._file.executemany(
+                "DELETE FROM points WHERE series = ? AND tier = ? AND at_s < ?",
+                [(series, number, now_s - tier.kept_s) for series in self._series.values()],
+            )
+        newest = "SELECT name FROM series ORDER BY newest_s DESC LIMIT -1 OFFSET ?"
+        old = [name for (name,) in self._file.execute(newest, (store.SERIES_MAX,))]
+        for name in old:
+            series = self._series.pop(name)
+            self._file.execute("DELETE FROM points WHERE series = ?", (series,))
+            self._file.execute("DELETE FROM series WHERE id = ?", (series,))
+        for table, key, order, most in (
+            ("events", "id", "at_s", store.EVENTS_MAX),
+            ("jobs", "id", "submitted_s", store.JOBS_MAX),
+            ("machines", "token", "from_s", store.MACHINES_MAX),
+        ):
+            self._file.execute(
+                f"DELETE FROM {table} WHERE {key} IN"  # noqa: S608 - names of ours
+                f" (SELECT {key} FROM {table} ORDER BY {order} DESC LIMIT -1 OFFSET ?)",
+                (most,),
+            )
+        self._fold_old_charges()
+        self._file.execute(
+            "DELETE FROM spent WHERE day < ?", (now_s // store.DAY_S - store.SPENT_DAYS_MAX,)
+        )
+
+    def _fold_old_charges(self) -> None:
+        """Add the charges of machines that are forgotten to the line without a machine."""
+        gone = "token <> '' AND token NOT IN (SELECT token FROM machines)"
+        self._file.execute(
+            "INSERT INTO charges SELECT '', job, cause, sum(usd), sum(hours) FROM charges"  # noqa: S608
+            f" WHERE {gone} GROUP BY job, cause ON CONFLICT DO UPDATE SET"
+            " usd = usd + excluded.usd, hours = hours + excluded.hours"
+        )
+        self._file.execute(f"DELETE FROM charges WHERE {gone}")  # noqa: S608
+
+    def _meta(self, name: str) -> bytes | None:
+        row = self._file.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _keep(self, name: str, value: bytes) -> None:
+        self._file.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+def _encoded(job: JobView) -> bytes:
+    return msgspec.json.encode(job)
+
+
+def _by_day(charge: Charge) -> Iterable[tuple[Any, ...]]:
+    """Return the rows of a charge, one for each day (UTC) that it reaches into."""
+    first, last = int(charge.from_s // store.DAY_S), int(charge.to_s // store.DAY_S)
+    whole_s = charge.to_s - charge.from_s
+    for day in range(first, last + 1):
+        begins_s = max(charge.from_s, day * store.DAY_S)
+        ends_s = min(charge.to_s, (day + 1) * store.DAY_S)
+        part = (ends_s - begins_s) / whole_s if whole_s > 0 else 1.0
+        if part > 0:
+            yield (
+                day, charge.job, charge.pool, charge.market, charge.cause,
+                charge.usd * part, charge.hours * part, charge.on_demand_usd * part,
+            )  # fmt: skip
