@@ -263,7 +263,7 @@ function pools(view, prices) {
 function events(view) {
   if (!view.events.length) return [el("div", { class: "empty" }, "Nothing has happened yet.")];
   const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
-  return [el("ul", { class: "events" }, ...newest.map((one) => {
+  return [el("ul", { class: "events", tabIndex: 0, "aria-label": "What happened" }, ...newest.map((one) => {
     const [what, why] = told(one);
     return el("li", {}, el("time", {}, clock(one.at_s)),
       el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${what}`), why ? el("p", {}, why) : null));
