@@ -42,11 +42,11 @@ def cancel(job: JobView, asker: Asker) -> Wish:
     """Stop a job that has not ended."""
     if job.status in ENDED:
         raise Refused(f"{job.id} has ended already: {job.status}: {job.because}")
-    given_back = (
-        f"{plural(job.machines, 'machine')} ({usd(job.now_usd_per_h)}/h) given back"
-        if job.machines
-        else "no machine is held"
-    )
+    given_back = "no machine is held"
+    if job.machines:
+        verb = "is" if job.machines == 1 else "are"
+        rate = f"{usd(job.now_usd_per_h)}/h"
+        given_back = f"{plural(job.machines, 'machine')} ({rate}) {verb} given back"
     would = (
         f"A checkpoint is written at step {job.step:,} or later, and {given_back}. "
         "Resume goes on from there."
