@@ -84,7 +84,17 @@ class History:
             found = self._points(name, number, from_s, to_s)
             if found and found[0].at_s <= begins_s + tier.bucket_s:
                 break  # else this tier does not reach back so far any more
-        return _thinned(found, points_max)
+        return _thinned([*found, *self._tail(name, number, found, to_s)], points_max)
+
+    def _tail(self, name: str, number: int, found: list[Point], to_s: float) -> list[Point]:
+        """Return what finer tiers know of the time whose row is still open."""
+        tail: list[Point] = []
+        for finer in reversed(range(number)):
+            newest = tail or found
+            after_s = newest[-1].at_s + store.TIERS[finer + 1].bucket_s if newest else 0.0
+            more = self._points(name, finer, after_s, to_s)
+            tail += [point for point in more if point.at_s >= after_s]
+        return tail
 
     def _points(self, name: str, tier: int, from_s: float, to_s: float) -> list[Point]:
         """Return the rows of a tier, with the one before them."""

@@ -51,7 +51,7 @@ class Recorder:
             self._read()
             if last or not 0 <= now_s - self._flushed_s < TURN_S:
                 self._flushed_s = now_s
-                self._tell(self._writer.flush())
+                self._tell(self._writer.flush(last=last))
         except sqlite3.Error:
             self._writer.close()
             self._writer = Writer(self._path)

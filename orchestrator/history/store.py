@@ -29,7 +29,7 @@ class Tier(NamedTuple):
     kept_s: float
 
 
-TIERS = (Tier(5, DAY_S / 4), Tier(60, 8 * DAY_S), Tier(3600, 2_000 * DAY_S))
+TIERS = (Tier(10, DAY_S / 8), Tier(60, 8 * DAY_S), Tier(3600, 2_000 * DAY_S))
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;

@@ -1,7 +1,7 @@
 """Writing the history: what was read since the last turn, as one transaction.
 
-In memory is only what came since the last turn. So after a kill, or a failure to write, the file
-says where to go on, and the next reading makes up for all money in between.
+In memory is only what came since the last turn, and the open row of each series. So after a kill, or
+a failure to write, the file says where to go on, and the next reading makes up for all money.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ PRUNE_S = 3600.0
 
 
 class Bucket(msgspec.Struct):
-    """What a series was since the last turn, in one row of a tier."""
+    """What a series was in the time of one row of a tier, as far as it was seen."""
 
     at_s: int
     n: int
@@ -48,7 +48,8 @@ class Writer:
         self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
         self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
         self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
-        self._open: dict[tuple[str, int], list[Bucket]] = {}
+        self._open: dict[tuple[str, int], Bucket] = {}
+        self._closed: list[tuple[str, int, Bucket]] = []
         self._written: dict[tuple[str, int], tuple[int, float]] = {}
         self._charges: list[Charge] = []
         self._events: list[Happening] = []
@@ -74,10 +75,13 @@ class Writer:
             return
         for number, tier in enumerate(store.TIERS):
             bucket_s = int(at_s // tier.bucket_s) * tier.bucket_s
-            buckets = self._open.setdefault((name, number), [])
-            if not buckets or buckets[-1].at_s != bucket_s:
-                buckets.append(Bucket(bucket_s, 0, 0.0, value, value, value))
-            buckets[-1].add(value)
+            bucket = self._open.get((name, number))
+            if bucket is None or bucket.at_s != bucket_s:
+                if bucket is not None:
+                    self._closed.append((name, number, bucket))
+                bucket = Bucket(bucket_s, 0, 0.0, value, value, value)
+                self._open[name, number] = bucket
+            bucket.add(value)
 
     def take(self, reading: Reading) -> None:
         """Charge what a reading of the ledger adds."""
@@ -110,8 +114,14 @@ class Writer:
 
     # --- a turn -----------------------------------------------------------------------------
 
-    def flush(self) -> list[Happening]:
-        """Write all that was read since the last turn, and return its events with their jobs."""
+    def flush(self, *, last: bool = False) -> list[Happening]:
+        """Write all that was read since the last turn, and return its events with their jobs.
+
+        A row of numbers is written when its time is over, or in the last turn.
+        """
+        if last:
+            self._closed += [(name, tier, bucket) for (name, tier), bucket in self._open.items()]
+            self._open.clear()
         now_s = max(self.seen_s, self.books.at_s)  # the manager's time, not that of this process
         events = [self._placed(event) for event in self._events]
         with store.turn(self._file):
@@ -146,26 +156,24 @@ class Writer:
 
     def _write_points(self) -> None:
         rows: list[tuple[Any, ...]] = []
-        for (name, tier), buckets in self._open.items():
-            series = self._series.get(name) or self._new_series(name, buckets[0].at_s)
-            for bucket in buckets:
-                if self._is_news(name, tier, bucket):
-                    self._written[name, tier] = bucket.at_s, bucket.last
-                    rows.append((series, tier, *msgspec.structs.astuple(bucket)))
+        newest: dict[str, int] = {}
+        for name, tier, bucket in self._closed:
+            series = self._series.get(name) or self._new_series(name, bucket.at_s)
+            newest[name] = bucket.at_s
+            if self._is_news(name, tier, bucket):
+                self._written[name, tier] = bucket.at_s, bucket.last
+                rows.append((series, tier, *msgspec.structs.astuple(bucket)))
         self._file.executemany(
             "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
             " n = n + excluded.n, total = total + excluded.total, least = min(least, excluded.least),"
             " most = max(most, excluded.most), last = excluded.last",
             rows,
         )
-        newest = {
-            name: buckets[-1].at_s for (name, tier), buckets in self._open.items() if not tier
-        }
         self._file.executemany(
-            "UPDATE series SET newest_s = ? WHERE name = ?",
+            "UPDATE series SET newest_s = max(newest_s, ?) WHERE name = ?",
             [(at_s, name) for name, at_s in newest.items()],
         )
-        self._open.clear()
+        self._closed = []
 
     def _is_news(self, name: str, tier: int, bucket: Bucket) -> bool:
         """Return whether a row says anything that the row before does not."""
