@@ -22,7 +22,7 @@ from orchestrator.client import local_cloud
 from orchestrator.dashboard.feed import Feed, FeedSource, Snapshot
 from orchestrator.dashboard.guard import SESSION_PATH, cookie_name, cookie_of
 from orchestrator.dashboard.keys import Access, Keys, Role
-from orchestrator.dashboard.past import Asked, Footprint, Past, footprint
+from orchestrator.dashboard.past import Asked, Curves, Footprint, Past, curves, footprint
 from orchestrator.formatting import plural
 from orchestrator.history.records import MEANING, Cause, Spent
 from orchestrator.view import JobView, View
@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Money, Failure)
+ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Curves, Money, Failure)
 
 
 class Bounds(BaseModel):
@@ -107,7 +107,7 @@ def router(feed: Feed, keys: Keys, past: Past) -> APIRouter:
     api = APIRouter()
     _add_session(api, keys)
     _add_reading(api, feed)
-    _add_past(api, past)
+    _add_past(api, feed, past)
     _add_stream(api, feed)
     _add_changes(api, feed)
     _add_drill(api, feed)
@@ -190,7 +190,7 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
         return answer(Lines(lines=tuple(lines[-LINES_MAX:]), more=more))
 
 
-def _add_past(api: APIRouter, past: Past) -> None:
+def _add_past(api: APIRouter, feed: Feed, past: Past) -> None:
     @api.get("/api/footprint", **described(Footprint))
     def over_time(
         from_s: Annotated[float | None, Query(ge=0, le=TIME_MAX)] = None,
@@ -200,6 +200,14 @@ def _add_past(api: APIRouter, past: Past) -> None:
     ) -> Response:
         """Return machines, throughput, costs, layouts and marks of a time, or of all times."""
         return answer(footprint(past, Asked(from_s=from_s, to_s=to_s, last_s=last_s), points))
+
+    @api.get("/api/curves", **described(Curves))
+    def curves_shown() -> Response:
+        """Return the losses of the jobs and the prices of the pools that are shown now."""
+        view = _source(feed).view()
+        jobs = [job.id for job in view.jobs] if view is not None else []
+        pools = [pool.pool for pool in view.pools] if view is not None else []
+        return answer(curves(past, jobs, pools))
 
     @api.get("/api/money", **described(Money))
     def money(job: Annotated[str | None, Query(max_length=200)] = None) -> Response:

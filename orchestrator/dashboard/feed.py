@@ -1,8 +1,4 @@
-"""The data of the page, kept up to date by one reader for any number of open pages.
-
-The view is the present. The page also shows the recent past (loss curves, pool prices), so the feed
-remembers a bounded number of points of each and thins them out when there are too many.
-"""
+"""The present, kept up to date by one reader for any number of open pages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,14 +12,10 @@ from orchestrator.dashboard.summary import Summary, summary_of
 from orchestrator.events import AnyEvent
 from orchestrator.view import View
 
-POINTS_MAX = 400
-SERIES_MAX = 200
 SILENCE_S_MAX = 3.0
 PING_S = 10.0
 SILENT = "Redis does not answer; the page shows what was last seen."
 UNAVAILABLE = (NotRunning, redis.RedisError, OSError, msgspec.DecodeError)
-
-Point = tuple[float, float]
 
 
 class FeedSource(Protocol):
@@ -45,27 +37,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     view: View | None
     summary: Summary | None = None
-    losses: dict[str, list[Point]]
-    prices: dict[str, list[Point]]
     away: str = ""
-
-
-class Series:
-    """Points by name, bounded: when a series is full, every other point of it is dropped."""
-
-    def __init__(self) -> None:
-        self.points: dict[str, list[Point]] = {}
-
-    def add(self, name: str, x: float, y: float) -> None:
-        points = self.points.setdefault(name, [])
-        if points and x <= points[-1][0]:
-            # The job was rewound, or the point is known already.
-            points[:] = [point for point in points if point[0] < x]
-        points.append((x, y))
-        if len(points) > POINTS_MAX:
-            del points[1:-1:2]
-        if len(self.points) > SERIES_MAX:
-            del self.points[next(iter(self.points))]
 
 
 class Feed:
@@ -74,12 +46,10 @@ class Feed:
     def __init__(self, client_factory: Callable[[], FeedSource], period_s: float = 0.5) -> None:
         self._connect = client_factory
         self._period_s = period_s
-        self._losses = Series()
-        self._prices = Series()
         self._view: View | None = None
         self.away = ""
         self.source: FeedSource | None = None
-        self._message = _encode(Snapshot(view=None, losses={}, prices={}))
+        self._message = _encode(Snapshot(view=None))
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
@@ -100,7 +70,7 @@ class Feed:
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:
             await self._show(self.away or SILENT)
-        self._take(await reading)
+        self._view = await reading
         self.away = ""
         await self._show("")
 
@@ -122,23 +92,10 @@ class Feed:
     def message(self) -> bytes:
         return self._message
 
-    def _take(self, view: View | None) -> None:
-        self._view = view
-        if view is None:
-            return
-        for job in view.jobs:
-            if job.loss is not None:
-                self._losses.add(job.id, job.step, job.loss)
-        for pool in view.pools:
-            if pool.spot_usd_per_h is not None:
-                self._prices.add(pool.pool, view.at_s, pool.spot_usd_per_h)
-
     async def _show(self, away: str) -> None:
         snapshot = Snapshot(
             view=self._view,
             summary=None if self._view is None else summary_of(self._view),
-            losses=self._losses.points,
-            prices=self._prices.points,
             away=away,
         )
         async with self._changed:

@@ -1,9 +1,9 @@
 """The footprint over time: the history on one grid of moments, as the page draws it."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from math import nan
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, pairwise
+from math import isfinite, nan
 from statistics import median
 from typing import Protocol
 
@@ -15,12 +15,15 @@ from orchestrator.history.records import Happening, Kind, Point, Remembered, Spe
 POOLS_SHOWN_MAX = 9  # the rest are shown together
 MARKS_MAX = 400
 JOBS_MAX = 20
+POOLS_MAX = 200
+CURVE_POINTS = 200
+PRICES_S = 86_400.0
 OTHERS = "others"
 HELD = "held/"
 HOUR_S = 3600.0
 UNIT_STEPS = 1000
 MARKED: tuple[Kind, ...] = (
-    "notice", "eviction", "layout", "checkpoint", "proof", "loss", "status", "finish", "failure", "budget", "order", "refusal",
+    "notice", "eviction", "layout", "checkpoint", "loss", "status", "finish", "failure", "budget", "order", "refusal",
 )  # fmt: skip
 
 Values = list[float | None]
@@ -76,6 +79,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Happening]
 
 
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
+    """Points by job and by pool: step and loss, time and price."""
+
+    losses: dict[str, list[tuple[float, float]]]
+    prices: dict[str, list[tuple[float, float]]]
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Which time to show: from and to, or the last seconds, or all that is known."""
 
@@ -127,6 +137,39 @@ def _bounds(asked: Asked, first_s: float, last_s: float) -> tuple[float, float]:
     if begin_s < end_s:
         return begin_s, end_s
     return (first_s, last_s) if first_s < last_s else (last_s - 1.0, last_s)
+
+
+def curves(past: Past, jobs: Iterable[str], pools: Iterable[str]) -> Curves:
+    """Return the losses of jobs over their steps, and the last day's prices of pools."""
+    first_s, last_s = past.span() or (0.0, 0.0)
+    losses = {job: _loss_curve(past, job, first_s, last_s) for job in islice(jobs, JOBS_MAX)}
+    from_s = max(first_s, last_s - PRICES_S)
+    prices = {
+        pool: [
+            (point.at_s, point.last)
+            for point in past.series(f"price/{pool}", from_s, last_s, CURVE_POINTS)
+        ]
+        for pool in islice(pools, POOLS_MAX)
+    }
+    return Curves(
+        losses={job: found for job, found in losses.items() if found},
+        prices={pool: found for pool, found in prices.items() if found},
+    )
+
+
+def _loss_curve(past: Past, job: str, first_s: float, last_s: float) -> list[tuple[float, float]]:
+    """Return the loss at each step; where a job went back, only its last way counts."""
+    losses = past.series(f"job/{job}/loss", first_s, last_s, CURVE_POINTS)
+    steps = past.series(f"job/{job}/step", first_s, last_s, CURVE_POINTS)
+    found: list[tuple[float, float]] = []
+    at = held_at(steps, [point.at_s for point in losses])
+    for point, step in zip(losses, at, strict=True):
+        if not isfinite(step) or not isfinite(point.last):
+            continue
+        while found and found[-1][0] >= step:
+            found.pop()
+        found.append((step, point.last))
+    return found
 
 
 def held_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:

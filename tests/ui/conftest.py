@@ -164,6 +164,8 @@ def write_past(places: Places) -> None:
     series = {
         "held/local/local-a/local.small/spot": lambda s: 2 if s < 1800 else 1,
         "held/local/local-b/local.large/spot": lambda s: 1 if s > 600 else 0,
+        "job/gpt-7f3a/loss": lambda s: 6.0 * 0.5 ** (s / 1200),
+        "price/local/local-a/local.small": lambda s: 0.03 + s / 1e6,
         "usd_per_h": lambda s: 0.12 if s < 1800 else 0.09,
         "job/gpt-7f3a/step": lambda s: s - max(0, min(s, 2400) - 1800),
         "job/gpt-7f3a/depth": lambda _: 1,

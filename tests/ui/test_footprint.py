@@ -2,6 +2,7 @@
 
 import gzip
 from importlib.resources import files
+from itertools import pairwise
 from math import isnan
 
 import httpx
@@ -9,7 +10,14 @@ import pytest
 from conftest import PAST_S, T0, write_past
 from msgspec.structs import replace
 
-from orchestrator.dashboard.past import POOLS_SHOWN_MAX, Asked, counted_at, footprint, held_at
+from orchestrator.dashboard.past import (
+    POOLS_SHOWN_MAX,
+    Asked,
+    counted_at,
+    curves,
+    footprint,
+    held_at,
+)
 from orchestrator.dashboard.summary import summary_of
 from orchestrator.history import store
 from orchestrator.history.reader import History
@@ -119,6 +127,29 @@ def test_any_time_can_be_asked_for(past):
     assert [mark.kind for mark in part.marks] == ["notice", "eviction", "layout"]
     assert footprint(past, Asked(from_s=0, to_s=1e10), 60).to_s == T0
     assert footprint(past, Asked(from_s=0, to_s=1), 60).from_s == T0 - PAST_S
+
+
+def test_a_curve_is_the_loss_over_steps_and_a_job_that_goes_back_draws_no_loop(past, tmp_path):
+    """The whole life of a job, also before the page was opened; of a step that was done twice, the last time."""
+    found = curves(past, ["gpt-7f3a", "nobody"], ["local/local-a/local.small", "nowhere"])
+    (points,) = found.losses.values()
+    assert points[0] == pytest.approx((0.0, 6.0), abs=20)
+    assert points[-1][0] == pytest.approx(3000, abs=60)
+    assert all(a[0] < b[0] and a[1] > b[1] for a, b in pairwise(points))
+    assert list(found.prices) == ["local/local-a/local.small"]
+    file = store.writing(tmp_path / "history.db")
+    write(file, 90, "job/back/step", {0: 10, 60: 20, 120: 15, 180: 25})
+    write(file, 91, "job/back/loss", {0: 5.0, 60: 4.0, 120: 4.5, 180: 3.0})
+    file.close()
+    assert curves(past, ["back"], []).losses == {"back": [(10, 5.0), (15, 4.5), (25, 3.0)]}
+
+
+def write(file, number: int, name: str, values: dict[int, float]) -> None:
+    file.execute("INSERT INTO series VALUES (?, ?, ?, ?)", (number, name, T0 - 3600, T0))
+    for tier in range(len(store.TIERS)):
+        for s, value in values.items():
+            row = (number, tier, int(T0) - 3600 + s, *[float(value)] * 4)
+            file.execute("INSERT INTO points VALUES (?, ?, ?, 1, ?, ?, ?, ?)", row)
 
 
 def test_before_there_is_a_history_the_footprint_is_empty(tmp_path):

@@ -10,22 +10,26 @@ const NO_KEY = "Open the address that `orchestrator tools dashboard` prints: it 
 
 export const session = { role: "" };
 
-function given() {
+let pending = ""; // a key that is not exchanged yet
+
+function take() {
   const words = new URLSearchParams(location.hash.slice(1));
   const key = words.get(KEY);
-  if (!key) return "";
+  if (!key) return;
+  pending = key;
   words.delete(KEY);
   const rest = words.toString();
   history.replaceState(null, "", location.pathname + (rest ? `#${rest}` : ""));
-  return key;
 }
 
+/** Exchange the key that was given; one that gets no answer is tried again. */
 async function open() {
-  const key = given();
-  if (key) {
-    const answer = await fetch("/api/session", { method: "POST", headers: { Authorization: `Bearer ${key}` } });
-    if (answer.ok) sessionStorage.setItem(TOKEN, (await answer.json()).token);
-  }
+  take();
+  if (!pending) return;
+  const key = pending;
+  const answer = await fetch("/api/session", { method: "POST", headers: { Authorization: `Bearer ${key}` } });
+  if (answer.ok) sessionStorage.setItem(TOKEN, (await answer.json()).token);
+  if ((answer.ok || answer.status === 401) && pending === key) pending = "";
 }
 
 /** Ask with this tab's session; the answer is not ok if its sentence says why not. */
@@ -64,7 +68,8 @@ async function follow(show) {
 
 /** Show every message for as long as this page is open; say so while there is no connection. */
 export async function listen(show, link) {
-  addEventListener("hashchange", () => open());
+  take();
+  addEventListener("hashchange", take);
   for (;;) {
     await open().then(() => follow(show)).catch(() => link("reconnecting", "bad"));
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));

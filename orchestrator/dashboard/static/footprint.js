@@ -13,7 +13,7 @@ const SYNC = "footprint";
 const HEIGHTS = [200, 90, 116];
 const MARK = {
   notice: "amber", eviction: "red", loss: "red", failure: "red", refusal: "amber", layout: "blue", checkpoint: "green",
-  proof: "quiet", status: "quiet", finish: "green", budget: "red", order: "blue",
+  status: "quiet", finish: "green", budget: "red", order: "blue",
 };
 
 const now = { last: 3600, from: null, to: null, data: null, charts: [], moment: null, at: null, look: "", busy: false, wanted: false };
@@ -146,7 +146,7 @@ function marks(plot) {
   for (const mark of [...now.data.marks].sort((a, b) => graver(a) - graver(b))) {
     const x = plot.valToPos(mark.at_s, "x", true);
     ctx.strokeStyle = ctx.fillStyle = color(MARK[mark.kind] ?? "quiet");
-    ctx.globalAlpha = mark.kind === "status" || mark.kind === "proof" ? 0.35 : 0.85;
+    ctx.globalAlpha = mark.kind === "status" ? 0.35 : 0.85;
     ctx.lineWidth = devicePixelRatio;
     ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
     ctx.beginPath();

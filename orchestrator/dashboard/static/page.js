@@ -174,12 +174,12 @@ function job(view, one, points) {
   return el("article", { class: "card job" }, left, el("div", {}, right, layout(one)));
 }
 
-function jobs(view, losses) {
+function jobs(view) {
   if (!view.jobs.length) {
     return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit SCRIPT"))];
   }
   const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
-  return order.map((one) => job(view, one, losses[one.id]));
+  return order.map((one) => job(view, one, lossesOf(one)));
 }
 
 /** When each phase of a machine's first boot was over, as long as it boots. */
@@ -240,7 +240,7 @@ function chosen(view, pool) {
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
     const spot = one.spot_usd_per_h;
     const points = prices[one.pool];
@@ -248,7 +248,7 @@ function pools(view, prices) {
     return el("tr", {},
       el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null,
         chosen(view, one.pool)),
-      el("td", { class: "number wide" }, count(one.slots)),
+      el("td", { class: "number wide roomy" }, count(one.slots)),
       el("td", { class: "number" }, usd(spot)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
       el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
@@ -298,12 +298,43 @@ async function money() {
   });
 }
 
-let asking = 0;
+// --- curves of the past, and what has come since -------------------------------------------------
 
-function askMoney() {
+const CURVES_MS = 10000;
+const RECENT_MAX = 200;
+
+const past = { losses: {}, prices: {} };
+const recent = new Map(); // by job: the points of the stream, which the history does not have yet
+
+function note({ id, step, loss }) {
+  const points = recent.get(id) ?? [];
+  recent.set(id, points);
+  if (loss === null || points.at(-1)?.[0] === step) return;
+  while (points.length && points.at(-1)[0] > step) points.pop(); // the job went back
+  points.push([step, loss]);
+  if (points.length > RECENT_MAX) points.splice(0, RECENT_MAX / 2);
+}
+
+function lossesOf(job) {
+  const now = recent.get(job.id) ?? [];
+  const before = (past.losses[job.id] ?? []).filter(([step]) => step < (now[0]?.[0] ?? Infinity));
+  return [...before, ...now];
+}
+
+async function curves() {
+  Object.assign(past, await value("/api/curves"));
+}
+
+let asking = false;
+
+/** Ask for what the history knows, and again while the page is looked at. */
+function askPast() {
   if (asking) return;
-  money().catch(() => {});
-  asking = setInterval(() => { if (!document.hidden) money().catch(() => {}); }, MONEY_MS);
+  asking = true;
+  for (const [ask, every] of [[money, MONEY_MS], [curves, CURVES_MS]]) {
+    ask().catch(() => {});
+    setInterval(() => { if (!document.hidden) ask().catch(() => {}); }, every);
+  }
 }
 
 // --- drawing what changed ----------------------------------------------------------------------
@@ -331,7 +362,7 @@ function link(text, tone) {
   $("link").textContent = text;
 }
 
-function show({ view, summary, losses, prices, away }) {
+function show({ view, summary, away }) {
   $("away").hidden = !away;
   $("away").textContent = away;
   link(away ? "away" : view ? "live" : "starting", away ? "bad" : view ? "good" : "wait");
@@ -342,10 +373,11 @@ function show({ view, summary, losses, prices, away }) {
   draw("costs", [summary, Math.floor(view.at_s)], () => costs(view, summary));
   changes.permit();
   begin();
-  askMoney();
-  draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
+  askPast();
+  view.jobs.forEach(note);
+  draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
-  draw("pools", [view.pools, prices], () => pools(view, prices));
+  draw("pools", [view.pools, past.prices], () => pools(view, past.prices));
   draw("events", view.events, () => events(view));
 }
 
