@@ -29,7 +29,6 @@ from agent.keys import (
 )
 from agent.profile import Profile
 from agent.timeline import Timeline
-from cloud import private
 from cloud.clock import ticks
 from cloud.errors import Unknown
 from orchestrator.errors import OrchestratorError
@@ -99,14 +98,6 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}  # those it was started with, in force until it ends
 
 
-def dashboard_address(house: House, places: Places) -> str:
-    """Return the address of the page with the key in it; the page hides the key at once."""
-    token = places.secret("dashboard")
-    if not house.dashboard_url or not token.exists():
-        return house.dashboard_url
-    return f"{house.dashboard_url}#key={private.secret(token)}"
-
-
 class Client:
     """Reads what the manager publishes; posts what a person asks for."""
 
@@ -174,6 +165,15 @@ class Client:
             (key.decode(), row[b"worker"].decode(), row[b"line"].decode(errors="replace"))
             for _, rows in answer or []
             for key, row in rows
+        ]
+
+    def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]:
+        """Return the last lines before an id, or of all if it is ""; the oldest first."""
+        most = f"({before}" if before else "+"
+        rows: Any = self._redis.xrevrange(log_key(job), max=most, count=count)
+        return [
+            (key.decode(), row[b"worker"].decode(), row[b"line"].decode(errors="replace"))
+            for key, row in reversed(rows)
         ]
 
     def metrics(self, job: str) -> dict[int, dict[str, float]]:

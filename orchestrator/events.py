@@ -192,6 +192,15 @@ class JobResumed(Event, frozen=True, kw_only=True):
     by: Name
 
 
+class JobChanged(Event, frozen=True, kw_only=True):
+    """A person sets both bounds of a job; None is no bound."""
+
+    job: JobName
+    budget_usd: Usd | None
+    deadline_s: Time | None
+    by: Name
+
+
 class ShutdownAsked(Event, frozen=True, kw_only=True):
     """Give back every machine and end."""
 
@@ -217,5 +226,6 @@ AnyEvent = (
     | JobSubmitted
     | JobCancelled
     | JobResumed
+    | JobChanged
     | ShutdownAsked
 )

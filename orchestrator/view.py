@@ -43,6 +43,15 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
 
 
+class SeatView(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a job's layout: which machine computes it, and how fast."""
+
+    machine: str
+    slot: int
+    microbatch_s: float  # what a microbatch took lately; 0 until there is a report
+    slow: float  # how many times longer than its peers it takes, as layouts assume
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One job with its own costs; the costs of all jobs together are in `CostView`."""
 
@@ -67,6 +76,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     spent_usd: float
     reserved_usd: float  # for giving back what is held
     budget_usd: float | None
+    deadline_s: float | None = None
     now_usd_per_h: float
     on_demand_usd: float
     saved_usd: float
@@ -83,6 +93,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int = 0  # of a step; 0 until a worker has reported
     stages_max: int = 1
     uncuttable: str = ""
+    chains: tuple[tuple[SeatView, ...], ...] = ()  # of the layout, each stage after stage
     logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
     logged_step: int = -1
     output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
@@ -122,6 +133,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     blocked_until_s: float | None
     blocked_because: str = ""
+    evicted_in_1h: float | None = None  # the odds, as decisions assume them
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from math import expm1
 
 from orchestrator.brain import leases, ledger
 from orchestrator.state import Job, Lease, PoolState, State
-from orchestrator.view import CostView, JobView, MachineView, PoolView, View
+from orchestrator.view import CostView, JobView, MachineView, PoolView, SeatView, View
 
 MACHINES_SHOWN_MAX = 200
 ENDED_SHOWN_MAX = 50
 JOBS_SHOWN_MAX = 100
 POOLS_SHOWN_MAX = 200
 SENTENCES_SHOWN_MAX = 100
+CHAINS_SHOWN_MAX = 64
 
 
 def view_of(state: State, at_s: float) -> View:
@@ -79,6 +81,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         spent_usd=spent,
         reserved_usd=ledger.committed_usd(account, at_s),
         budget_usd=account.cap_usd,
+        deadline_s=job.spec.deadline_s,
         now_usd_per_h=account.usd_per_h,
         on_demand_usd=on_demand,
         saved_usd=on_demand - spent,
@@ -97,11 +100,36 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         microbatches=job.layouts.microbatches,
         stages_max=job.layouts.stages_max,
         uncuttable=job.layouts.uncuttable,
+        chains=chains_of(state, job),
         logged=job.progress.logged,
         logged_step=job.progress.logged_step,
         output=job.progress.output,
         output_files=job.progress.output_files,
         output_bytes=job.progress.output_bytes,
+    )
+
+
+def chains_of(state: State, job: Job) -> tuple[tuple[SeatView, ...], ...]:
+    """Return who computes which stage; a worker that is gone has no machine any more."""
+    layout = job.layouts.current
+    if layout is None or job.ended:
+        return ()
+    return tuple(
+        tuple(_seat(state, worker) for worker in replica.workers)
+        for replica in layout.replicas[:CHAINS_SHOWN_MAX]
+    )
+
+
+def _seat(state: State, name: str) -> SeatView:
+    worker = state.workers.get(name)
+    if worker is None:
+        return SeatView(machine="", slot=0, microbatch_s=0.0, slow=1.0)
+    lease = state.leases.get(worker.token)
+    return SeatView(
+        machine=(lease.machine_id or lease.token) if lease is not None else "",
+        slot=worker.slot,
+        microbatch_s=worker.microbatch_s,
+        slow=worker.slow,
     )
 
 
@@ -138,6 +166,7 @@ def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
         held=_held(state, known.leases),
         blocked_until_s=block.until_s if block is not None and block.until_s > at_s else None,
         blocked_because=block.because if block is not None and block.until_s > at_s else "",
+        evicted_in_1h=-expm1(-known.record.hazard_per_h(at_s)),
     )
 
 

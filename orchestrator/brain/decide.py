@@ -54,6 +54,7 @@ from orchestrator.events import (
     CatalogueSeen,
     EventSetAside,
     JobCancelled,
+    JobChanged,
     JobResumed,
     JobSubmitted,
     Launched,
@@ -150,6 +151,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             jobs.on_cancelled(state, out, event)
         case JobResumed():
             jobs.on_resumed(state, out, event)
+        case JobChanged():
+            jobs.on_changed(state, out, event)
         case ShutdownAsked():
             jobs.shut_down(state, out, event.by)
             _stop_if_done(state, out)

@@ -1,6 +1,7 @@
 """The life of a job: admission, failures, budgets, its end, and the fate of its machines."""
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.messages import (
     BackupHeld,
@@ -24,8 +25,15 @@ from bidding.markets.billing import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers
-from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted, PartSetAside
-from orchestrator.formatting import loss, memory, nth, plural, usd
+from orchestrator.events import (
+    JobCancelled,
+    JobChanged,
+    JobResumed,
+    JobSpec,
+    JobSubmitted,
+    PartSetAside,
+)
+from orchestrator.formatting import duration, loss, memory, nth, plural, usd
 from orchestrator.state import (
     Account,
     Job,
@@ -574,6 +582,36 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.progress.step}")
     state.live_jobs[job.id] = None
     admit(state, out)
+
+
+def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
+    """Give a job other bounds, unless they are over already; an ended job may be resumed then."""
+    job = state.jobs.get(event.job)
+    if job is None:
+        return
+    owed_usd = ledger.spent_usd(job.account, state.now_s)
+    owed_usd += ledger.committed_usd(job.account, state.now_s)
+    if event.budget_usd is not None and event.budget_usd < owed_usd:
+        note(
+            out,
+            job.id,
+            f"its budget stays as it was: {usd(owed_usd)} are spent or reserved, more than the "
+            f"{usd(event.budget_usd)} that {event.by} asked for",
+        )
+        return
+    wall_s = state.now_s - state.skew_s
+    if event.deadline_s is not None and event.deadline_s <= wall_s:
+        note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed")
+        return
+    job.spec = replace(job.spec, budget_usd=event.budget_usd, deadline_s=event.deadline_s)
+    job.account.cap_usd = event.budget_usd
+    budget = "no budget" if event.budget_usd is None else f"a budget of {usd(event.budget_usd)}"
+    left_s = None if event.deadline_s is None else event.deadline_s - wall_s
+    deadline = "no deadline" if left_s is None else f"a deadline in {duration(left_s)}"
+    note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}")
+    if not job.ended:
+        check_budgets(state, out)
+        consider(state, job)
 
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:

@@ -82,7 +82,7 @@ app = _group(
 )
 VERBS = (
     init_check.init, init_check.check, demo.demo, up_down.up, plan.plan, rehearse.rehearse, submit.submit, status.status,
-    logs.logs, logs.events, status.cost, output.metrics, output.output, jobs.cancel, jobs.resume, up_down.down,
+    logs.logs, logs.events, status.cost, output.metrics, output.output, jobs.cancel, jobs.resume, jobs.change, up_down.down,
 )  # fmt: skip
 for each in VERBS:
     verb(app)(each)

@@ -28,7 +28,8 @@ from cloud.local.provider import Nodes
 from orchestrator.cli.command import INTERRUPTED, Command, Screen
 from orchestrator.cli.logs import read_logs
 from orchestrator.cli.watch import ViewSource, follow
-from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
+from orchestrator.client import Client, NotRunning, local_cloud
+from orchestrator.dashboard.keys import address_with_key
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.formatting import nth, pause, plural
@@ -246,7 +247,7 @@ def play(console: Console, root: Path, stage: Stage) -> int:
 def _show(
     client: Client, folder: Path, root: Path, console: Console, stage: Stage
 ) -> tuple[int, View]:
-    address = dashboard_address(client.house(), Places(folder / "state"))
+    address = address_with_key(client.house(), Places(folder / "state"))
     console.print(f"Dashboard: {address}", highlight=False, soft_wrap=True)
     argv = ("--steps", str(stage.steps))
     with _undisturbed(root, folder, argv) as alone:

@@ -1,4 +1,4 @@
-"""Finding a job by what a person typed, and the commands `cancel` and `resume`."""
+"""Finding a job by what a person typed, and the commands `cancel`, `resume` and `change`."""
 
 import sys
 import time
@@ -8,16 +8,19 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
-from orchestrator.events import JobCancelled, JobResumed
+from orchestrator.events import JobChanged
 from orchestrator.view import JobView
+from orchestrator.wishes import RESUMABLE
 
 TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
 BY = "the command line"
-RESUMABLE = ("FAILED", "CANCELLED")
+HOUR_S = 3600.0
+AMOUNT_MAX = 1e9
 
 Job = Annotated[
     str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
@@ -65,9 +68,7 @@ def cancel(command: Command, job: Job = None) -> None:
         names = ", ".join(one.id for one in live[-10:]) or "none"
         raise CommandError(f"name the job to cancel; running now: {names}", USAGE)
     one = find(client, job or live[0].id)
-    if one.status in ENDED:
-        raise CommandError(f"{one.id} has ended already: {one.status}: {one.because}")
-    client.post(JobCancelled(at_s=time.time(), job=one.id, by=BY))
+    client.post(wishes.cancel(one, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
 
 
@@ -79,17 +80,54 @@ def resume(command: Command, job: Job = None) -> None:
     """
     client = command.client()
     one = find(client, job, RESUMABLE if job else ())
-    if one.status not in RESUMABLE:
-        raise CommandError(
-            f"{one.id} is {one.status}; only what failed or was cancelled is resumed"
-        )
-    if not client.has_script(one.script_sha):
-        raise CommandError(
-            f"the script of {one.id} is not kept any more, or is damaged; submit it again: "
-            f"orchestrator submit {one.script} --from URL"
-        )
-    client.post(JobResumed(at_s=time.time(), job=one.id, by=BY))
+    has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
+    client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)
+
+
+def change(
+    command: Command,
+    job: Job = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="What it may spend in all, or none.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="HOURS", help="Until when, from now, or none.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Give a job another budget or deadline; what would come of it is said first."""
+    if budget is None and deadline is None:
+        raise CommandError("nothing to change: give --budget, --deadline or both", USAGE)
+    client, asker = command.client(), _asker()
+    one = find(client, job)
+    budget_usd: wishes.Bound = "kept" if budget is None else _amount("--budget", budget)
+    hours: wishes.Bound = "kept" if deadline is None else _amount("--deadline", deadline)
+    until_s = asker.at_s + hours * HOUR_S if isinstance(hours, float) else hours
+    wish = wishes.change(one, budget_usd, until_s, asker)
+    assert isinstance(wish.event, JobChanged)
+    wanted = (wish.event.budget_usd, wish.event.deadline_s)
+    command.say(Text(wish.would))
+    if not (yes or command.json) and sys.stdin.isatty() and not typer.confirm("Change it?"):
+        raise CommandError("nothing was changed")
+    client.post(wish.event)
+    _answer_change(command, client, one.id, lambda now: (now.budget_usd, now.deadline_s) == wanted)
+
+
+def _amount(option: str, text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < AMOUNT_MAX:
+        raise CommandError(f"{option} {text}: a number above 0, or none", USAGE)
+    return value
+
+
+def _asker() -> wishes.Asker:
+    return wishes.Asker(by=BY, at_s=time.time())
 
 
 def _answer_change(

@@ -17,8 +17,9 @@ from rich.text import Text
 
 from orchestrator.cli.command import INTERRUPTED, Command, CommandError
 from orchestrator.cli.watch import why_silent
-from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
+from orchestrator.client import Between, Client, House, Killed, NotRunning
 from orchestrator.config import environment, in_force
+from orchestrator.dashboard.keys import address_with_key
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import plural, usd
 from orchestrator.interrupts import no_interrupts
@@ -42,7 +43,7 @@ def up(command: Command) -> None:
         house, was_up = _start(command, places), False
     else:
         house, was_up = client.house(), True
-    address = dashboard_address(house, places)
+    address = address_with_key(house, places)
     told = Text.assemble(
         ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
     )

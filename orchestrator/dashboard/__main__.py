@@ -12,20 +12,24 @@ import socket
 import sys
 from pathlib import Path
 
-from cloud import private
 from cloud.open_files import raise_limit
 from orchestrator.client import Client
 from orchestrator.dashboard.app import create_app, serve
+from orchestrator.dashboard.keys import Keys
+from orchestrator.history.reader import History
 from orchestrator.paths import Places
 
 
 async def run(state_dir: Path, listening: socket.socket) -> None:
     """Serve the page until this process is asked to end."""
-    token = private.secret(Places(state_dir).secret("dashboard"))
+    places = Places(state_dir)
+    keys = Keys(places.secret("dashboard"))
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    await serve(create_app(lambda: Client.connect(state_dir), token), listening, over)
+    await serve(
+        create_app(lambda: Client.connect(state_dir), keys, History.open(places)), listening, over
+    )
 
 
 def main() -> int:

@@ -1,8 +1,4 @@
-"""The data of the page, kept up to date by one reader for any number of open pages.
-
-The view is the present. The page also shows the recent past (loss curves, pool prices), so the feed
-remembers a bounded number of points of each and thins them out when there are too many.
-"""
+"""The present, kept up to date by one reader for any number of open pages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -11,17 +7,15 @@ from typing import Protocol
 import msgspec
 import redis
 
-from orchestrator.client import NotRunning
+from orchestrator.client import House, NotRunning
+from orchestrator.dashboard.summary import Summary, summary_of
+from orchestrator.events import AnyEvent
 from orchestrator.view import View
 
-POINTS_MAX = 400
-SERIES_MAX = 200
 SILENCE_S_MAX = 3.0
 PING_S = 10.0
 SILENT = "Redis does not answer; the page shows what was last seen."
 UNAVAILABLE = (NotRunning, redis.RedisError, OSError, msgspec.DecodeError)
-
-Point = tuple[float, float]
 
 
 class FeedSource(Protocol):
@@ -29,32 +23,21 @@ class FeedSource(Protocol):
 
     def view(self) -> View | None: ...
 
+    def house(self) -> House: ...
+
+    def post(self, event: AnyEvent) -> None: ...
+
+    def has_script(self, sha: str) -> bool: ...
+
+    def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]: ...
+
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One message to the page."""
 
     view: View | None
-    losses: dict[str, list[Point]]
-    prices: dict[str, list[Point]]
+    summary: Summary | None = None
     away: str = ""
-
-
-class Series:
-    """Points by name, bounded: when a series is full, every other point of it is dropped."""
-
-    def __init__(self) -> None:
-        self.points: dict[str, list[Point]] = {}
-
-    def add(self, name: str, x: float, y: float) -> None:
-        points = self.points.setdefault(name, [])
-        if points and x <= points[-1][0]:
-            # The job was rewound, or the point is known already.
-            points[:] = [point for point in points if point[0] < x]
-        points.append((x, y))
-        if len(points) > POINTS_MAX:
-            del points[1:-1:2]
-        if len(self.points) > SERIES_MAX:
-            del self.points[next(iter(self.points))]
 
 
 class Feed:
@@ -63,33 +46,32 @@ class Feed:
     def __init__(self, client_factory: Callable[[], FeedSource], period_s: float = 0.5) -> None:
         self._connect = client_factory
         self._period_s = period_s
-        self._losses = Series()
-        self._prices = Series()
         self._view: View | None = None
-        self._away = ""
-        self._message = _encode(Snapshot(view=None, losses={}, prices={}))
+        self.away = ""
+        self.source: FeedSource | None = None
+        self._message = _encode(Snapshot(view=None))
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Read until cancelled; if a read hangs, wait for it instead of starting a second one."""
         while True:
             try:
-                source = await asyncio.to_thread(self._connect)
+                self.source = await asyncio.to_thread(self._connect)
                 while True:
-                    await self._read(source)
+                    await self._read(self.source)
                     await asyncio.sleep(self._period_s)
             except UNAVAILABLE as error:
-                self._away = str(error) or type(error).__name__
-                await self._show(self._away)
+                self.away, self.source = str(error) or type(error).__name__, None
+                await self._show(self.away)
             await asyncio.sleep(self._period_s)
 
     async def _read(self, source: FeedSource) -> None:
         reading = asyncio.create_task(asyncio.to_thread(source.view))
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:
-            await self._show(self._away or SILENT)
-        self._take(await reading)
-        self._away = ""
+            await self._show(self.away or SILENT)
+        self._view = await reading
+        self.away = ""
         await self._show("")
 
     async def messages(self) -> AsyncIterator[bytes]:
@@ -110,20 +92,11 @@ class Feed:
     def message(self) -> bytes:
         return self._message
 
-    def _take(self, view: View | None) -> None:
-        self._view = view
-        if view is None:
-            return
-        for job in view.jobs:
-            if job.loss is not None:
-                self._losses.add(job.id, job.step, job.loss)
-        for pool in view.pools:
-            if pool.spot_usd_per_h is not None:
-                self._prices.add(pool.pool, view.at_s, pool.spot_usd_per_h)
-
     async def _show(self, away: str) -> None:
         snapshot = Snapshot(
-            view=self._view, losses=self._losses.points, prices=self._prices.points, away=away
+            view=self._view,
+            summary=None if self._view is None else summary_of(self._view),
+            away=away,
         )
         async with self._changed:
             self._message = _encode(snapshot)

@@ -37,6 +37,7 @@ from orchestrator.client import post
 from orchestrator.clouds import enabled
 from orchestrator.clouds import obstacle as cloud_obstacle
 from orchestrator.config import URL_PASSWORD, Config, in_force, load
+from orchestrator.dashboard.keys import Keys
 from orchestrator.door import certificate
 from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
 from orchestrator.door.order import VARIABLE, DoorOrder
@@ -497,7 +498,7 @@ class House:
     def _open_page(self) -> None:
         """Take the page's port; its process starts when a browser comes."""
         board = self.config.dashboard
-        private.made_secret(self.places.secret("dashboard"))
+        Keys(self.places.secret("dashboard")).begin()
         try:
             self._page = bound(board.host, board.port)
         except OSError as error:

@@ -24,7 +24,6 @@ import redis.asyncio
 
 from agent.keys import INBOX
 from agent.messages import AgentJoined, JobCompleted, Progress, WorkerFailed, WorkerReady
-from cloud import private
 from cloud.clock import SystemClock
 from cloud.errors import CloudError
 from cloud.local.provider import LocalProvider
@@ -152,7 +151,6 @@ def main() -> None:
             ray_address="", ray_dashboard="", local_cloud=str(places.cloud_dir),
             deployment="default", started_at_s=time.time(), settings=in_force(load(None, {})),
         )  # fmt: skip
-        private.write(places.secret("dashboard"), b"a-secret-of-the-page-which-is-long-enough")
         places.house.write_bytes(msgspec.json.encode(told))
         try:
             while sys.argv[2:] and Path(sys.argv[2]).exists():

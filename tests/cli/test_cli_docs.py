@@ -12,6 +12,7 @@ DOCUMENTS = [
     "README.md",
     "docs/tutorial.md",
     "docs/operations.md",
+    "docs/page.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]

@@ -126,6 +126,13 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     """By how its id begins; what has ended cannot be cancelled, what runs cannot be resumed."""
     running = housed("resume", submitted)
     assert "only what failed or was cancelled is resumed" in running.line
+    assert "--budget 0: a number above 0" in housed("change", "--budget", "0").line
+    assert "nothing to change" in housed("change", submitted).line
+    rich = housed("change", submitted, "--budget", "12.5", "--deadline", "30", "--json").json["job"]
+    assert rich["budget_usd"] == 12.5
+    assert rich["deadline_s"] - time.time() == pytest.approx(30 * 3600, abs=300)
+    free = housed("change", submitted, "--budget", "none")
+    assert "It may spend without a limit." in free.out
     cancelled = housed("cancel", submitted[:-1], "--json")
     assert cancelled.json["job"]["status"] in {"CANCELLED", "DRAINING"}
     assert "has ended already: CANCELLED" in housed("cancel", submitted).line

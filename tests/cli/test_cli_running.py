@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.cli import up_down
 from orchestrator.cli.up_down import alive, news
+from orchestrator.dashboard.keys import Keys
 from orchestrator.paths import SHORT
 from orchestrator.supervisor import processes
 
@@ -20,12 +21,18 @@ pytestmark = pytest.mark.processes
 
 
 def test_up_finds_what_is_up(housed):
-    """A second `up` starts nothing; it says where the page is, with the key."""
+    """A second `up` starts nothing; it says where the page is, with a new key of which only the hash is kept."""
     answer = housed("up", "--json").json
     assert answer["was_up"] is True
-    assert answer["dashboard_url"].endswith("/#key=a-secret-of-the-page-which-is-long-enough")
+    keys = Keys(housed.places.secret("dashboard"))
+    assert opened(keys, answer) == "admin"
     assert "already up" in housed("up").out
-    assert housed("tools", "dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
+    assert opened(keys, housed("tools", "dashboard", "--json").json) == "admin"
+    assert opened(keys, housed("tools", "dashboard", "--read-only", "--json").json) == "read-only"
+
+
+def opened(keys: Keys, answer: dict[str, str]) -> str:
+    return keys.opened_by(answer["dashboard_url"].partition("/#key=")[2]).role
 
 
 def test_up_says_which_settings_are_not_in_force(housed):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,24 @@ import msgspec
 import pytest
 
 from cloud.http_server import bound, url_of
+from orchestrator.client import House
 from orchestrator.dashboard.app import create_app, serve
-from orchestrator.view import CostView, JobView, MachineView, PoolView, Sentence, View
+from orchestrator.dashboard.keys import Keys
+from orchestrator.events import AnyEvent
+from orchestrator.history import store
+from orchestrator.history.reader import History
+from orchestrator.paths import Places
+from orchestrator.view import (
+    CostView,
+    JobView,
+    MachineView,
+    PoolView,
+    SeatView,
+    Sentence,
+    View,
+)
 
 T0 = 1_790_000_000.0
-TOKEN = "a-token-of-thirty-two-characters-or-more"
 CALL_S_MAX = 30
 
 
@@ -60,7 +74,13 @@ def make_job(**changes: Any) -> JobView:
         backup_step=2_410,
         checkpoint_step=2_180,
         export_uri="",
-    )
+        chains=tuple(
+            (SeatView(machine=machine, slot=slot, microbatch_s=took_s, slow=slow),)
+            for machine, slot, took_s, slow in (
+                ("m-19c2", 0, 0.021, 1.0), ("m-88e0", 0, 0.022, 1.0), ("m-88e0", 1, 0.034, 1.56),
+            )
+        ),
+    )  # fmt: skip
     return msgspec.structs.replace(job, **changes)
 
 
@@ -95,7 +115,7 @@ def make_view(**changes: Any) -> View:
         make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
     )  # fmt: skip
     pools = tuple(
-        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left")
+        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left", evicted_in_1h=0.034)
         for zone, size, slots, spot, od, held, blocked in (
             ("a", "small", 1, 0.0312, 0.096, 2, None), ("a", "large", 2, 0.0671, 0.192, 0, None),
             ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130), ("b", "large", 2, 0.0594, 0.192, 1, None),
@@ -119,7 +139,7 @@ def make_view(**changes: Any) -> View:
     )  # fmt: skip
     done = make_job(
         id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
-        step=500, steps_total=500, loss=0.4119, workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
+        step=500, steps_total=500, loss=0.4119, chains=(), workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
         machines=0, reserved_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
         budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, took_s=690.0, eta_s=None, recoveries_s=(0.071,),
         backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
@@ -135,17 +155,81 @@ def make_view(**changes: Any) -> View:
     return msgspec.structs.replace(view, **changes)
 
 
+PAST_S = 3_600
+
+
+def write_past(places: Places) -> None:
+    """An hour of two pools, one morph, one eviction and a pause of the training, in the file of the history."""
+    begun_s = T0 - PAST_S
+    series = {
+        "held/local/local-a/local.small/spot": lambda s: 2 if s < 1800 else 1,
+        "held/local/local-b/local.large/spot": lambda s: 1 if s > 600 else 0,
+        "job/gpt-7f3a/loss": lambda s: 6.0 * 0.5 ** (s / 1200),
+        "price/local/local-a/local.small": lambda s: 0.03 + s / 1e6,
+        "usd_per_h": lambda s: 0.12 if s < 1800 else 0.09,
+        "job/gpt-7f3a/step": lambda s: s - max(0, min(s, 2400) - 1800),
+        "job/gpt-7f3a/depth": lambda _: 1,
+        "job/gpt-7f3a/width": lambda s: 3 if s < 1800 else 2,
+    }
+    happened = [
+        (601, "join", "", "m-88e0", "has joined", "it proved that it computes the same"),
+        (1750, "notice", "", "m-73aa", "will be taken away in 120 s", "the provider announced it"),
+        (1800, "eviction", "", "m-73aa", "is gone", "as announced 120 s before"),
+        (1800, "layout", "gpt-7f3a", "gpt-7f3a", "morphs to 1x2 at step 1 800", "one worker of three is gone"),
+        (2400, "checkpoint", "gpt-7f3a", "gpt-7f3a", "note", "gpt-7f3a: checkpoint of step 1800"),
+    ]  # fmt: skip
+    spent = [("useful", 0.170), ("waiting", 0.041), ("redone", 0.012), ("manager", 0.0221)]
+    file = store.writing(places.history)
+    with store.turn(file):
+        for number, (name, value) in enumerate(series.items()):
+            file.execute(
+                "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", (number, name, begun_s, T0)
+            )
+            for nth, tier in enumerate(store.TIERS):
+                for s in range(0, PAST_S + 1, tier.bucket_s):
+                    row = (number, nth, int(begun_s) + s, 1, *[float(value(s))] * 4)
+                    file.execute(
+                        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+                    )
+        for number, (s, kind, job, who, what, because) in enumerate(happened):
+            row = (f"{number:04}", begun_s + s, kind, job, who, what, because)
+            file.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        row = ("gpt-7f3a", "RUNNING", begun_s, None, b"{}")
+        file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", row)
+        for cause, usd in spent:
+            row = (int(T0 // store.DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
+            file.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    file.close()
+
+
 class FakeSource:
     """Stands in for the connection to a house: says what the test last put there."""
 
     def __init__(self, view: View | None) -> None:
         self.now = view
         self.error: Exception | None = None
+        self.posted: list[AnyEvent] = []
+        self.lines: list[tuple[str, str, str]] = []
 
     def view(self) -> View | None:
         if self.error:
             raise self.error
         return self.now
+
+    def house(self) -> House:
+        return House(
+            pid=1, redis_url="", dashboard_url="", ray_address="", ray_dashboard="", local_cloud="",
+            deployment="default", started_at_s=T0,
+        )  # fmt: skip
+
+    def post(self, event: AnyEvent) -> None:
+        self.posted.append(event)
+
+    def has_script(self, sha: str) -> bool:
+        return True
+
+    def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]:
+        return [line for line in self.lines if not before or line[0] < before][-count:]
 
 
 class Browser:
@@ -194,6 +278,21 @@ class Browser:
             self._buffer += data
         first, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(first)
+
+    @contextmanager
+    def other_tab(self) -> Iterator[None]:
+        """Until the end of the block, everything is about a second tab of the same browser."""
+        first, self._session = self._session, None
+        made = self.call("Target.createTarget", url="about:blank")["targetId"]
+        try:
+            self._session = self.call("Target.attachToTarget", targetId=made, flatten=True)[
+                "sessionId"
+            ]
+            yield
+        finally:
+            self._session = None
+            self.call("Target.closeTarget", targetId=made)
+            self._session = first
 
     def run(self, script: str) -> Any:
         answer = self.call(
@@ -244,14 +343,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[SimpleNamespace]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     source, listening = FakeSource(make_view()), bound("127.0.0.1", 0)
+    keys = Keys(tmp_path_factory.mktemp("keys") / "dashboard.token")
     url = f"{url_of(listening)}/"
     loop, over = asyncio.new_event_loop(), asyncio.Event()
-    app = create_app(lambda: source, TOKEN, period_s=0.02)
+    places = Places(tmp_path_factory.mktemp("history"))
+    app = create_app(lambda: source, keys, History.open(places), period_s=0.02)
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(app, listening, over),))
     thread.start()
-    yield SimpleNamespace(url=url, link=f"{url}#key={TOKEN}", source=source)
+    yield SimpleNamespace(url=url, source=source, keys=keys, places=places)
     loop.call_soon_threadsafe(over.set)
     thread.join(30)
     loop.run_until_complete(loop.shutdown_default_executor())
@@ -260,8 +361,13 @@ def served() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def house(served: SimpleNamespace) -> SimpleNamespace:
-    """The dashboard served for real: its address, the link with the token, and its source."""
-    served.source.now, served.source.error = make_view(), None
+    """The dashboard served for real: its address, its link with a new key, and its source."""
+    source = served.source
+    source.now, source.error = make_view(), None
+    source.posted, source.lines = [], []
+    write_past(served.places)
+    served.key = served.keys.make("admin")
+    served.link = f"{served.url}#key={served.key}"
     return served
 
 
@@ -273,4 +379,4 @@ def make() -> SimpleNamespace:
         "job": make_job,
         "machine": make_machine,
     }
-    return SimpleNamespace(**makers, token=TOKEN, at_s=T0, source=FakeSource)
+    return SimpleNamespace(**makers, at_s=T0, source=FakeSource)

@@ -3,6 +3,7 @@
 import socket
 import threading
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -30,30 +31,49 @@ def text(page, selector: str) -> str:
 
 
 def test_the_first_line_is_the_money(page):
-    """Spent, reserved, now, on demand, saved: in that order, in dollars."""
-    lines = text(page, "#costs").split("\n")
-    assert lines[::3][:5] == ["Spent", "Reserved", "Now", "On demand", "Saved"]
-    assert lines[1::3][:5] == ["$0.245", "$0.031", "$0.156/h", "$0.742", "$0.497"]
-    assert "67 % less than on demand" in lines
+    """What is spent, what it brings, and what comes: in that order, in dollars."""
+    shown = page.run(
+        "Object.fromEntries([...document.querySelectorAll('.cost')].map(x => [...x.children].map(y => y.innerText)).map(([name, ...rest]) => [name, rest]))"
+    )
+    assert list(shown) == [
+        "Spent", "Reserved", "Budget left", "Now", "Cost of work", "On demand", "Saved", "Work lost", "Finish", "Final cost",
+    ]  # fmt: skip
+    assert shown["Spent"][:2] == ["$0.245", "of $5.00"]
+    assert shown["Reserved"] == ["$0.031", "for what is held"]
+    assert shown["Budget left"][0] == "$4.72"
+    assert shown["Now"] == ["$0.156/h", "4 machines"]
+    assert shown["Cost of work"][0] == "$0.0100"
+    assert shown["Cost of work"][1].startswith("per 1,000 steps, \u25bc 87 % under")
+    assert shown["On demand"][0] == "$0.742"
+    assert shown["Saved"] == ["$0.497", "67 % less than on demand"]
+    assert shown["Work lost"] == ["$0.00", "no step was lost"]
+    assert shown["Finish"][1] == "in 6 min 7 s to 7 min 1 s"
+    assert shown["Final cost"] == ["$0.261 to $0.366", "at its end"]
     assert page.complaints == []
 
 
-def test_the_token_is_gone_from_the_address_bar(page, make, house):
-    """What a person copies or photographs does not carry the key. It opens this port after a reload, and no other port
-    of this machine gets it."""
-    assert make.token not in page.run("location.href")
+def test_the_key_is_gone_and_another_port_hears_half_of_a_session(page, house):
+    """What a person copies or photographs does not carry the key. The page opens after a reload. Of what opens it, a
+    page on another port gets the cookie, which opens nothing."""
+    assert house.key not in page.run("location.href")
     page.open(house.url)
     page.wait_for(READY)
+    assert page.run("document.cookie") == ""
+    assert house.key not in page.run("JSON.stringify(sessionStorage)")
     sent: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         thread = threading.Thread(target=overhear, args=(other, sent))
         thread.start()
-        page.open(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        page.open(f"http://127.0.0.1:{other.getsockname()[1]}/api/view")
         page.wait_for("document.body?.innerText == 'other'")
         thread.join(30)
         assert page.run("JSON.stringify(sessionStorage) + document.cookie") == "{}"
-    assert sent[0].startswith(b"GET / ")
-    assert b"ookie" not in sent[0] and make.token.encode() not in sent[0]
+    assert house.key.encode() not in sent[0]
+    heard = next(x for x in sent[0].decode().split("\r\n") if x.lower().startswith("cookie: "))
+    _, _, cookie = heard.partition(": ")
+    for headers in ({}, {"X-Page-Token": ""}, {"X-Page-Token": cookie.partition("=")[2]}):
+        with httpx.Client(headers={**headers, "Cookie": cookie}) as thief:
+            assert thief.get(f"{house.url}api/view").status_code == 401
 
 
 def overhear(other: socket.socket, sent: list[bytes]) -> None:

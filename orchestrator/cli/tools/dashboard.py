@@ -1,16 +1,28 @@
 """The tool `dashboard`: prints the address of the dashboard."""
 
+from typing import Annotated
+
+import typer
 from rich.text import Text
 
 from orchestrator.cli.command import Command, CommandError
-from orchestrator.client import dashboard_address
+from orchestrator.dashboard.keys import Role, address_with_key
 from orchestrator.paths import Places
 
 
-def dashboard(command: Command) -> None:
-    """Print the address of the dashboard, with the key in it."""
+def dashboard(
+    command: Command,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="A key that changes nothing, to give away.")
+    ] = False,
+) -> None:
+    """Print the address of the dashboard, with a new key in it, which lasts 30 days.
+
+    Only the hash of a key is kept, so each call makes a new one; earlier ones stay valid.
+    """
     house = command.client().house()
     if not house.dashboard_url:
         raise CommandError("the dashboard is off; set dashboard.enabled = true, then down and up")
-    address = dashboard_address(house, Places(command.config.state_dir))
-    command.answer({"dashboard_url": address}, Text(address, no_wrap=True))
+    role: Role = "read-only" if read_only else "admin"
+    address = address_with_key(house, Places(command.config.state_dir), role)
+    command.answer({"dashboard_url": address, "role": role}, Text(address, no_wrap=True))

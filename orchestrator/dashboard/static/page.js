@@ -1,76 +1,10 @@
-// The page: draws each message of /events. Everything that comes from outside (names, sentences)
-// enters through textContent only, so nothing that a script or a job is called can become markup.
+// The page: draws each message of the stream, and only the parts that have changed.
 
-const $ = (id) => document.getElementById(id);
-
-function el(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") node.className = value;
-    else if (name in node) node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
-function svg(tag, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-// --- words -------------------------------------------------------------------------------------
-
-const NONE = "–";
-const ROWS_MAX = 100;
-
-function usd(value) {
-  if (value === null || value === undefined) return NONE;
-  const size = Math.abs(value);
-  const digits = size >= 1 || size < 5e-7 ? 2 : size >= 0.01 ? 3 : size >= 0.001 ? 4 : 6;
-  const text = size.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${value < 0 ? "−" : ""}$${text}`;
-}
-
-function duration(seconds) {
-  if (seconds === null || seconds === undefined || !isFinite(seconds)) return NONE;
-  const s = Math.max(0, Math.round(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} days`;
-}
-
-const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(1)} s`);
-const count = (n) => n.toLocaleString("en");
-const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
-const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-
-function number(value) {
-  if (!value) return value === 0 ? "0" : NONE;
-  const size = Math.abs(value);
-  return size >= 1e5 || size < 0.01 ? value.toPrecision(3) : value.toFixed(size >= 100 ? 1 : 4);
-}
-
-const TONE = {
-  RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
-  PENDING: "wait", PROVISIONING: "wait", DRAINING: "wait",
-  intended: "wait", pending: "wait", booting: "wait", ready: "good", working: "good",
-  noticed: "bad", leaving: "bad", ending: "wait", ended: "",
-};
-
-// The name of a pool may break after its slashes, and nowhere else if that is enough.
-const breakable = (name) => name.split(/(?<=\/)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
-
-const pill = (text) => el("span", { class: `pill ${TONE[text] ?? ""}` }, text.toLowerCase());
-
-function bar(fraction, tone = "") {
-  const fill = el("i");
-  fill.style.width = `${Math.min(100, Math.max(0, fraction * 100))}%`;
-  return el("div", { class: `bar ${tone}` }, fill);
-}
+import { listen, value } from "./api.js";
+import * as changes from "./changes.js";
+import { begin } from "./footprint.js";
+import * as logs from "./logs.js";
+import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
 
@@ -101,23 +35,44 @@ function curve(points, width, height, area) {
 
 // --- parts of the page -------------------------------------------------------------------------
 
-function costs({ cost }) {
+/** Two figures as one if a person would read the same. */
+const between = (least, most, write) => (write(least) === write(most) ? write(least) : `${write(least)} to ${write(most)}`);
+
+function trend({ work_usd, work_mean_usd }) {
+  if (!work_usd || !work_mean_usd) return "per 1,000 steps";
+  const change = Math.round(100 * (work_usd / work_mean_usd - 1));
+  if (!change) return "per 1,000 steps, as its mean so far";
+  return `per 1,000 steps, ${change < 0 ? "▼" : "▲"} ${Math.abs(change)} % ${change < 0 ? "under" : "over"} its mean`;
+}
+
+function finish(view, { finish_s: at }) {
+  if (!at) return [NONE, "when the pace is known"];
+  const far = at.most - view.at_s > 86400;
+  const when = (s) => (far ? new Date(s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" }) : clock(s).slice(0, 5));
+  return [between(at.least, at.most, when), `in ${between(at.least - view.at_s, at.most - view.at_s, duration)}`];
+}
+
+function costs(view, sum) {
   const box = (name, value, more, tone = "") =>
     el("div", { class: `cost ${tone}` },
       el("div", { class: "name" }, name),
-      el("div", { class: "value" }, value),
+      el("div", { class: value.length > 12 ? "value long" : "value" }, value),
       el("div", { class: "more" }, more));
-  const budget = cost.budget_usd;
-  const spent = budget === null ? "no limit set" : `of ${usd(budget)}`;
-  const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
+  const share = sum.on_demand_usd > 0 ? `${Math.round((100 * sum.saved_usd) / sum.on_demand_usd)} % less than on demand` : "";
+  const over = sum.budget_usd !== null && sum.final_usd && sum.final_usd.most > sum.budget_usd;
   const boxes = [
-    box("Spent", usd(cost.spent_usd), spent),
-    box("Reserved", usd(cost.reserved_usd), "for what is held"),
-    box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(cost.machines, "machine")),
-    box("On demand", usd(cost.on_demand_usd), "for the same machine time"),
-    box("Saved", usd(cost.saved_usd), share, cost.saved_usd < 0 ? "over" : "saved"),
+    box("Spent", usd(sum.spent_usd), sum.budget_usd === null ? "no limit set" : `of ${usd(sum.budget_usd)}`),
+    box("Reserved", usd(sum.committed_usd), "for what is held"),
+    box("Budget left", usd(sum.left_usd), sum.left_usd === null ? "no limit set" : "neither spent nor reserved"),
+    box("Now", `${usd(sum.now_usd_per_h)}/h`, plural(sum.machines, "machine")),
+    box("Cost of work", usd(sum.work_usd), trend(sum)),
+    box("On demand", usd(sum.on_demand_usd), "for the same machine time"),
+    box("Saved", usd(sum.saved_usd), share, sum.saved_usd < 0 ? "over" : "saved"),
+    box("Work lost", usd(sum.lost_usd), sum.lost_steps ? `${plural(sum.lost_steps, "step")}, ${duration(sum.lost_s)}` : "no step was lost"),
+    box("Finish", ...finish(view, sum)),
+    box("Final cost", sum.final_usd ? between(sum.final_usd.least, sum.final_usd.most, usd) : NONE, over ? "over the budget" : sum.final_usd ? "at its end" : "when the pace is known", over ? "over" : ""),
   ];
-  if (budget) boxes[0].append(bar(cost.spent_usd / budget, cost.spent_usd >= budget ? "failed" : ""));
+  if (sum.budget_usd) boxes[0].append(bar(sum.spent_usd / sum.budget_usd, sum.spent_usd >= sum.budget_usd ? "failed" : ""));
   return boxes;
 }
 
@@ -128,6 +83,7 @@ function facts(job) {
     over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
+    job.deadline_s === null ? null : ["Deadline", new Date(job.deadline_s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" })],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
@@ -147,13 +103,6 @@ function facts(job) {
 
 const FILES_MAX = 8;
 
-function bytes(n) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let at = 0;
-  for (; n >= 1000 && at < units.length - 1; at += 1) n /= 1000;
-  return `${at && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[at]}`;
-}
-
 // What the script has written to session.output, the newest first.
 function output(job) {
   if (!job.output_files) return null;
@@ -163,6 +112,34 @@ function output(job) {
   if (more > 0) rows.push(el("li", { class: "quiet" }, `and ${count(more)} more: orchestrator output ${job.id}`));
   return el("div", { class: "output" },
     el("div", { class: "name" }, `Output: ${plural(job.output_files, "file")}, ${bytes(job.output_bytes)}`), el("ul", {}, ...rows));
+}
+
+/** Which stage is computed on which machine, a row for each replica; who is slow stands out. */
+function layout(job) {
+  if (!job.chains.length) return null;
+  const stages = job.chains[0].map((_, i) => el("th", { scope: "col" }, job.chains[0].length > 1 ? `Stage ${i + 1}` : "Whole model"));
+  const seat = ({ machine, slot, microbatch_s: s, slow }) => el("td", { class: slow > 1.2 ? "slow" : machine ? "" : "gone" },
+    el("code", {}, machine || "gone"),
+    el("span", { class: "sub" }, [machine && slot ? `slot ${slot + 1}` : "", s > 0 ? milliseconds(s) : "", slow > 1.2 ? `${slow.toFixed(1)} times slower` : ""].filter(Boolean).join(", ")));
+  return el("div", { class: "layout" }, el("div", { class: "name" }, `Layout ${job.layout}: machine by stage, time of a microbatch`),
+    el("div", { class: "scroll", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Replica"), ...stages)),
+      el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))));
+}
+
+const RESUMABLE = ["FAILED", "CANCELLED"];
+
+function buttons(job) {
+  const button = (name, act, kind) => {
+    const made = el("button", { type: "button", class: kind, onclick: () => act(job) }, name);
+    made.dataset.focus = `${job.id} ${name}`;
+    return made;
+  };
+  const over = job.ended_at_s !== null;
+  return el("div", { class: "buttons" },
+    button("Log", logs.open, "small"),
+    job.status === "SUCCEEDED" ? null : button("Budget and deadline", changes.bounds, "small admin"),
+    RESUMABLE.includes(job.status) ? button("Resume", changes.resume, "small admin") : null,
+    over ? null : button("Cancel", changes.cancel, "small admin"));
 }
 
 function job(view, one, points) {
@@ -180,7 +157,8 @@ function job(view, one, points) {
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
     facts(one),
-    output(one));
+    output(one),
+    buttons(one));
   const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
   const [least, most] = [Math.min(...losses), Math.max(...losses)];
   const steep = least > 0 && most > STEEP * least; // or all but the first steps would be one flat line
@@ -193,15 +171,15 @@ function job(view, one, points) {
       el("div", { class: "axis" }, el("span", {}, number(least)),
         el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
   }
-  return el("article", { class: "card job" }, left, right);
+  return el("article", { class: "card job" }, left, el("div", {}, right, layout(one)));
 }
 
-function jobs(view, losses) {
+function jobs(view) {
   if (!view.jobs.length) {
     return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit SCRIPT"))];
   }
   const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
-  return order.map((one) => job(view, one, losses[one.id]));
+  return order.map((one) => job(view, one, lossesOf(one)));
 }
 
 /** When each phase of a machine's first boot was over, as long as it boots. */
@@ -252,55 +230,131 @@ function machines(view) {
   return parts;
 }
 
+/** Why the newest machine that is held in a pool was bought. */
+function chosen(view, pool) {
+  const held = view.machines.filter((one) => one.pool === pool && one.ended_at_s === null && one.why_bought);
+  const newest = held.reduce((best, one) => (best && best.launched_at_s >= one.launched_at_s ? best : one), null);
+  return newest && el("span", { class: "sub" }, `chosen: ${newest.why_bought}`);
+}
+
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
     const spot = one.spot_usd_per_h;
     const points = prices[one.pool];
     const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
     return el("tr", {},
-      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null),
-      el("td", { class: "number wide" }, count(one.slots)),
+      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null,
+        chosen(view, one.pool)),
+      el("td", { class: "number wide roomy" }, count(one.slots)),
       el("td", { class: "number" }, usd(spot)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
       el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
       el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
+      el("td", { class: "number wide" }, one.evicted_in_1h === null ? NONE : `${(100 * one.evicted_in_1h).toFixed(one.evicted_in_1h < 0.1 ? 1 : 0)} %`),
       el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
   });
   const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
   return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
 }
 
-// A note is its reason alone, and nobody is named twice in a row.
-function told({ who, what, because }) {
-  const reason = [`${who}: `, `${who} `].reduce((text, start) => (text.startsWith(start) ? text.slice(start.length) : text), because);
-  return what === "note" ? [reason, null] : [what, reason];
-}
-
 function events(view) {
   if (!view.events.length) return [el("div", { class: "empty" }, "Nothing has happened yet.")];
   const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
-  return [el("ul", { class: "events" }, ...newest.map((one) => {
+  return [el("ul", { class: "events", tabIndex: 0, "aria-label": "What happened" }, ...newest.map((one) => {
     const [what, why] = told(one);
     return el("li", {}, el("time", {}, clock(one.at_s)),
       el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${what}`), why ? el("p", {}, why) : null));
   }))];
 }
 
+// --- where the money goes ------------------------------------------------------------------------
+
+const MONEY_MS = 15000;
+const TONES = { useful: "c2", redone: "c4", proving: "c3", saving: "c5", restoring: "c1", morphing: "c0", waiting: "c6", idle: "c8", manager: "c7", traffic: "c5" };
+
+async function money() {
+  const { lines, meaning } = await value("/api/money");
+  const sum = lines.reduce((total, line) => total + line.usd, 0);
+  const known = lines.filter((line) => Math.abs(line.usd) > 0);
+  draw("money", known, () => {
+    if (!known.length) return [el("p", { class: "quiet" }, "Nothing was spent that the history knows of.")];
+    const part = (line) => {
+      const piece = el("i", { title: `${line.key}: ${usd(line.usd)}` });
+      piece.style.flexGrow = Math.max(0, line.usd);
+      piece.style.background = `var(--${TONES[line.key] ?? "c9"})`;
+      return piece;
+    };
+    const row = (line) => {
+      const swatch = el("i", { class: "dot" });
+      swatch.style.background = `var(--${TONES[line.key] ?? "c9"})`;
+      return el("tr", {}, el("th", { scope: "row" }, swatch, line.key), el("td", { class: "number" }, usd(line.usd)),
+        el("td", { class: "number" }, sum > 0 ? `${((100 * line.usd) / sum).toFixed(1)} %` : NONE), el("td", { class: "quiet" }, meaning[line.key] ?? ""));
+    };
+    return [el("div", { class: "parts", "aria-hidden": "true" }, ...known.map(part)),
+      el("table", {}, el("tbody", {}, ...known.map(row), el("tr", { class: "sum" }, el("th", { scope: "row" }, "Together"), el("td", { class: "number" }, usd(sum)), el("td", {}), el("td", {}))))];
+  });
+}
+
+// --- curves of the past, and what has come since -------------------------------------------------
+
+const CURVES_MS = 10000;
+const RECENT_MAX = 200;
+
+const past = { losses: {}, prices: {} };
+const recent = new Map(); // by job: the points of the stream, which the history does not have yet
+
+function note({ id, step, loss }) {
+  const points = recent.get(id) ?? [];
+  recent.set(id, points);
+  if (loss === null || points.at(-1)?.[0] === step) return;
+  while (points.length && points.at(-1)[0] > step) points.pop(); // the job went back
+  points.push([step, loss]);
+  if (points.length > RECENT_MAX) points.splice(0, RECENT_MAX / 2);
+}
+
+function lossesOf(job) {
+  const now = recent.get(job.id) ?? [];
+  const before = (past.losses[job.id] ?? []).filter(([step]) => step < (now[0]?.[0] ?? Infinity));
+  return [...before, ...now];
+}
+
+async function curves() {
+  Object.assign(past, await value("/api/curves"));
+}
+
+let asking = false;
+
+/** Ask for what the history knows, and again while the page is looked at. */
+function askPast() {
+  if (asking) return;
+  asking = true;
+  for (const [ask, every] of [[money, MONEY_MS], [curves, CURVES_MS]]) {
+    ask().catch(() => {});
+    setInterval(() => { if (!document.hidden) ask().catch(() => {}); }, every);
+  }
+}
+
 // --- drawing what changed ----------------------------------------------------------------------
 
 const drawn = new Map();
+let pressed = false; // what is being clicked on must not be replaced under the pointer
+
+for (const kind of ["pointerup", "pointercancel", "blur"]) addEventListener(kind, () => setTimeout(() => { pressed = false; }));
+addEventListener("pointerdown", () => { pressed = true; });
 
 function draw(id, data, make) {
   const key = JSON.stringify(data);
-  if (drawn.get(id) === key) return;
+  if (pressed || drawn.get(id) === key) return;
   drawn.set(id, key);
+  const focus = document.activeElement?.dataset?.focus;
   const place = $(id);
   const scroll = place.firstElementChild?.scrollTop ?? 0;
   place.replaceChildren(...make());
   if (scroll) place.firstElementChild.scrollTop = scroll;
+  if (focus) place.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 
 function link(text, tone) {
@@ -308,7 +362,7 @@ function link(text, tone) {
   $("link").textContent = text;
 }
 
-function show({ view, losses, prices, away }) {
+function show({ view, summary, away }) {
   $("away").hidden = !away;
   $("away").textContent = away;
   link(away ? "away" : view ? "live" : "starting", away ? "bad" : view ? "good" : "wait");
@@ -316,10 +370,14 @@ function show({ view, losses, prices, away }) {
   $("known").hidden = false;
   $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
   document.title = title(view);
-  draw("costs", view.cost, () => costs(view));
-  draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
+  draw("costs", [summary, Math.floor(view.at_s)], () => costs(view, summary));
+  changes.permit();
+  begin();
+  askPast();
+  view.jobs.forEach(note);
+  draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
-  draw("pools", [view.pools, prices], () => pools(view, prices));
+  draw("pools", [view.pools, past.prices], () => pools(view, past.prices));
   draw("events", view.events, () => events(view));
 }
 
@@ -330,43 +388,6 @@ function title(view) {
   return `${done}${running.script} · spot-orchestrator`;
 }
 
-// --- the key, and what it opens ----------------------------------------------------------------
-
-// The key comes in the part of the address that a browser sends to nobody, and stays in this tab,
-// for this port. A cookie would go to every port of this machine, to all who listen there.
-const KEY = "key";
-const PAUSE_MS = 1000;
-const NO_KEY = "Open the address that `orchestrator tools dashboard` prints: it carries the key.";
-
-function takeKey() {
-  const given = new URLSearchParams(location.hash.slice(1)).get(KEY);
-  if (!given) return;
-  sessionStorage.setItem(KEY, given);
-  history.replaceState(null, "", location.pathname);
-}
-
-async function listen() {
-  const headers = { Authorization: `Bearer ${sessionStorage.getItem(KEY) ?? ""}` };
-  const answer = await fetch("/events", { headers, cache: "no-store" });
-  if (answer.status === 401) return show({ view: null, away: NO_KEY });
-  if (!answer.ok) throw new Error(await answer.text());
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let held = ""; ; ) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the stream has ended");
-    const messages = (held + value).split("\n\n");
-    held = messages.pop();
-    for (const one of messages) if (one.startsWith("data: ")) show(JSON.parse(one.slice(6)));
-  }
-}
-
-async function goOn() {
-  for (;;) {
-    await listen().catch(() => link("reconnecting", "bad"));
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
-  }
-}
-
-takeKey();
-addEventListener("hashchange", takeKey);
-goOn();
+changes.prepare();
+logs.prepare();
+listen(show, link);

@@ -38,7 +38,13 @@ from orchestrator.actions import (
 )
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, spent_usd
-from orchestrator.events import JobCancelled, JobResumed, ManagerStarted, ShutdownAsked
+from orchestrator.events import (
+    JobCancelled,
+    JobChanged,
+    JobResumed,
+    ManagerStarted,
+    ShutdownAsked,
+)
 from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.view_builder import job_view, view_of
@@ -875,6 +881,47 @@ def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
     assert (h.job.status, h.job.progress.step) == ("PROVISIONING", 44)
     assert "resumed by bob from step 44" in h.words(h.said)
     assert h.only(h.wait(2.0), Launch)
+
+
+def changed(h: Any, budget_usd: float | None, deadline_s: float | None = None) -> Any:
+    return JobChanged(
+        at_s=h.at_s, job="job", budget_usd=budget_usd, deadline_s=deadline_s, by="ann"
+    )
+
+
+def test_another_budget_holds_from_now_on(hand: Any) -> None:
+    """The sentence names both bounds and who set them; a lower budget ends the job in time, and a higher one lets it
+    be resumed."""
+    h = hand().running(slots_max=1, budget_usd=10.0)
+    h.committed(10)
+    h.see(changed(h, None, h.at_s + 7200.0))
+    assert (h.job.account.cap_usd, h.job.spec.deadline_s) == (None, h.at_s + 7200.0)
+    said = h.words(h.said)
+    assert "has no budget and a deadline in 2 h 0 min from now on, set by ann" in said
+    owed = spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
+    h.see(changed(h, owed + 1e-6))
+    assert h.job.status == "DRAINING"
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=43, state_bytes=9, uri="x"))
+    assert (h.job.status, h.job.spec.deadline_s) == ("FAILED", None)
+    h.see(changed(h, 10.0))
+    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    assert h.job.active
+    assert job_view(h.state, h.job, h.at_s).budget_usd == 10.0
+
+
+def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
+    """What is spent or reserved cannot be taken back, and no deadline lies in the past."""
+    h = hand().running(slots_max=1, budget_usd=10.0)
+    h.committed(10)
+    for event, why in (
+        (changed(h, 1e-6), "its budget stays as it was"),
+        (changed(h, 5.0, h.at_s - 1.0), "its deadline stays as it was"),
+    ):
+        h.see(event)
+        assert why in h.words(h.said)
+        assert (h.job.account.cap_usd, h.job.spec.deadline_s) == (10.0, None)
+        assert h.job.status == "RUNNING"
+    assert not h.see(msgspec.structs.replace(changed(h, 1.0), job="nobody"))
 
 
 def test_a_keeper_that_never_answers_does_not_hold_a_cancelled_job(hand: Any) -> None:

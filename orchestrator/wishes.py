@@ -1,0 +1,132 @@
+"""What a person asks of a job: examined first, then an event for the manager.
+
+The command line and the page ask in the same way, so both are refused alike and both can say what
+would be done before it is done.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import AnyEvent, JobCancelled, JobChanged, JobResumed
+from orchestrator.formatting import clock, duration, plural, usd
+from orchestrator.view import JobView
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+RESUMABLE = ("FAILED", "CANCELLED")
+HOUR_S = 3600.0
+
+Bound = float | Literal["kept"] | None  # None is no bound
+
+
+class Refused(OrchestratorError):  # noqa: N818 - it names what happened
+    """The manager would do nothing about it; the message says why."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """An event to post, and what it would do, in a few sentences."""
+
+    event: AnyEvent
+    would: str
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """By which way a person asks, and when."""
+
+    by: str
+    at_s: float
+
+
+def cancel(job: JobView, asker: Asker) -> Wish:
+    """Stop a job that has not ended."""
+    if job.status in ENDED:
+        raise Refused(f"{job.id} has ended already: {job.status}: {job.because}")
+    given_back = "no machine is held"
+    if job.machines:
+        verb = "is" if job.machines == 1 else "are"
+        rate = f"{usd(job.now_usd_per_h)}/h"
+        given_back = f"{plural(job.machines, 'machine')} ({rate}) {verb} given back"
+    would = (
+        f"A checkpoint is written at step {job.step:,} or later, and {given_back}. "
+        "Resume goes on from there."
+    )
+    return Wish(event=JobCancelled(at_s=asker.at_s, job=job.id, by=asker.by), would=would)
+
+
+def resume(job: JobView, has_script: bool, asker: Asker) -> Wish:
+    """Go on with a failed or cancelled job."""
+    if job.status not in RESUMABLE:
+        raise Refused(f"{job.id} is {job.status}; only what failed or was cancelled is resumed")
+    if not has_script:
+        raise Refused(
+            f"the script of {job.id} is not kept any more, or is damaged; submit it again: "
+            f"orchestrator submit {job.script} --from URL"
+        )
+    would = f"Machines are bought again, and it goes on from step {job.step:,}. "
+    would += "Its budget has no limit."
+    if job.budget_usd is not None:
+        left = max(0.0, job.budget_usd - job.spent_usd)
+        would = would.replace("has no limit", f"has {usd(left)} left")
+    return Wish(event=JobResumed(at_s=asker.at_s, job=job.id, by=asker.by), would=would)
+
+
+def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> Wish:
+    """Give a job another budget, another deadline, or both."""
+    budget = job.budget_usd if budget_usd == "kept" else budget_usd
+    deadline = job.deadline_s if deadline_s == "kept" else deadline_s
+    if job.status == "SUCCEEDED":
+        raise Refused(f"{job.id} has reached its last step; its bounds change nothing any more")
+    owed = job.spent_usd + job.reserved_usd
+    if budget is not None and budget < owed:
+        raise Refused(
+            f"{job.id} has spent or reserved {usd(owed)}, more than {usd(budget)}; "
+            f"to spend nothing more: orchestrator cancel {job.id}"
+        )
+    if deadline is not None and deadline <= asker.at_s:
+        raise Refused(f"that deadline passed {duration(asker.at_s - deadline)} ago")
+    event = JobChanged(
+        at_s=asker.at_s, job=job.id, budget_usd=budget, deadline_s=deadline, by=asker.by
+    )
+    return Wish(
+        event=event, would=f"{_of_budget(job, budget)} {_of_deadline(job, deadline, asker)}"
+    )
+
+
+def final_usd(job: JobView) -> float | None:
+    """Return what the job will have cost at its end, at what it costs now; None if unknown."""
+    if job.ended_at_s is not None:
+        return job.spent_usd
+    return None if job.eta_s is None else job.spent_usd + job.now_usd_per_h * job.eta_s / HOUR_S
+
+
+def _of_budget(job: JobView, budget_usd: float | None) -> str:
+    if budget_usd is None:
+        return "It may spend without a limit."
+    left = budget_usd - job.spent_usd - job.reserved_usd
+    said = f"It may spend {usd(left)} more"
+    if job.now_usd_per_h > 0:
+        said += f", {duration(left / job.now_usd_per_h * HOUR_S)} at {usd(job.now_usd_per_h)}/h"
+    final = final_usd(job)
+    if final is None or job.ended_at_s is not None:
+        return f"{said}."
+    if final <= budget_usd:
+        return f"{said}; its last step is expected at {usd(final)}, within the budget."
+    return (
+        f"{said}; its last step is expected at {usd(final)}, so it would be stopped before, "
+        "with a checkpoint."
+    )
+
+
+def _of_deadline(job: JobView, deadline_s: float | None, asker: Asker) -> str:
+    if deadline_s is None:
+        return "It has no deadline."
+    said = f"It is to end by {clock(deadline_s)}, in {duration(deadline_s - asker.at_s)}"
+    if job.eta_s is None:
+        return f"{said}."
+    if asker.at_s + job.eta_s <= deadline_s:
+        return f"{said}; at the present pace it ends {duration(job.eta_s)} from now, in time."
+    return (
+        f"{said}; at the present pace it takes {duration(job.eta_s)}, so machines that cost more for "
+        "their work are bought, as far as the budget allows."
+    )
