@@ -31,6 +31,7 @@ from cloud import private
 SECRET = "a secret of the deployment, and no short one"
 PATIENCE_S = 60.0
 ENOUGH_S = 0.5  # for a proof, before one more step is done
+SOON_S = 0.02  # for the question that a step has made possible
 REPORTS_SHOWN = 20
 
 
@@ -297,19 +298,25 @@ class Crew:
 
         A joining worker reproduces a committed step, and how a step ends is known when the next one is prepared.
         """
-        if isinstance(self.keeper, Keeper):
-            members = self.keeper._jobs[self.job].roster.members
-            for worker in workers:
-                self._until(
-                    f"{worker} to come to its loop",
-                    lambda worker=worker: worker in members and members[worker].ready,
-                )
+        known = isinstance(self.keeper, Keeper)
+        members = self.keeper._jobs[self.job].roster.members if known else {}
+        for worker in workers if known else ():
+            self._until(
+                f"{worker} to come to its loop",
+                lambda worker=worker: worker in members and members[worker].ready,
+            )
         began_s = time.monotonic()
+
+        def lacks_a_question() -> bool:
+            """A step more is all that they wait for: whoever has come to its loop has not been asked for one yet."""
+            waiting = [members[worker] for worker in workers if worker in members]
+            return bool(waiting) and not any(m.question or m.proven for m in waiting)
 
         def go_on() -> Any:
             nonlocal began_s
             at = int(hold.read_text())
-            if self.step >= at and time.monotonic() > began_s + ENOUGH_S:
+            enough_s = SOON_S if lacks_a_question() else ENOUGH_S
+            if self.step >= at and time.monotonic() > began_s + enough_s:
                 self.hold(hold, at + 1)
                 began_s = time.monotonic()
             return look()
@@ -405,7 +412,7 @@ class Crew:
     def _manage(self) -> None:
         while not self._closed.is_set():
             try:
-                answer = self.client.xread({"orch:inbox": self._after}, block=100, count=100)
+                answer = self.client.xread({"orch:inbox": self._after}, block=20, count=100)
             except redis.RedisError:
                 continue
             for _, rows in answer or []:
