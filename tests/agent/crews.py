@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import explain
 import msgspec
 import redis
+import waiting
 from injection import VARIABLE
 from nursery import Birth, Play
 
@@ -36,16 +37,14 @@ REPORTS_SHOWN = 20
 
 
 def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """What `look` finds, as soon as it finds something."""
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    error = AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
-    for crew in list(Crew.alive):
-        error.add_note(crew.what_happened())
-    raise error
+    """As everybody waits; a failure says what became of each crew."""
+    try:
+        return waiting.until(what, look, patience_s, 0.01)
+    except AssertionError as error:
+        if str(error).startswith("waited "):
+            for crew in list(Crew.alive):
+                error.add_note(crew.what_happened())
+        raise
 
 
 def played_alone(
