@@ -99,7 +99,6 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self.pids: list[int] = []
-        self.at_hand.append(self)
 
     @classmethod
     @contextlib.contextmanager
@@ -109,7 +108,9 @@ class Nursery:
             yield cls.at_hand[-1]
             return
         nursery = cls(disk)
+        cls.at_hand.append(nursery)
         yield nursery
+        cls.at_hand.remove(nursery)
         nursery.close()
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
@@ -119,10 +120,15 @@ class Nursery:
 
     def play(self, argv: list[str], folder: Path) -> str:
         """What a script prints that is played alone in this folder."""
+        code, printed, complained = self.try_out(argv, folder)
+        assert code == 0, f"{argv} ended with {code}: {complained}"
+        return printed
+
+    def try_out(self, argv: list[str], folder: Path) -> tuple[int, str, str]:
+        """With which status a script ends that may fail, what it prints, and its complaints."""
         printed, complained = self._disk / "printed", self._disk / "complained"
         code = self._ask(Play(argv, str(folder), str(printed), str(complained)))
-        assert code == 0, f"{argv} ended with {code}: {complained.read_text()}"
-        return printed.read_text()
+        return code, printed.read_text(), complained.read_text()
 
     def _ask(self, what: Birth | Play) -> int:
         with self._lock:
@@ -146,7 +152,6 @@ class Nursery:
 
     def close(self) -> None:
         self.kill_all()
-        self.at_hand.remove(self)
         if self._process is not None:
             self._process.stdin.close()
             self._process.wait(60)  # it waits for a core like everybody else
