@@ -21,7 +21,7 @@ import torch
 from agent.keys import commit_key
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "agent"))
+sys.path[:0] = [str(ROOT / "tests" / "agent"), str(ROOT / "tests")]
 
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, until  # noqa: E402
 

@@ -31,7 +31,7 @@ from cloud.local.processes import living
 from cloud.open_files import raise_limit
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
 
 from houses import RunningHouse, command_line, until  # noqa: E402
 from sockets import Door, doors  # noqa: E402

@@ -294,6 +294,8 @@ class Azure(SettingsSection):
     """Where Azure is asked; change it for Azure's other clouds and for tests."""
     prices_endpoint: Text = "https://prices.azure.com"
     """Where the public price list is asked, without a key."""
+    lists_lag_s: Seconds = 120.0
+    """How long a list may miss a machine after its launch; change it with the endpoint."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -324,6 +326,7 @@ class Azure(SettingsSection):
             sign_in=self.sign_in,
             endpoint=self.endpoint,
             prices_endpoint=self.prices_endpoint,
+            lists_lag_s=self.lists_lag_s,
             boot_script=boot_script,
         )
 

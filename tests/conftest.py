@@ -4,10 +4,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 from remains import remains
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor.redis_server import RedisServer
 
 MARK = "SPOT_TEST_RUN"
 END_S_MAX = 20.0
@@ -39,3 +44,19 @@ def leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     while (left := remains(mark, folder)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert not left, "\n".join(["these are left of the tests:", *left])
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator["RedisServer"]:
+    """A Redis of our own, as a house starts it."""
+    from orchestrator.paths import Places
+    from orchestrator.supervisor import processes
+    from orchestrator.supervisor.redis_server import RedisServer
+
+    places = Places(tmp_path / "redis-house")
+    places.make()
+    server = RedisServer(places, {**os.environ, processes.MARK: places.identity})
+    server.start()
+    yield server
+    server.stop()
+    places.remove_link()

@@ -94,7 +94,8 @@ class AzureProvider:
 
     @property
     def pace(self) -> Pace:
-        return Pace(list_s=10.0, offers_s=3600.0, sold_s=86_400.0, grace_s=120.0, boot_s=600.0)
+        lag_s = self._settings.lists_lag_s
+        return Pace(list_s=10.0, offers_s=3600.0, sold_s=86_400.0, grace_s=lag_s, boot_s=600.0)
 
     async def places(self) -> Sequence[Place | Closed]:
         everywhere = Place(NAME, "")

@@ -13,7 +13,7 @@ class AzureSettings(msgspec.Struct, frozen=True, kw_only=True):
     name such as "latest". `identity` is the id of the identity that machines get: it may read
     their state store and delete them. `sign_in` says who the manager is: "default" tries what the
     SDK knows, "managed" is the machine's own identity, and anything else a managed identity's
-    client id.
+    client id. A list may miss a machine for `lists_lag_s` after its launch.
     """
 
     subscription: str
@@ -30,4 +30,5 @@ class AzureSettings(msgspec.Struct, frozen=True, kw_only=True):
     sign_in: str = "default"
     endpoint: str = ARM
     prices_endpoint: str = PRICES
+    lists_lag_s: float = 120.0
     boot_script: str = ""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import explain
 import msgspec
 import redis
+import waiting
 from injection import VARIABLE
 from nursery import Birth, Play
 
@@ -31,20 +32,19 @@ from cloud import private
 SECRET = "a secret of the deployment, and no short one"
 PATIENCE_S = 60.0
 ENOUGH_S = 0.5  # for a proof, before one more step is done
+SOON_S = 0.02  # for the question that a step has made possible
 REPORTS_SHOWN = 20
 
 
 def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """What `look` finds, as soon as it finds something."""
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
-        if found := look():
-            return found
-        time.sleep(0.01)
-    error = AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
-    for crew in list(Crew.alive):
-        error.add_note(crew.what_happened())
-    raise error
+    """As everybody waits; a failure says what became of each crew."""
+    try:
+        return waiting.until(what, look, patience_s, 0.01)
+    except AssertionError as error:
+        if str(error).startswith("waited "):
+            for crew in list(Crew.alive):
+                error.add_note(crew.what_happened())
+        raise
 
 
 def played_alone(
@@ -99,7 +99,6 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self.pids: list[int] = []
-        self.at_hand.append(self)
 
     @classmethod
     @contextlib.contextmanager
@@ -109,7 +108,9 @@ class Nursery:
             yield cls.at_hand[-1]
             return
         nursery = cls(disk)
+        cls.at_hand.append(nursery)
         yield nursery
+        cls.at_hand.remove(nursery)
         nursery.close()
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
@@ -119,10 +120,15 @@ class Nursery:
 
     def play(self, argv: list[str], folder: Path) -> str:
         """What a script prints that is played alone in this folder."""
+        code, printed, complained = self.try_out(argv, folder)
+        assert code == 0, f"{argv} ended with {code}: {complained}"
+        return printed
+
+    def try_out(self, argv: list[str], folder: Path) -> tuple[int, str, str]:
+        """With which status a script ends that may fail, what it prints, and its complaints."""
         printed, complained = self._disk / "printed", self._disk / "complained"
         code = self._ask(Play(argv, str(folder), str(printed), str(complained)))
-        assert code == 0, f"{argv} ended with {code}: {complained.read_text()}"
-        return printed.read_text()
+        return code, printed.read_text(), complained.read_text()
 
     def _ask(self, what: Birth | Play) -> int:
         with self._lock:
@@ -146,7 +152,6 @@ class Nursery:
 
     def close(self) -> None:
         self.kill_all()
-        self.at_hand.remove(self)
         if self._process is not None:
             self._process.stdin.close()
             self._process.wait(60)  # it waits for a core like everybody else
@@ -297,19 +302,25 @@ class Crew:
 
         A joining worker reproduces a committed step, and how a step ends is known when the next one is prepared.
         """
-        if isinstance(self.keeper, Keeper):
-            members = self.keeper._jobs[self.job].roster.members
-            for worker in workers:
-                self._until(
-                    f"{worker} to come to its loop",
-                    lambda worker=worker: worker in members and members[worker].ready,
-                )
+        known = isinstance(self.keeper, Keeper)
+        members = self.keeper._jobs[self.job].roster.members if known else {}
+        for worker in workers if known else ():
+            self._until(
+                f"{worker} to come to its loop",
+                lambda worker=worker: worker in members and members[worker].ready,
+            )
         began_s = time.monotonic()
+
+        def lacks_a_question() -> bool:
+            """A step more is all that they wait for: whoever has come to its loop has not been asked for one yet."""
+            waiting = [members[worker] for worker in workers if worker in members]
+            return bool(waiting) and not any(m.question or m.proven for m in waiting)
 
         def go_on() -> Any:
             nonlocal began_s
             at = int(hold.read_text())
-            if self.step >= at and time.monotonic() > began_s + ENOUGH_S:
+            enough_s = SOON_S if lacks_a_question() else ENOUGH_S
+            if self.step >= at and time.monotonic() > began_s + enough_s:
                 self.hold(hold, at + 1)
                 began_s = time.monotonic()
             return look()
@@ -405,7 +416,7 @@ class Crew:
     def _manage(self) -> None:
         while not self._closed.is_set():
             try:
-                answer = self.client.xread({"orch:inbox": self._after}, block=100, count=100)
+                answer = self.client.xread({"orch:inbox": self._after}, block=20, count=100)
             except redis.RedisError:
                 continue
             for _, rows in answer or []:

@@ -11,16 +11,15 @@ from orchestrator.supervisor import processes
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 SCRIPT = """
-import sys
 import torch
 from orchestrator import Session
+from wide import WIDTH
 
+WIDTH()
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=2)
-if "--raise" in sys.argv:
-    raise ValueError("on purpose")
 for step in session.steps(20):
     session.backward(lambda x: (model(x) - 1).square().mean(), [torch.ones(3, 4), torch.zeros(3, 4)])
     optimizer.step()
@@ -63,7 +62,8 @@ def folder():
 def real(folder):
     """`up`, and after the tests `down`: then nothing carries our mark any more."""
     shell = Shell(folder)
-    shell.script("train.py", SCRIPT)
+    (folder / "lib").mkdir()
+    shell.script("lib/train.py", SCRIPT)
     try:
         assert shell.ended(shell.start("up", "--json")).json["was_up"] is False
         yield shell
@@ -76,34 +76,33 @@ def real(folder):
         shell.close()
 
 
-def test_a_real_script_is_trained_to_its_end(real):
-    """Bought, booted, trained, given back: exit code 0, every step committed, the words in the log."""
-    answer = real("submit", "train.py", "--follow", "--json", "--slots-max", "2")
+def test_a_real_script_of_several_files_is_trained_to_its_end(real):
+    """Bought, booted, trained, given back: exit code 0, every step committed, the words in the log. Its modules go along,
+    and what is named; the manager's own modules of such names are in nobody's way.
+    """
+    real.script("cloud.py")  # whatever lies beside the script
+    real.script("lib/wide.py", "def WIDTH():\n    assert open('conf.txt').read() == '7'\n")
+    real.script("conf.txt", "7")
+    answer = real("submit", "lib/train.py", "--with", "conf.*", "--follow", "--slots-max", "2")
     assert answer.code == 0, answer.out
-    job = answer.json["job"]
-    assert (job["status"], job["step"], job["steps_lost"]) == ("SUCCEEDED", 20, 0)
-    assert "this was all" in real("logs", job["id"]).out
+    assert "goes along 2 files, " in answer.out
+    (job,) = (job for job in real.client().view().jobs if job.id in answer.out)
+    assert (job.status, job.step, job.steps_lost) == ("SUCCEEDED", 20, 0)
+    assert "this was all" in real("logs", job.id).out
     assert real("cost", "--json").json["cost"]["spent_usd"] > 0
 
 
 def test_a_real_script_that_raises_shows_its_own_traceback(real, until):
-    """With the line of the script itself and none of ours, and exit code 100; no machine is kept."""
-    answer = real("submit", "train.py", "--follow", "--slots-max", "1", "--", "--raise")
+    """With the line of the file that raised, by its name, and none of ours, and exit code 100; no machine is kept."""
+    real.script("lib/wide.py", 'def WIDTH():\n    raise ValueError("on purpose")\n')
+    answer = real("submit", "lib/train.py", "--follow", "--slots-max", "1")
     assert answer.code == 100, answer.out
     assert 'raise ValueError("on purpose")\nValueError: on purpose\n' in answer.out
+    assert 'File "lib/wide.py", line 2, in WIDTH' in answer.out
     assert "Traceback (most recent call last):" in answer.out
     assert "agent/" not in answer.out
     until(lambda: all(one.ended_at_s is not None for one in real.client().view().machines))
     assert real.client().view().cost.now_usd_per_h == 0
-
-
-def test_a_real_script_without_a_session_fails_and_says_so(real):
-    """With the remedy."""
-    real.script("hello.py")
-    words = ("--follow", "--json", "--slots-max", "1", "--max-failures", "0")
-    answer = real("submit", "hello.py", *words)
-    assert (answer.code, answer.json["job"]["status"]) == (100, "FAILED")
-    assert "Session" in answer.json["job"]["because"]
 
 
 def test_a_real_script_that_aborts_in_a_step_fails_with_its_signal_and_last_lines(real):
@@ -117,23 +116,3 @@ def test_a_real_script_that_aborts_in_a_step_fails_with_its_signal_and_last_line
     assert "begins 3 (the 2nd failure, and max_failures allows 1)" in job["because"]
     assert len({one.id for one in view.machines if one.job == job["id"]}) == 2
     assert not [pool for pool in view.pools if "workers" in pool.blocked_because]
-
-
-def test_a_real_script_of_several_files_is_trained(real):
-    """Its modules go along, and what is named; the manager's own modules of such names are in nobody's way. What fails in
-    another file is told by that file's name.
-    """
-    real.script("cloud.py")  # whatever lies beside the script
-    (real.folder / "lib").mkdir()
-    real.script(
-        "lib/several.py",
-        SCRIPT.replace("import sys", "import sys\nfrom wide import WIDTH\nWIDTH()"),
-    )
-    real.script("lib/wide.py", "def WIDTH():\n    assert open('conf.txt').read() == '7'\n")
-    real.script("conf.txt", "7")
-    answer = real("submit", "lib/several.py", "--with", "conf.*", "--follow", "--slots-max", "1")
-    assert answer.code == 0, answer.out
-    assert "goes along 2 files, " in answer.out
-    answer = real("submit", "lib/several.py", "--follow", "--slots-max", "1")
-    assert answer.code == 100, answer.out
-    assert 'File "lib/wide.py", line 2, in WIDTH' in answer.out

@@ -4,13 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
+from waiting import until
 
 from cloud.local import processes
 from cloud.local.provider import LocalProvider
@@ -23,18 +21,6 @@ POOLS = {
     "ec2": Pool(cloud="local", region="local-east", zone="local-east-a", type="local.small"),
     "azure": Pool(cloud="local", region="local-west", zone="local-west-1", type="local.small"),
 }
-
-T = TypeVar("T")
-
-
-def until(what: str, look: Callable[[], T | None], patience_s: float = 30.0) -> T:
-    """What `look` finds, as soon as it finds something; a failure says what was waited for."""
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 
 def request(token: str, pool: Pool = POOLS["ec2"], deployment: str = "ours") -> LaunchRequest:

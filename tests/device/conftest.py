@@ -1,7 +1,5 @@
 """The accelerator that torch finds on this machine; else one that is simulated, if there is a compiler to build it."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +9,11 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("crews")
-AGENT = Path(__file__).parents[1] / "agent"
-sys.path.insert(0, str(AGENT))
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 import late  # noqa: E402
 import msgspec  # noqa: E402
-from crews import Crew, RedisProcess  # noqa: E402
-from injection import VARIABLE  # noqa: E402
+from crews import Crew, Nursery, RedisProcess  # noqa: E402
 
 from agent.messages import WorkerOrder  # noqa: E402
 
@@ -25,10 +21,6 @@ from agent.messages import WorkerOrder  # noqa: E402
 class Accelerator(NamedTuple):
     name: str
     variables: dict[str, str]  # with which a process has it
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {**os.environ, **self.variables}
 
 
 @pytest.fixture(scope="session")
@@ -44,38 +36,31 @@ def accelerator(tmp_path_factory: pytest.TempPathFactory) -> Accelerator:
     return Accelerator("late", late.plugged_in(tmp_path_factory.mktemp("late")))
 
 
-class Births:
-    """As a `Nursery`, but each worker is a process of its own from the start: what has used a device cannot fork."""
+class Births(Nursery):
+    """What it forks has the device, which it has not used itself: as the fork server of a machine. Each worker in turn
+    gets the next device."""
 
-    def __init__(self, env: dict[str, str]) -> None:
-        self._env = env
-        self._workers: list[subprocess.Popen[bytes]] = []
+    def __init__(self, disk: Path, accelerator: Accelerator) -> None:
+        variables = (f"{name}={value}" for name, value in accelerator.variables.items())
+        super().__init__(disk, ["env", *variables])
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
-        worker = subprocess.Popen(
-            [sys.executable, str(AGENT / "armed_worker.py"), "--host", host],
-            env={**self._env, VARIABLE: faults} if faults else self._env,
-            stdin=subprocess.PIPE,
-        )
-        order = msgspec.structs.replace(order, slot=len(self._workers))  # a device after the other
-        worker.stdin.write(msgspec.json.encode(order) + b"\n")
-        worker.stdin.close()
-        self._workers.append(worker)
-        return worker.pid
+        return super().start(msgspec.structs.replace(order, slot=len(self.pids)), host, faults)
 
-    def kill_all(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-            worker.wait()
-        self._workers.clear()
+
+@pytest.fixture(scope="session")
+def births(accelerator: Accelerator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Births]:
+    births = Births(tmp_path_factory.mktemp("births"), accelerator)
+    yield births
+    births.close()
 
 
 @pytest.fixture
 def crew(
-    accelerator: Accelerator, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    births: Births, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> Iterator[Crew]:
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
-    crew = Crew(server, Births(accelerator.env), tmp_path)
+    crew = Crew(server, births, tmp_path)
     yield crew
     crew.close()
     server.kill()

@@ -5,12 +5,10 @@ memory, and says so when a stream has not waited for another.
 """
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import Accelerator
+from conftest import Accelerator, Births
 from crews import Crew, ends_alike, until
 
 from agent.messages import JobCompleted, WorkerFailed, WorkerReady
@@ -25,15 +23,14 @@ Alone = tuple[list[str], bytes]
 
 @pytest.fixture(scope="module")
 def alone(
-    accelerator: Accelerator, tmp_path_factory: pytest.TempPathFactory
+    births: Births, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[list[str], bytes]]:
     """What the script prints and saves alone."""
     folder = tmp_path_factory.mktemp("alone")
 
     def played(kind: str) -> Alone:
         out = folder / "out.pt"
-        command = [sys.executable, str(TOY), kind, str(STEPS), str(out)]
-        printed = subprocess.check_output(command, env=accelerator.env, text=True)
+        printed = births.play([str(TOY), kind, str(STEPS), str(out)], folder)
         return printed.splitlines(), out.read_bytes()
 
     return {kind: played(kind) for kind in ("plain", "scaled", "unbuilt")}
@@ -52,7 +49,7 @@ def failed(crew: Crew) -> bool:
 
 
 def reach(crew: Crew, step: int) -> None:
-    """Each worker imports torch anew, and the simulated device is slow."""
+    """The simulated device is slow."""
     until(f"step {step}", lambda: failed(crew) or crew.step >= step, PATIENCE_S)
 
 
@@ -125,7 +122,9 @@ os._exit(0)  # see staging_script.py
 """
 
 
-def test_a_microbatch_waits_for_nothing(accelerator: Accelerator, tmp_path: Path) -> None:
+def test_a_microbatch_waits_for_nothing(
+    accelerator: Accelerator, births: Births, tmp_path: Path
+) -> None:
     """How often the host waits for the device in a step does not depend on the number of microbatches."""
     if accelerator.name != "late":
         pytest.skip(f"{accelerator.name} does not tell how often somebody waited for it")
@@ -133,14 +132,7 @@ def test_a_microbatch_waits_for_nothing(accelerator: Accelerator, tmp_path: Path
     for microbatches in (2, 16):
         script = tmp_path / f"train{microbatches}.py"
         script.write_text(WAITING.format(microbatches=microbatches))
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env=accelerator.env,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(done.stdout.split())
+        found.append(births.play([str(script)], tmp_path).split())
     assert found[0] == found[1]
     assert len(found[0]) == 3
 
@@ -194,7 +186,7 @@ UNTIED = BORN.format(
     ],
 )
 def test_where_a_model_cannot_be_is_said(
-    accelerator: Accelerator, tmp_path: Path, script: str, said: str
+    accelerator: Accelerator, births: Births, tmp_path: Path, script: str, said: str
 ) -> None:
     """What moves after its session was made, is on two devices, or would be another model there, is refused in one line."""
     if script in (TWO, UNTIED) and accelerator.name != "late":
@@ -203,8 +195,6 @@ def test_where_a_model_cannot_be_is_said(
         )
     path = tmp_path / "train.py"
     path.write_text(script)
-    done = subprocess.run(
-        [sys.executable, str(path)], env=accelerator.env, capture_output=True, text=True
-    )
-    assert done.returncode
-    assert said in done.stderr.splitlines()[-1]
+    code, _, complained = births.try_out([str(path)], tmp_path)
+    assert code
+    assert said in complained.splitlines()[-1]

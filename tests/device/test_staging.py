@@ -1,12 +1,10 @@
 """What goes between a device and the host: each function of `staging_script.py`, in a process that has the device."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import Accelerator
+from conftest import Births
 
 SCRIPT = Path(__file__).with_name("staging_script.py")
 NAMES = [
@@ -19,8 +17,5 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_between_device_and_host(accelerator: Accelerator, name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), name], env=accelerator.env, capture_output=True, text=True
-    )
-    assert not done.returncode, done.stderr
+def test_between_device_and_host(births: Births, name: str, tmp_path: Path) -> None:
+    births.play([str(SCRIPT), name], tmp_path)

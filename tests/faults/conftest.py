@@ -1,6 +1,5 @@
 """Fixtures that end what they started, whatever the test left it in."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 import redis
 from houses import RunningHouse
 
-from orchestrator.paths import Places
-from orchestrator.supervisor import processes
 from orchestrator.supervisor.redis_server import RedisServer
 
 
@@ -27,18 +24,6 @@ def new_house(tmp_path: Path) -> Iterator[Callable[..., RunningHouse]]:
     yield make
     for house in houses:
         house.close()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis of our own."""
-    places = Places(tmp_path / "redis-house")
-    places.make()
-    server = RedisServer(places, {**os.environ, processes.MARK: places.identity})
-    server.start()
-    yield server
-    server.stop()
-    places.remove_link()
 
 
 @pytest.fixture

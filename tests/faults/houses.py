@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
+from waiting import until
 
 from agent.keeper.storage.memory_log import root_of
 from orchestrator.client import Client, NotRunning, local_cloud
@@ -21,16 +22,6 @@ from orchestrator.supervisor import processes
 from orchestrator.view import JobView
 
 UP_S_MAX = 180.0
-
-
-def until(what: str, look: Callable[[], object], patience_s: float = 60.0) -> object:
-    """What `look` finds, as soon as it finds something; a failure says what was waited for."""
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
-        if found := look():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 
 def command_line(pid: int) -> str:

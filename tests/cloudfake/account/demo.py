@@ -47,7 +47,8 @@ class AccountStage(Stage):
 
     def settings(self) -> str:
         disk = f"[buying]\ndisk_usd_per_h = {DISK_USD_PER_H[self._cloud]:.6f}\n"
-        return f"[local]\nenabled = false\n\n{disk}\n{self.account.settings()}"
+        patience = "[limits]\nlaunch_grace_s = 15\n"  # its lists do not lag
+        return f"[local]\nenabled = false\n\n{disk}\n{patience}\n{self.account.settings()}"
 
     def take(self, client: Client, drill: Drill) -> list[str]:
         return self.account.drill(DEPLOYMENT, drill.nodes, drill.warning_s)

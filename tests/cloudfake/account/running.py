@@ -43,6 +43,7 @@ sign_in = "managed"
 certificates = "{{certificates}}"
 endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
+lists_lag_s = 15
 """
 SECTION = {"aws": AWS, "azure": AZURE}
 TYPES = {"aws": "g5.xlarge", "azure": "Standard_NC4as_T4_v3"}

@@ -1,4 +1,4 @@
-"""A machine without a manager ends its own bill, on every cloud, also when its node hangs."""
+"""A machine becomes a node of a real Ray cluster, and without a manager it ends its own bill, on every cloud."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from cloudfake.account.running import running
 from cloudfake.arm import SUBSCRIPTION
 from door_scene import Scene
 from ray_head import RayHead
-from running_cloud import POOLS, RunningCloud, request, until
+from running_cloud import POOLS, RunningCloud, alive_on, request, until
 
 from agent.keys import INBOX
 from agent.machine.join.dead_man import ANSWER_S_MAX, LastWord
@@ -36,6 +36,7 @@ from orchestrator.config import load
 from orchestrator.door.guests import Guest
 from orchestrator.supervisor.redis_server import RedisServer
 
+BOOT = Path(__file__).parents[3] / "cloud" / "boot.sh"
 SILENT_S = 6.0
 END_S_MAX = 120.0
 BOUGHT_IN = {
@@ -97,9 +98,11 @@ class Account:
 
 
 @contextmanager
-def local_account(folder: Path, boot: Callable[[], str]) -> Iterator[Account]:
+def local_account(
+    folder: Path, boot: Callable[[], str], told: str = f"SPOT_PYTHON={sys.executable}\n"
+) -> Iterator[Account]:
     image = folder.parent / "image.env"
-    image.write_text(f"SPOT_PYTHON={sys.executable}\n")
+    image.write_text(told)
     image.chmod(0o600)
     cloud = RunningCloud(folder, boot()).start("--boot-env", str(image))
 
@@ -166,8 +169,9 @@ class Manager:
         self._thread.join()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def head() -> Iterator[RayHead]:
+    """In a short directory: the path of a Unix socket has at most 107 characters."""
     with tempfile.TemporaryDirectory(prefix="rh-", ignore_cleanup_errors=True) as folder:
         directory = Path(folder) / "r"
         directory.mkdir()
@@ -192,10 +196,22 @@ def test_a_machine_whose_manager_is_gone_ends_its_own_bill(
         (folder / "door").mkdir(parents=True)
         private.write(folder / "door" / "boot.token", head.handed_out().encode())
         with ExitStack() as stack:
-            left_alone(cloud, folder, Scene(folder / "door", server.url), stack)
+            machine_id = left_alone(cloud, folder, Scene(folder / "door", server.url), head, stack)
+            assert head.sees(machine_id, "gone")
 
 
-def left_alone(cloud: str, folder: Path, scene: Scene, stack: ExitStack) -> None:
+@pytest.mark.processes
+def test_a_machine_with_a_wrong_token_does_not_join(head: RayHead, tmp_path: Path):
+    """Ray refuses its raylet; the script ends, and the machine with it, instead of costing money."""
+    told = head.boot_environment(tmp_path / "ray.token", "0" * 32)
+    with local_account(tmp_path / "account", BOOT.read_text, told) as account:
+        machine = account.buy(BOUGHT_IN["local"])
+        until("the machine to be switched off", account.ended_s, END_S_MAX)
+        assert not alive_on({machine.id})
+        assert head.sees(machine.id, "gone")
+
+
+def left_alone(cloud: str, folder: Path, scene: Scene, head: RayHead, stack: ExitStack) -> str:
     """Play the life of one machine, from its launch to the end of its bill."""
     house = stack.enter_context(ExitStack())
     house.enter_context(scene.open())
@@ -214,6 +230,7 @@ def left_alone(cloud: str, folder: Path, scene: Scene, stack: ExitStack) -> None
     stack.callback(manager.die)
     until("the node", lambda: "node" in phases(scene), END_S_MAX)
     assert account.ended_s() is None
+    assert head.sees(machine.id, "alive"), account.console(machine)
     assert scene.token not in environments(machine.id)
     os.kill(raylet_of(machine.id), signal.SIGSTOP)
     manager.die()
@@ -224,6 +241,7 @@ def left_alone(cloud: str, folder: Path, scene: Scene, stack: ExitStack) -> None
     assert "no word from a manager for 6 s: this machine ends" in account.console(machine)
     after = f"{cloud}: its bill ended {ended_s - manager.last_s:.1f} s after the last word"
     sys.stdout.write(f"{after}, {SILENT_S:g} s were allowed\n")
+    return machine.id
 
 
 def verifier(cloud: str, folder: Path) -> Any:

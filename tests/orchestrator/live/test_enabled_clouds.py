@@ -83,7 +83,7 @@ def test_where_nothing_can_be_bought_what_is_held_is_listed_and_ended():
 
 
 def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tmp_path: Path):
-    config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE)
+    config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE, "lists_lag_s = 7\n")
     assert enabled(config) == ["aws", "azure"]
     found = providers(config, tmp_path, script)
     assert {name: provider.name for name, provider in found.items()} == {
@@ -92,9 +92,12 @@ def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tm
     }
     assert found["aws"]._settings.user_data == script("aws")
     assert found["azure"]._settings.boot_script == script("azure")
+    assert {name: provider.pace.grace_s for name, provider in found.items()} == {
+        "aws": 120.0,
+        "azure": 7.0,
+    }
     for provider in found.values():
         assert provider.traits.pending_is_free
-        assert provider.pace.grace_s > 0
 
 
 def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Path):
