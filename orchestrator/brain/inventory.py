@@ -37,6 +37,7 @@ STRANGERS_MAX = 1000
 SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two ways
 LIST_AGAIN_S_MAX = 60.0  # between two lists of a place that does not answer
 FAILURES_MAX = 8
+OWING_S_MAX = 3600.0  # how long a list is asked for only because it may correct a bill
 
 # --- the outcome of a launch -----------------------------------------------------------------
 
@@ -193,7 +194,9 @@ def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None
 def ask_for_lists(state: State, out: list[AnyAction]) -> None:
     """Ask every place for its list once per period, while a list could tell us anything."""
     held = {lease.pool.place.key for lease in state.leases.values()}
-    held |= {state.ended_leases[token].pool.place.key for token in state.owing}
+    ended = (state.ended_leases[token] for token in state.owing)
+    since_s = state.now_s - OWING_S_MAX
+    held |= {lease.pool.place.key for lease in ended if (lease.ended_at_s or 0.0) > since_s}
     for key, place in sorted(state.places.items()):
         period_s = state.settings.listing_period_s
         period_s = period_s if place.pace is None else max(period_s, place.pace.list_s)

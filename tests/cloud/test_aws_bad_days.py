@@ -4,7 +4,7 @@ import asyncio
 
 import boto3
 import pytest
-from aws_house import EAST, OURS, SETTINGS, AwsHouse, request
+from aws_house import EAST, FAR, OURS, SETTINGS, AwsHouse, request
 from cloudfake.ec2 import Key, served
 from cloudfake.ec2_account import Dials
 from msgspec.structs import replace
@@ -123,6 +123,7 @@ def test_both_throttles_are_a_definite_no_with_a_time():
         with pytest.raises(Throttled) as no:
             await provider.launch(request("t-3"))
         assert (no.value.refusal.scope, no.value.refusal.retry_s) == ("place", 5.0)
+        await provider.launch(request("t-far", FAR))  # each region counts for itself
         house.wait(5)
         house.door._buckets.clear()
         house.account.dials.machines_burst = 8
@@ -133,7 +134,7 @@ def test_both_throttles_are_a_definite_no_with_a_time():
         await provider.launch(request("t-5", count=2))
 
     house.play(scene)
-    assert len(house.account.books.alive(OURS, ["machine"])) == 13
+    assert len(house.account.books.alive(OURS, ["machine"])) == 14
 
 
 def test_two_deployments_of_one_name_see_each_other_but_own_tokens():

@@ -5,6 +5,7 @@ import re
 import pytest
 from aws_house import OURS, SETTINGS, AwsHouse, with_policy
 from cloudfake.ec2_policy import actions, many
+from lines import by_name, faults
 from msgspec.structs import replace
 from test_aws_account import ONE_REGION, POLICY
 
@@ -15,21 +16,12 @@ EAST = replace(SETTINGS, regions=SETTINGS.regions[:1])
 
 
 def found(house: AwsHouse, settings=EAST) -> dict[str, Finding]:
-    """The lines by name, without the region's."""
     lines = house.examined(lambda calls: examine(settings, OURS, calls))
-    assert len({line.name for line in lines}) == len(lines)
-    for line in lines:
-        assert "\n" not in line.found + line.remedy
-        assert bool(line.remedy) != line.ok, line
-    return {line.name.removeprefix("aws us-east-1 "): line for line in lines}
+    return by_name(lines, "aws us-east-1 ")
 
 
 def wrong(house: AwsHouse, settings=EAST) -> dict[str, str]:
-    return {
-        name: f"{line.found}; {line.remedy}"
-        for name, line in found(house, settings).items()
-        if not line.ok
-    }
+    return faults(found(house, settings))
 
 
 def test_a_whole_account_is_good_in_every_region():

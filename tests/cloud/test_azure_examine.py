@@ -5,6 +5,7 @@ import re
 import pytest
 from azure_account import EAST, SETTINGS, examined
 from cloudfake.arm import ArmDoor, Dials
+from lines import by_name, faults
 from msgspec.structs import replace
 
 from cloud.azure.examine import needed
@@ -14,20 +15,11 @@ NO_SPOT = Dials(quotas={"lowPriorityCores": 0})
 
 
 def found(door: ArmDoor, settings=EAST) -> dict[str, Finding]:
-    lines = examined(door, settings)
-    assert len({line.name for line in lines}) == len(lines)
-    for line in lines:
-        assert "\n" not in line.found + line.remedy
-        assert bool(line.remedy) != line.ok, line
-    return {line.name.removeprefix("azure "): line for line in lines}
+    return by_name(examined(door, settings), "azure ")
 
 
 def wrong(door: ArmDoor, settings=EAST) -> dict[str, str]:
-    return {
-        name: f"{line.found}; {line.remedy}"
-        for name, line in found(door, settings).items()
-        if not line.ok
-    }
+    return faults(found(door, settings))
 
 
 def test_a_whole_subscription_is_good():

@@ -134,5 +134,5 @@ def items(
                         "serviceName": "Virtual Machines",
                         "unitOfMeasure": "1 Hour",
                         "type": "Consumption",
-                        "effectiveStartDate": since.get(name, "2026-11-01T00:00:00Z"),
+                        "effectiveStartDate": since.get(name, "2020-11-01T00:00:00Z"),
                     }
