@@ -31,9 +31,9 @@ SAID_BY_INSTANCES = (
     | WorkerProving | WorkerReady
 )  # fmt: skip
 DAMAGED = 0.1  # of these reports
-SEEDS, BLOCK = 24, 12
+SEEDS, BLOCK = 36, 12
 # What a job comes to may be wrong, because what its workers said was.
-OF_THE_JOB = ("failed without need", "succeeded at step")
+OF_THE_JOB = ("failed without need", "succeeded at step", ", generation ")
 
 
 def leaves(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
