@@ -22,6 +22,8 @@ from orchestrator.formatting import pause, plural
 from orchestrator.planner import drift
 from orchestrator.state import Job, State, Worker, newcomer, note, set_alarm, want_layout
 
+MICROBATCH_S_MIN = 1e-9  # nothing is computed in less, whatever a worker says
+SLOW_MAX = 1000.0  # times as long as its peers: who takes longer counts as this slow
 THRESHOLD = 1.3
 STEP = 1.25  # the pace that layouts use is a power of it
 PROBE_DOUBLINGS_MAX = 6
@@ -100,7 +102,7 @@ def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
     if job is None or not job.active or event.generation != job.layouts.acknowledged:
         return
     for worker_id, microbatch_s in event.microbatch_s.items():
-        if worker_id in job.workers and microbatch_s > 0:
+        if worker_id in job.workers and microbatch_s >= MICROBATCH_S_MIN:
             state.workers[worker_id].microbatch_s = microbatch_s
     if _look(state, out, job):
         want_layout(state, job)
@@ -131,7 +133,8 @@ def _look(state: State, out: list[AnyAction], job: Job) -> bool:
         usual = median_low(each.values())
         for worker in peers:
             if worker.id in each:
-                changed |= _judge(state, out, job, worker, each[worker.id] / usual)
+                slow = min(max(each[worker.id] / usual, 1 / SLOW_MAX), SLOW_MAX)
+                changed |= _judge(state, out, job, worker, slow)
     return changed
 
 

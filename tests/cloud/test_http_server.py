@@ -156,7 +156,7 @@ def test_who_leaves_before_the_answer_holds_no_place():
     served(act)
 
 
-def test_lack_of_files_is_waited_out_and_not_logged(capfd, monkeypatch):
+def test_lack_of_files_is_waited_out_and_not_logged(capfd, caplog):
     """The one who asked meanwhile is served as soon as a file can be opened."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -186,6 +186,7 @@ def test_lack_of_files_is_waited_out_and_not_logged(capfd, monkeypatch):
 
     served(act)
     assert capfd.readouterr() == ("", "")
+    assert not caplog.records
 
 
 def test_noise_and_long_heads_are_refused_without_a_line_in_a_log(capfd):
