@@ -41,11 +41,14 @@ class Numbered(torch.nn.Module):
 class Ours:
     """One worker of an exchange, which plays it as a worker's thread does."""
 
-    def __init__(self, rank: int, workers: int, count: int, block_bytes: int, flows: int) -> None:
+    def __init__(
+        self, rank: int, workers: int, count: int, *, block_bytes: int, flows: int, shares: bool
+    ) -> None:
         self._changed = threading.Condition()
         names = tuple(f"w{each}" for each in range(workers))
         me = names[rank]
         self.tcp = Tcp(me, "a secret", self._changed, self._lost, host="127.0.0.1", flows=flows)
+        self.tcp.shares = shares  # before anybody is met
         offers: list[bytes] = [b""] * workers
         dist.all_gather_object(offers, self.tcp.offer())
         for name, offered in zip(names, offers, strict=True):
@@ -71,6 +74,7 @@ class Ours:
     def run(self) -> None:
         one = self._exchange
         one.begin(self._mine, self.total)
+        one.give()
         while not one.done:
             with self._changed:
                 self._changed.wait_for(one.ready)
@@ -90,8 +94,7 @@ def worker(store: str, rank: int, settings: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
     count = (mib << 20) // 4
     numbers = torch.ones(count)
-    ours = Ours(rank, workers, count, block_bytes, flows)
-    ours.tcp.shares = bool(shares)
+    ours = Ours(rank, workers, count, block_bytes=block_bytes, flows=flows, shares=bool(shares))
     took: dict[str, list[tuple[float, float]]] = {"gloo": [], "ours": []}
     for turn in range(rounds + 1):
         for name in ("gloo", "ours") if turn % 2 else ("ours", "gloo"):

@@ -227,3 +227,33 @@ def test_flows_of_a_fifth_of_the_link_fill_it(flows: int) -> None:
         assert speed >= 0.85 * link
     else:
         assert speed <= 0.2 * link
+
+
+def test_an_exchange_hides_behind_a_backward_of_its_length() -> None:
+    """Rounds leave one after the other while the backward runs: at its end most of the sum is there."""
+    fabric = Fabric(3e9, 3e9, latency_s=5e-5, chunk_bytes=1 << 16)
+    space = SumSpace({"model": torch.nn.Linear(2048, 2048, bias=False)})
+    layout = data_parallel(0, 2, ("a", "b"))
+    members = crew(space, layout, fabric, True)
+    took_s = []
+    for step in range(2):
+        running = {}
+        for member in members:
+            member.partial.clear()
+            compute(member.partial, *shares(layout, member.name))
+            one = running[member.name] = Exchange(
+                member.transport, layout, member.name, member.partial
+            )
+            one.open(step)
+            one.begin(member.partial.nodes(*shares(layout, member.name)), member.total)
+        begun_s = fabric.now_s
+        for one in running.values():
+            for turn in range(one.rounds):
+                # The first exchange begins when all is computed.
+                ends = took_s[0] * (turn + 1) / one.rounds if step else 0.0
+                fabric.after(ends, lambda one=one, turn=turn: one.give(turn + 1))
+        played(running, fabric)
+        took_s.append(fabric.now_s - begun_s)
+        check(members, alone(space, 2, True), layout, True)
+    assert took_s[1] - took_s[0] <= 0.4 * took_s[0]
+    assert took_s[1] > took_s[0], "the last round cannot be there before the backward is over"
