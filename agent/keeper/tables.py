@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 ABSENT_S = 20.0  # for workers of a layout that have not come back
 END_S = 10.0  # for threads of ours
+AGAIN_S = 2.0  # until a clock that the disk did not take is tried again
 RESULT = "tables.npz"
 
 
@@ -73,8 +74,15 @@ class Reached(msgspec.Struct, frozen=True):
 class Copies:
     """The copies of the tables, on a thread that also writes them to the disk."""
 
-    def __init__(self, server: Server, say: Callable[[Out], None]) -> None:
-        self.server, self._say = server, say
+    def __init__(
+        self,
+        server: Server,
+        say: Callable[[Out], None],
+        refuse: Callable[[str, Message, Exception], None],
+        unwritten: Callable[[], None],
+    ) -> None:
+        self.server, self._say, self._refuse = server, say, refuse
+        self._unwritten = unwritten
         self._orders: queue.SimpleQueue[tuple[str, Message] | None] = queue.SimpleQueue()
         self.epoch = -1
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -96,8 +104,12 @@ class Copies:
                 continue  # a roll-back came between
             try:
                 out = self.server.handle(sender, message)
-            except OSError as error:  # the clock is not saved, and the next one will be
+            except OSError as error:  # the clock is not saved, and is ordered again
                 log.warning("a clock could not be written: %s", error)
+                self._unwritten()
+                continue
+            except (LookupError, ValueError, TypeError) as error:
+                self._refuse(sender, message, error)
                 continue
             self._say([(to, msgspec.structs.replace(one, epoch=self.epoch)) for to, one in out])
 
@@ -122,7 +134,12 @@ class Tables:
         self._over = False
         self._closed = threading.Event()
         server = Server(KEPT, copies_of(serving), serving.partitions, self._disk)
-        self._copies = Copies(server, lambda out: self._acts.put(lambda: self._say(KEPT, out)))
+        self._copies = Copies(
+            server,
+            lambda out: self._acts.put(lambda: self._say(KEPT, out)),
+            self._refuse,
+            self._write_again,
+        )
         self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
         self._thread.start()
 
@@ -181,8 +198,18 @@ class Tables:
     def _read_letters(self) -> None:
         while not self._letters.inbox.empty():
             sender, message = self._letters.inbox.get()
-            if message is not None:
+            if message is None:
+                continue
+            try:
                 self._take(sender, message)
+            except (LookupError, ValueError, TypeError) as error:
+                self._refuse(sender, message, error)
+
+    def _refuse(self, sender: str, message: Message, error: Exception) -> None:
+        """Lose a worker that says what makes no sense, because the others can go on without it."""
+        log.warning("a %s of %s: %r", type(message).__name__, sender, error)
+        why = f"its {type(message).__name__} could not be taken in: {error!r}"
+        self._owner.absent([sender], why)
 
     def _take(self, sender: str, message: Message) -> None:
         now_s, brain = time.monotonic(), self.brain
@@ -199,6 +226,17 @@ class Tables:
             self._owner.application_failed(sender, message.why)
         elif brain is not None:
             self._say(CONTROLLER, brain.handle(sender, message, now_s))
+
+    def _write_again(self) -> None:
+        """Have the newest clock written after a while, because the disk did not take one."""
+
+        def write() -> None:
+            if self.brain is not None:
+                self._say(CONTROLLER, self.brain.save_again())
+
+        timer = threading.Timer(AGAIN_S, lambda: self._acts.put(write))
+        timer.daemon = True
+        timer.start()
 
     def _introduce(self) -> None:
         """Send all nodes the addresses of all."""

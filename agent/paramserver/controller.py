@@ -323,6 +323,10 @@ class Controller:
         self._saving = {self.committed: set()}
         return self._to_all(Save(clock=self.committed, saved=self.saved))
 
+    def save_again(self) -> Out:
+        """Have the newest clock written, because one that was ordered cannot be written any more."""
+        return self._marked(self._save(last=True)) if self._saving else []
+
     def _keep(self, message: Saved) -> Out:
         have = self._saving.get(message.clock)
         if have is None:
@@ -507,8 +511,7 @@ class Controller:
             out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
-        if self._saving:  # what was asked may be passed, and then nobody has it any more
-            out += self._save(last=True)
+        out += self.save_again()  # what was asked may be passed, and then nobody has it any more
         out += self._to_all(Report())  # what is finished is heard before what is released
         for name in self.nodes:
             mine = {

@@ -72,9 +72,10 @@ class Fate(NamedTuple):
     traps: tuple[tuple[type, int, str], ...] = ()
 
 
-def cluster(seed: int, *, bound="drawn", help_size=None) -> Virtual:
+def cluster(seed: int, *, bound="drawn", help_size=None, apart=False) -> Virtual:
     draw = random.Random(seed)
     reliable, transient = draw.randint(1, 3), draw.randint(1, 5)
+    reliable = 1 if apart else reliable
     if bound == "drawn":
         bound = draw.choice([0, 0, 1, 2, None])
     blocks = draw.randint(5, 10)
@@ -85,6 +86,7 @@ def cluster(seed: int, *, bound="drawn", help_size=None) -> Virtual:
         expected=reliable + transient,
         help_size=draw.randint(0, 3) if help_size is None else help_size,
         save_every=2,
+        apart=apart,
     )
     places = [Place(f"r{at}", f"r{at}") for at in range(reliable)]
     places += [Place(f"t{at}", f"t{at // 2}", False, f"pool{at % 2}") for at in range(transient)]
@@ -132,6 +134,9 @@ def _kill(virtual, draw, names):
     if virtual.brain.begun_s is None:
         return "nobody yet"
     gone = [name for name in names if name in virtual.hosts]
+    if virtual.plan.apart:  # the keeper stays
+        gone = [name for name in gone if name.startswith("t")]
+        _replace(virtual, draw, 2.0)
     left = [
         n
         for n in virtual.hosts
@@ -141,6 +146,17 @@ def _kill(virtual, draw, names):
         return "nobody"
     virtual.kill(gone)
     return ",".join(gone)
+
+
+def _replace(virtual, draw, after_s):
+    """Where copies are apart, have somebody come if all others are gone by then."""
+
+    def look():
+        if not any(name.startswith("t") for name in virtual.hosts):
+            _add(virtual, draw, "", "")
+
+    if virtual.plan.apart:
+        virtual.at(virtual.now_s + after_s, look)
 
 
 def _all_transient(virtual, draw, source, target):
@@ -154,11 +170,13 @@ def _evict(virtual, draw, source, target):
     going = [name for name in names if draw.random() < 0.6]
     warning_s = draw.choice([120, 30, 8, 0.2, 0])
     virtual.evict(going, warning_s)
+    _replace(virtual, draw, warning_s + 2.0)
     return f"{going} in {warning_s} s"
 
 
 def _add(virtual, draw, source, target):
-    new = f"{draw.choice('trt')}{100 + len(virtual.brain.notes) + draw.randint(0, 10**6)}"
+    kinds = "t" if virtual.plan.apart else "trt"
+    new = f"{draw.choice(kinds)}{100 + len(virtual.brain.notes) + draw.randint(0, 10**6)}"
     virtual.add(Place(new, new, new.startswith("r"), f"pool{draw.randint(2, 4)}"))
     return new
 
@@ -217,9 +235,9 @@ def violations(virtual: Virtual) -> list[str]:
     return found
 
 
-def judged(seed: int, count: int = 3) -> tuple[list[str], str]:
+def judged(seed: int, count: int = 3, *, apart: bool = False) -> tuple[list[str], str]:
     """Run a seed with mishaps; return what is wrong, and the story."""
-    virtual = cluster(seed)
+    virtual = cluster(seed, apart=apart)
     story = mishaps(virtual, seed, count)
     why = virtual.run(limit_s=4000)
     text = f"seed {seed}: {why} at {virtual.now_s:.2f}; {story}; {virtual.brain.notes}"

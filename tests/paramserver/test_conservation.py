@@ -16,6 +16,13 @@ def test_counts_are_whole_after_any_mishaps(part):
         assert wrong == [], story
 
 
+def test_counts_are_whole_where_copies_are_apart_from_all_that_serve():
+    """As under the manager: nobody who computes or serves is reliable, and all of them may be gone."""
+    for seed in range(SEEDS):
+        wrong, story = counters.judged(seed, 4, apart=True)
+        assert wrong == [], story
+
+
 def test_a_change_that_counts_twice_is_seen():
     """The counter model is worth something: it sees a batch that a clock lists and has twice."""
     virtual = counters.cluster(3, bound=0)

@@ -3,7 +3,13 @@
 import pytest
 
 from agent.paramserver.help import Settings
-from agent.paramserver.virtual.stragglers import PowerLaw, SlowWorker, Uneven, simulate
+from agent.paramserver.virtual.stragglers import (
+    Disrupted,
+    PowerLaw,
+    SlowWorker,
+    Uneven,
+    simulate,
+)
 
 WITHOUT = Settings(size=0)
 
@@ -53,3 +59,11 @@ def test_a_group_of_none_is_ssp_and_large_pieces_are_worse():
     assert none.given == 0
     large = small(PowerLaw(4), settings=Settings(first=0.15, next=0.3))
     assert small(PowerLaw(4)).clock < large.clock
+
+
+def test_disturbed_machines_leave_the_share_of_time_that_the_ideal_says():
+    """Answer 14: machines at a third of their speed for a fifth of the time; 1 / (1 - 0.2 * 2/3) = 1.154."""
+    outcome = small(Disrupted(2.0), clocks=60)
+    assert outcome.ideal == pytest.approx(1.154, rel=0.05)
+    assert outcome.clock <= 1.05 * outcome.ideal
+    assert outcome.clock < 0.8 * small(Disrupted(2.0), clocks=60, slack=0, settings=WITHOUT).clock
