@@ -45,6 +45,7 @@ from orchestrator.cli.command import (
     verb,
     write_json,
 )
+from orchestrator.cli.money import comparison, export, foresight, spending, top
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
 from orchestrator.errors import OrchestratorError
@@ -82,10 +83,10 @@ app = _group(
 )
 VERBS = (
     init_check.init, init_check.check, demo.demo, up_down.up, plan.plan, rehearse.rehearse, submit.submit, status.status,
-    logs.logs, logs.events, status.cost, output.metrics, output.output, jobs.cancel, jobs.resume, jobs.change, up_down.down,
+    top.top, logs.logs, logs.events, spending.cost, comparison.compare, foresight.what_if, export.export, output.metrics, output.output, jobs.cancel, jobs.resume, jobs.change, up_down.down,
 )  # fmt: skip
 for each in VERBS:
-    verb(app)(each)
+    verb(app, each.__name__.replace("_", "-"))(each)
 toolbox = _group(
     "tools",
     "Try, measure and repair: drills, simulations, backtests, profiles, leftovers.",

@@ -1,17 +1,23 @@
 """The commands `logs` and `events`: what workers print, and what the manager did and why."""
 
+import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.command import Command, write_json
+from orchestrator.cli.command import USAGE, Command, CommandError, write_json
 from orchestrator.cli.jobs import Job, OnlyJob, find
+from orchestrator.cli.money.times import Since, moment
 from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
+from orchestrator.history.reader import History
+from orchestrator.history.records import KINDS, Kind
+from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence
 
 EVENTS_S = 0.5
@@ -27,12 +33,20 @@ def logs(
     go_on: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
     ] = False,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")
+    ] = None,
 ) -> None:
     """Show what a job's workers print. With -f --json: one JSON document per line."""
+    wanted = _pattern(grep)
     client = command.client()
     one = find(client, job)
     if command.json and not go_on:
-        lines = [{"worker": worker, "line": text} for _, worker, text in read_logs(client, one.id)]
+        lines = [
+            {"worker": worker, "line": text}
+            for _, worker, text in read_logs(client, one.id)
+            if wanted.search(text)
+        ]
         write_json({"job": one.id, "lines": lines})
         return
     after = "0"
@@ -40,10 +54,19 @@ def logs(
         over = not go_on or find(client, one.id).status in ENDED
         page = client.logs(one.id, after, block_ms=None if over else BLOCK_MS, count=PAGE)
         for after, worker, line in page:  # noqa: B007 - the last one is where to go on
+            if not wanted.search(line):
+                continue
             text = Text.assemble((worker, "dim"), " ", line)
             command.line({"worker": worker, "line": line}, text)
         if over and not page:
             break
+
+
+def _pattern(grep: str | None) -> "re.Pattern[str]":
+    try:
+        return re.compile(grep or "")
+    except re.error as error:
+        raise CommandError(f"--grep {grep}: no regular expression: {error}", USAGE) from None
 
 
 def read_logs(client: Client, job_id: str) -> list[tuple[str, str, str]]:
@@ -57,11 +80,22 @@ def events(
     *,
     go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to begin with.")] = 50,
+    since: Since = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Only such: eviction, buy, failure ..."),
+    ] = None,
 ) -> None:
     """Show what was done, and why: time, name, one sentence.
 
-    With -f --json: one document per line.
+    With -f --json: one document per line. With --since or --kind it answers from the history, also
+    while no manager runs.
     """
+    if since is not None or kind:
+        if go_on:
+            raise CommandError("--follow shows what comes, --since what was: choose one", USAGE)
+        _past(command, job, since, [_kind(name) for name in kind or KINDS], last)
+        return
     client = command.client()
     one = find(client, job) if job is not None else None
     every = _pages(lambda after: client.sentences(after, PAGE))
@@ -79,6 +113,28 @@ def events(
         every = client.sentences(after)
         after = every[-1][0] if every else after
         page = _of_job(client, one, every)
+
+
+def _kind(name: str) -> Kind:
+    found = next((kind for kind in KINDS if kind == name), None)
+    if found is None:
+        raise CommandError(f"--kind {name}: one of {', '.join(KINDS)}", USAGE)
+    return found
+
+
+def _past(
+    command: Command, job: str | None, since: str | None, kinds: list[Kind], last: int
+) -> None:
+    """Show the newest events of the past, from the history."""
+    from_s = 0.0 if since is None else moment("--since", since, time.time())
+    history = History.open(Places(command.config.state_dir))
+    found = history.events(from_s, job=job, kind=kinds, last=last)
+    texts = []
+    for one in found:
+        said = Sentence(at_s=one.at_s, who=one.who, what=one.what, because=one.because)
+        day = datetime.fromtimestamp(one.at_s).strftime("%F ")
+        texts.append(Text.assemble((day, "dim"), tables.sentence(said)))
+    command.answer({"events": found}, *(texts or [Text("nothing such has happened")]))
 
 
 def _of_job(client: Client, job: JobView | None, found: Events) -> Events:

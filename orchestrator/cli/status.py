@@ -1,4 +1,4 @@
-"""The commands `status` and `cost`: what is held and trained, and what it costs."""
+"""The command `status`: what is held and trained, and what it costs."""
 
 import time
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.command import Command, CommandError
+from orchestrator.cli.command import Command
 from orchestrator.cli.jobs import OnlyJob, find
 from orchestrator.cli.watch import age, panel, sentences_of, why_silent
 from orchestrator.paths import Places
@@ -83,20 +83,3 @@ def _next_of(view: View | None) -> tuple[str, ...]:
     if live:
         return (f"orchestrator logs -f {live[-1].id}",)
     return ("orchestrator submit SCRIPT --follow",)
-
-
-def cost(command: Command) -> None:
-    """Show what was spent on what, beside the same machine time on demand."""
-    view = command.client().view()
-    if view is None:
-        raise CommandError("the manager has not said anything yet; look again in a moment")
-    shown = ("id", "pool", "market", "cost_usd", "disk_usd", "egress_usd", "bid_usd_per_h")
-    command.answer(
-        {
-            "cost": view.cost,
-            "jobs": [{"id": job.id, "spent_usd": job.spent_usd} for job in view.jobs],
-            "machines": [{name: getattr(one, name) for name in shown} for one in view.machines],
-        },
-        tables.costs(view),
-        then=("orchestrator events",),
-    )

@@ -16,6 +16,7 @@ from orchestrator.history import store
 from orchestrator.history.records import (
     By,
     Cause,
+    Daily,
     Happening,
     Held,
     Kind,
@@ -170,6 +171,16 @@ class History:
             " WHERE ?1 IS NULL OR job = ?1 GROUP BY 1, 2"
         )
         return sorted(_lines(self._rows(sql, job)), key=lambda line: -line.usd)
+
+    def daily(self, from_s: float = 0.0, to_s: float = inf, job: str | None = None) -> list[Daily]:
+        """Return the money by day, job, pool and cause, in that order."""
+        sql = (
+            "SELECT day, job, pool, market, cause, usd, hours, on_demand_usd FROM spent"
+            " WHERE day >= ?1 AND day <= ?2 AND (?3 IS NULL OR job = ?3) ORDER BY 1, 2, 3, 4, 5"
+        )
+        days = (from_s // store.DAY_S, min(to_s, 1e18) // store.DAY_S)
+        names = Daily.__struct_fields__
+        return [Daily(**dict(zip(names, row, strict=True))) for row in self._rows(sql, *days, job)]
 
     def machines(
         self,

@@ -140,6 +140,19 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[Cause, float]  # in dollars
 
 
+class Daily(msgspec.Struct, frozen=True, kw_only=True):
+    """What one cause cost a job in one pool on one day (UTC)."""
+
+    day: int  # since 1970-01-01
+    job: str
+    pool: str  # empty where no machine was
+    market: str
+    cause: Cause
+    usd: float
+    hours: float
+    on_demand_usd: float  # of the same hours
+
+
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """One machine of the past, from its start to its end, and its money by cause."""
 

@@ -1,0 +1,29 @@
+"""Moments of the past, as a person types them."""
+
+import re
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.command import USAGE, CommandError
+
+AGO = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])")
+UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="From then on: 90m, 2h, 7d ago, or a date."),
+]
+
+
+def moment(option: str, text: str, now_s: float) -> float:
+    """Return the moment that a time before now, or a date with or without a time, stands for."""
+    if match := AGO.fullmatch(text):
+        return now_s - float(match[1]) * UNIT_S[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise CommandError(
+            f"{option} {text}: write 90m, 2h, 7d or a date such as 2030-01-31T18:00", USAGE
+        ) from None
