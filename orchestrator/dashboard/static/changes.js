@@ -44,6 +44,7 @@ async function explain() {
       $("change-would").textContent = "Fill in what is to change; what is left empty stays.";
       return;
     }
+    if (asked.show && !$("change-would").childNodes.length) $("change-would").textContent = "Deciding ...";
     const answer = await value(`${asked.path}?${new URLSearchParams(found)}`, { signal: question.signal });
     if (asked.show) return $("change-would").replaceChildren(...asked.show(answer));
     $("change-would").textContent = answer.would;
