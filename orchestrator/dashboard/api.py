@@ -6,7 +6,7 @@ all of it (`guard.py`), so a route says nothing about who may call it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from cloud.model import Machine
 from orchestrator import wishes
 from orchestrator.client import local_cloud
 from orchestrator.dashboard.feed import Feed, FeedSource, Snapshot
+from orchestrator.dashboard.foresight import Foresight, Other, foresee
 from orchestrator.dashboard.guard import SESSION_PATH, cookie_name, cookie_of
 from orchestrator.dashboard.keys import Access, Keys, Role
 from orchestrator.dashboard.past import Asked, Curves, Footprint, Past, curves, footprint
@@ -81,7 +82,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Curves, Money, Failure)
+ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Curves, Money, Foresight, Failure)
+StateOf = Callable[[str], Awaitable[bytes]]
 
 
 class Bounds(BaseModel):
@@ -93,6 +95,13 @@ class Bounds(BaseModel):
     deadline_s: Annotated[float | None, Field(ge=0, le=TIME_MAX)] = None
 
 
+class Terms(Bounds):
+    """Other terms of a job; what is left out stays as it is."""
+
+    regions: Annotated[str | None, Field(max_length=1000)] = None
+    slots_max: Annotated[int | None, Field(ge=1, le=10_000)] = None
+
+
 class Drill(BaseModel):
     """How many spot machines of the local cloud to take away, and with how much notice."""
 
@@ -102,13 +111,14 @@ class Drill(BaseModel):
     warning_s: Annotated[float, Field(ge=0, le=WARNING_S_MAX)] = 120.0
 
 
-def router(feed: Feed, keys: Keys, past: Past) -> APIRouter:
+def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
     """Return every route under /api."""
     api = APIRouter()
     _add_session(api, keys)
     _add_reading(api, feed)
     _add_past(api, feed, past)
     _add_stream(api, feed)
+    _add_foresight(api, feed, state_of)
     _add_changes(api, feed)
     _add_drill(api, feed)
     return api
@@ -235,6 +245,23 @@ def _add_stream(api: APIRouter, feed: Feed) -> None:
         if sum(pages.values()) >= PAGES_MAX or pages.get(name, 0) >= PAGES_OF_A_KEY_MAX:
             raise HTTPException(503, "Too many pages are open; close some.")
         return StreamingResponse(stream(name), media_type="text/event-stream")
+
+
+def _add_foresight(api: APIRouter, feed: Feed, state_of: StateOf) -> None:
+    @api.get("/api/jobs/{job}/what-if", **described(Foresight))
+    async def what_if(job: str, terms: Annotated[Terms, Query()]) -> Response:
+        """Return what the manager would decide for a job under other terms; nothing is done."""
+        source = await asyncio.to_thread(_source, feed)
+        asked = Other(
+            budget_usd=terms.budget_usd,
+            deadline_s=terms.deadline_s,
+            regions=tuple(terms.regions.split(",")) if terms.regions else None,
+            slots_max=terms.slots_max,
+        )
+        found = await foresee(await state_of(source.house().redis_url), job, asked)
+        if found is None:
+            raise HTTPException(404, "The manager has no job of that name any more.")
+        return answer(found)
 
 
 def _add_changes(api: APIRouter, feed: Feed) -> None:

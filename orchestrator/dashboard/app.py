@@ -16,8 +16,9 @@ from starlette.routing import Route
 
 from cloud.errors import CloudError
 from cloud.http_server import Listener
-from orchestrator.dashboard.api import ANSWERS, REF, Failure, answer, router
+from orchestrator.dashboard.api import ANSWERS, REF, Failure, StateOf, answer, router
 from orchestrator.dashboard.feed import UNAVAILABLE, Feed, FeedSource
+from orchestrator.dashboard.foresight import state_of
 from orchestrator.dashboard.guard import Guard
 from orchestrator.dashboard.keys import Keys
 from orchestrator.dashboard.past import Past
@@ -35,7 +36,11 @@ MEDIA = {
 
 
 def create_app(
-    client_factory: Callable[[], FeedSource], keys: Keys, past: Past, period_s: float = PERIOD_S
+    client_factory: Callable[[], FeedSource],
+    keys: Keys,
+    past: Past,
+    period_s: float = PERIOD_S,
+    state_of: StateOf = state_of,
 ) -> FastAPI:
     """Return the application.
 
@@ -57,7 +62,7 @@ def create_app(
         redirect_slashes=False,
     )  # fmt: skip
     app.add_middleware(Guard, keys=keys, files=shown.keys())
-    app.include_router(router(feed, keys, past))
+    app.include_router(router(feed, keys, past, state_of))
     _add_document(app)
     _add_failures(app)
     return app

@@ -25,6 +25,7 @@ from orchestrator.events import AnyEvent
 from orchestrator.history import store
 from orchestrator.history.reader import History
 from orchestrator.paths import Places
+from orchestrator.state import State
 from orchestrator.view import (
     CostView,
     JobView,
@@ -202,6 +203,13 @@ def write_past(places: Places) -> None:
     file.close()
 
 
+async def foretold(_: str) -> bytes:
+    """The state of a manager that has no job."""
+    from orchestrator.world import encode_state
+
+    return encode_state(State())
+
+
 class FakeSource:
     """Stands in for the connection to a house: says what the test last put there."""
 
@@ -349,7 +357,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     url = f"{url_of(listening)}/"
     loop, over = asyncio.new_event_loop(), asyncio.Event()
     places = Places(tmp_path_factory.mktemp("history"))
-    app = create_app(lambda: source, keys, History.open(places), period_s=0.02)
+    app = create_app(lambda: source, keys, History.open(places), 0.02, foretold)
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(app, listening, over),))
     thread.start()
     yield SimpleNamespace(url=url, source=source, keys=keys, places=places)

@@ -13,10 +13,10 @@ from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.jobs import Job, find
 from orchestrator.cli.submit import deadline_s
 from orchestrator.cli.watch import ENDED
+from orchestrator.dashboard.foresight import state_of
 from orchestrator.formatting import duration, plural, usd
 
 if TYPE_CHECKING:  # the brain takes longer to import than all other commands together
-    from orchestrator.state import State
     from orchestrator.what_if import Outcome, Terms
 
 OUT_OF_RANGE = "an amount in US dollars, 0 or more"
@@ -67,27 +67,12 @@ def what_if(  # noqa: PLR0913 - a parameter per option
 def _outcomes(url: str, job: str, terms: "Terms") -> "tuple[Outcome, Outcome]":
     """Return the decision as things are, and the one under other terms, each on its own copy."""
     from orchestrator.what_if import Terms, what_if
-    from orchestrator.world import decode_state, encode_state
+    from orchestrator.world import decode_state
 
-    data = encode_state(asyncio.run(_state(url)))
+    data = asyncio.run(state_of(url))
     if job not in decode_state(data).jobs:
         raise CommandError(f"the manager has no job {job} any more")
     return what_if(decode_state(data), job, Terms()), what_if(decode_state(data), job, terms)
-
-
-async def _state(url: str) -> "State":
-    """Return the manager's state at the end of its journal, which is only read."""
-    import redis.asyncio
-
-    from orchestrator.journal import RedisJournal
-    from orchestrator.loop import resume
-    from orchestrator.redis_client import retry_policy
-
-    store = redis.asyncio.Redis.from_url(url, **retry_policy(asynchronous=True))
-    try:
-        return await resume(RedisJournal(store))
-    finally:
-        await store.aclose()
 
 
 def _table(now: "Outcome", then: "Outcome") -> Table:

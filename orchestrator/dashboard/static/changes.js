@@ -1,7 +1,7 @@
 // What a person may change: each says first what it would do, and does it after that is confirmed.
 
 import { session, value } from "./api.js";
-import { $, el } from "./words.js";
+import { $, count, duration, el, usd } from "./words.js";
 
 const SETTLE_MS = 250;
 const SAID_MS = 12000;
@@ -44,19 +44,23 @@ async function explain() {
       $("change-would").textContent = "Fill in what is to change; what is left empty stays.";
       return;
     }
-    const { would } = await value(`${asked.path}?${new URLSearchParams(found)}`, { signal: question.signal });
-    $("change-would").textContent = would;
+    if (asked.show && !$("change-would").childNodes.length) $("change-would").textContent = "Deciding ...";
+    const answer = await value(`${asked.path}?${new URLSearchParams(found)}`, { signal: question.signal });
+    if (asked.show) return $("change-would").replaceChildren(...asked.show(answer));
+    $("change-would").textContent = answer.would;
     $("change-do").disabled = false;
   } catch (error) {
     if (question === asked.question) $("change-would").textContent = error.message;
   }
 }
 
-function open({ title, path, act, danger, fields = [], needed = false }) {
-  Object.assign(asked, { path, fields, needed });
+function open({ title, path, act, danger, fields = [], needed = false, show = null }) {
+  Object.assign(asked, { path, fields, needed, show });
   $("change-title").textContent = title;
   $("change-would").textContent = "";
-  $("change-do").textContent = act;
+  $("change-do").hidden = show !== null;
+  $("change-not").textContent = show ? "Close" : "Leave it";
+  $("change-do").textContent = act ?? "";
   $("change-do").className = danger ? "danger" : "main";
   $("change-fields").replaceChildren(...fields.map(({ label, input }) => el("label", {}, label, input)));
   $("change").showModal();
@@ -94,6 +98,28 @@ export const bounds = (job) => open({
   fields: [
     field("budget_usd", "Budget in dollars, 0 for none", { placeholder: job.budget_usd ?? "none" }),
     field("deadline_s", "Deadline in hours from now, 0 for none", { placeholder: job.deadline_s ? ((job.deadline_s - Date.now() / 1000) / 3600).toFixed(1) : "none" }, until),
+  ],
+});
+
+/** What the manager would decide under other terms, beside what it decides now. */
+function foreseen({ now, then, took_s }) {
+  const row = (name, write) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, write(now)), el("td", {}, write(then)));
+  return [
+    el("table", {}, el("thead", {}, el("tr", {}, el("th", {}), el("th", { scope: "col" }, "As it is"), el("th", { scope: "col" }, "What if"))), el("tbody", {},
+      row("Machines", (one) => count(one.machines)), row("Per hour", (one) => usd(one.usd_per_h)),
+      row("Done in", (one) => duration(one.finish_in_s)), row("Final cost", (one) => `${usd(one.final_usd)}${one.over_budget ? ", over the budget" : ""}`))),
+    ...then.sentences.map((said) => el("span", { class: "sub" }, said)),
+    el("span", { class: "sub quiet" }, `Decided in ${Math.round(took_s * 1000)} ms; nothing was done.`),
+  ];
+}
+
+export const whatIf = (job) => open({
+  title: `What if ${job.id} had other terms?`, path: at(job, "what-if"), show: foreseen,
+  fields: [
+    field("budget_usd", "Budget in dollars", { placeholder: job.budget_usd ?? "none" }),
+    field("deadline_s", "Deadline in hours from now", {}, until),
+    field("slots_max", "Most workers", { min: 1, step: 1 }),
+    field("regions", "Regions, with commas between", { type: "text", placeholder: "as set" }, String),
   ],
 });
 

@@ -137,6 +137,7 @@ function buttons(job) {
   const over = job.ended_at_s !== null;
   return el("div", { class: "buttons" },
     button("Log", logs.open, "small"),
+    over ? null : button("What if", changes.whatIf, "small"),
     job.status === "SUCCEEDED" ? null : button("Budget and deadline", changes.bounds, "small admin"),
     RESUMABLE.includes(job.status) ? button("Resume", changes.resume, "small admin") : null,
     over ? null : button("Cancel", changes.cancel, "small admin"));
