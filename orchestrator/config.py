@@ -472,7 +472,9 @@ def template() -> str:
                 _one_line(info.description or ""), 98, initial_indent="# ", subsequent_indent="# "
             )
             if info.default is None:
-                lines.append(f"# {key} = {json.dumps((info.examples or [None])[0])}")
+                lines.append(
+                    f"# {key} = {json.dumps((info.examples or [None])[0], ensure_ascii=False)}"
+                )
             else:
                 lines.append(f"{key} = {json.dumps(info.default)}")
     return "\n".join(lines) + "\n"

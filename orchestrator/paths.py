@@ -180,7 +180,10 @@ def dangling_links() -> list[Path]:
     return sorted(link for link in found if short_path.is_abandoned(link))
 
 
-GOES_ON = "and all goes on by itself; what was committed is kept"
+GOES_ON = (
+    "and all goes on by itself; what was committed is kept. Machines that are held cost money meanwhile: `orchestrator down "
+    "--force` ends the house, and after limits.silent_after_s they end themselves"
+)
 
 
 def no_room(folder: Path, then: str = GOES_ON) -> str:

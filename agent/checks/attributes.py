@@ -74,7 +74,7 @@ class Attributes:
         try:
             return packed(self._thing, self._open)
         except Unsavable as error:
-            raise Misuse(f"{when}{type(self._thing).__name__}{error.path} {error.what}") from error
+            raise Misuse(f"{when}{type(self._thing).__name__}{error.path} {error.what}") from None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         unpacked(state, self._thing, self._open, self._registry.things)

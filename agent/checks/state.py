@@ -32,4 +32,4 @@ class ScriptState(dict[Any, Any]):
         try:
             return packed({**self})
         except Unsavable as error:
-            raise Misuse(f"{when}session.state{error.path} {error.what}") from error
+            raise Misuse(f"{when}session.state{error.path} {error.what}") from None

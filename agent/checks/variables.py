@@ -51,4 +51,4 @@ class Variables:
         try:
             return packed(self._values())
         except Unsavable as error:
-            raise Misuse(f"{when}Variables{error.path} {error.what}") from error
+            raise Misuse(f"{when}Variables{error.path} {error.what}") from None

@@ -4,17 +4,17 @@ import os
 from pathlib import Path
 
 SAID = (
-    "{} is not on this machine: a file that the script reads goes along with `orchestrator submit --with {}`, or lies on "
+    "{} is not on this machine: a file that the script reads goes along with `--with {}`, of submit and rehearse, or lies on "
     "storage that every machine reaches; what it writes belongs into session.output"
 )
 ABSOLUTE = (
-    "{} is not on this machine: a file that the script reads goes along with `orchestrator submit --with PATH` and is "
+    "{} is not on this machine: a file that the script reads goes along with `--with PATH`, of submit and rehearse, and is "
     "opened by a path from the script's folder, or lies on storage that every machine reaches; what it writes belongs into "
     "session.output"
 )
 FORBIDDEN = (
     "{} may not be opened on this machine: what the script writes belongs into session.output, and what it reads goes "
-    "along with `orchestrator submit --with PATH`"
+    "along with `--with PATH`, of submit and rehearse"
 )
 NOT_WRITTEN = (
     "{} is not in session.output on this worker: what is read back in a later step belongs into session.state, which "

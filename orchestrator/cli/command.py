@@ -22,9 +22,12 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from agent.output.controls import harmless, harmless_json
-from orchestrator.client import Client
+from orchestrator.client import Between, Client, Killed, NotRunning
 from orchestrator.config import FILE_NAME, Config, load
 from orchestrator.errors import OrchestratorError
+from orchestrator.formatting import plural
+from orchestrator.paths import Places
+from orchestrator.supervisor import processes
 
 ERROR = 1
 USAGE = 2
@@ -95,7 +98,18 @@ class Command:
 
     def client(self) -> Client:
         """Connect to the running manager; raise `NotRunning` if there is none."""
-        return Client.connect(self.config.state_dir)
+        try:
+            return Client.connect(self.config.state_dir)
+        except (Between, Killed):
+            raise
+        except NotRunning as error:
+            left = processes.marked(Places(self.config.state_dir).identity)
+            if not left:
+                raise
+            raise NotRunning(
+                f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still run: "
+                "end them with: orchestrator down"
+            ) from error
 
     def say(self, text: RenderableType) -> None:
         """Print something before the answer, only for a person."""

@@ -79,7 +79,11 @@ def resume(command: Command, job: Job = None) -> None:
     --from file://.../checkpoints/JOB.
     """
     client = command.client()
-    one = find(client, job, RESUMABLE if job else ())
+    ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
+    if job is None and len(ended) != 1:
+        names = ", ".join(one.id for one in ended[-10:]) or "none"
+        raise CommandError(f"name the job to resume; failed or cancelled: {names}", USAGE)
+    one = find(client, job or ended[0].id, RESUMABLE)
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)

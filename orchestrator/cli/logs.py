@@ -1,6 +1,7 @@
 """The commands `logs` and `events`: what workers print, and what the manager did and why."""
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -50,6 +51,8 @@ def logs(
         write_json({"job": one.id, "lines": lines})
         return
     after = "0"
+    if not client.logs(one.id, after, block_ms=None, count=1):
+        sys.stderr.write(f"{one.id} is {one.status} and has printed nothing yet\n")
     while True:
         over = not go_on or find(client, one.id).status in ENDED
         page = client.logs(one.id, after, block_ms=None if over else BLOCK_MS, count=PAGE)

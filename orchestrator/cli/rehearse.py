@@ -1,6 +1,8 @@
 """The command `rehearse`, which tries a script before any money is spent."""
 
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 STEPS, STEPS_MIN = 10, 8
 NAME_WIDTH = 36
 TRACEBACK_LINES = 60
+NOT_TRIED = (
+    "Only {} were tried. What the script does later (at an epoch's end, a validation, a best checkpoint) was not: --steps N "
+    "tries more"
+)
 
 
 def rehearse(
@@ -52,13 +58,22 @@ def rehearse(
     texts = [Text.assemble((f"{script}: {word}", tone), f": {verdict.line}")]
     if verdict.passed:
         texts[0].append(f" ({took})")
+        if verdict.steps == steps:
+            texts.append(Text(NOT_TRIED.format(plural(steps, "step")), style="dim"))
     if verdict.traceback:
         lines = verdict.traceback.splitlines()[-TRACEBACK_LINES:]
         texts.insert(0, Text("\n".join(lines)))
-    then = (f"orchestrator submit {script}",) if verdict.passed else ()
+    words = command_line(script, with_ or (), argv)
+    then = (f"orchestrator submit {words}",) if verdict.passed else ()
     command.answer(verdict, *texts, then=then)
     if not verdict.passed:
         raise typer.Exit(ERROR)
+
+
+def command_line(script: Path, with_: Sequence[str], argv: Sequence[str]) -> str:
+    """Return the script, what goes along, and its arguments, as a person types them."""
+    along = [word for path in with_ for word in ("--with", path)]
+    return shlex.join([str(script), *along, *(["--", *argv] if argv else [])])
 
 
 def _play(

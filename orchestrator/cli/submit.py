@@ -29,8 +29,8 @@ from orchestrator.cli.command import (
 )
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.pack import Packed, With, pack
-from orchestrator.cli.rehearse import was_rehearsed
-from orchestrator.cli.watch import ended, follow
+from orchestrator.cli.rehearse import command_line, was_rehearsed
+from orchestrator.cli.watch import ENDED, ended, follow
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
@@ -111,11 +111,12 @@ def submit(  # noqa: PLR0913 - a parameter per option
     packed = pack(script, command.config, with_ or (), argv)
     spec = with_limits(job_spec(command.config, script, argv), budget, deadline)
     spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
-    _hand_in(command, script, packed, spec, follow_it=follow_it)
+    words = command_line(script, with_ or (), argv)
+    _hand_in(command, words, packed, spec, follow_it=follow_it)
 
 
 def _hand_in(
-    command: Command, script: Path, packed: Packed, spec: JobSpec, *, follow_it: bool
+    command: Command, words: str, packed: Packed, spec: JobSpec, *, follow_it: bool
 ) -> None:
     client = command.client()
     for text in packed.shown():
@@ -123,14 +124,14 @@ def _hand_in(
     spec = msgspec.structs.replace(
         on_its_clock(spec, client.ahead_s()), script_sha=client.put_script(packed.payload)
     )
-    hint = _hint(command, client, script, spec.script_sha)
+    hints = list(_hints(command, client, words, spec))
     with _handed_in(command, client, spec):
         job = _until_taken(command, client, spec.job)
         if job is not None and _was_refused(job):
             _refused(command, job)
-        command.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
-        if hint is not None:
-            command.say(hint)
+        command.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {spec.script}"))
+        for hint in hints:
+            command.say(Text(hint, style="dim"))
         if follow_it:
             command.say(Text(f"prints: orchestrator logs -f {spec.job}", style="dim"))
             _follow(command, client, spec.job)
@@ -142,12 +143,18 @@ def _hand_in(
     )
 
 
-def _hint(command: Command, client: Client, script: Path, sha: str) -> Text | None:
-    """Return a hint to rehearse, if this script has neither run nor been rehearsed yet."""
-    ran = any(job.script_sha == sha and job.step for job in all_jobs(client))
-    if ran or was_rehearsed(command.config.state_dir, sha):
-        return None
-    return Text(f"hint: orchestrator rehearse {script} tries it first", style="dim")
+def _hints(command: Command, client: Client, words: str, spec: JobSpec) -> Iterator[str]:
+    """Yield what a person may not know about a job that is about to cost money."""
+    same = [job for job in all_jobs(client) if job.script_sha == spec.script_sha]
+    if not (
+        any(job.step for job in same) or was_rehearsed(command.config.state_dir, spec.script_sha)
+    ):
+        yield f"hint: orchestrator rehearse {words} tries it first"
+    for job in same:
+        if job.status not in ENDED and job.argv == spec.argv:
+            yield f"hint: {job.id} is the same script with the same arguments, and is {job.status}"
+    if spec.budget_usd is None and command.config.budget.total_usd is None:
+        yield "hint: nothing bounds what it may spend: --budget USD does, or budget.total_usd for all jobs"
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def why_silent(view: View | None, places: Places) -> str:
         return ""
     if view is not None and not age(view):
         return ""  # the next manager works
+    why = why or "no reason could be written, as on a full disk"
     return f"it ended by itself, again and again: {why}. More is in {places.log('loop')}"
 
 

@@ -1,17 +1,17 @@
 """Generators of schedules, which are data for the simulator and the executor.
 
-| name         | from                     | idea |
-|--------------|--------------------------|------------------------------------------------------------------|
-| gpipe        | GPipe                    | all forwards, then all backwards, last microbatch first
-| | 1f1b         | PipeDream-Flush, PTD-P   | min(P-1-s, M) forwards, then one backward after each
-forward     | | varuna       | Varuna, section 3.2      | backward > recompute > forward; recompute
-as the gradient nears  | | interleaved  | PTD-P                    | v chunks a worker, so that the
-bubble is v times smaller         | | zero-bubble  | out-of-order backprop    | 1F1B with
-weight-gradients put off into the bubbles, bounded     | | eager        | eager 1F1B, zero-bubble  |
-twice the forwards ahead; weight-gradients put off at the end    | | modulo       | out-of-order
-backprop    | the same placement, with weight-gradients put off as well        |
+gpipe        GPipe: all forwards, then all backwards, last microbatch first
+1f1b         PipeDream-Flush, PTD-P: min(P-1-s, M) forwards, then one backward after each forward
+varuna       Varuna, section 3.2: backward > recompute > forward; recompute as the gradient nears
+interleaved  PTD-P: v chunks a worker, so that the bubble is v times smaller
+zero-bubble  out-of-order backprop: 1F1B with weight-gradients put off into the bubbles, bounded
+eager        eager 1F1B, zero-bubble: twice the forwards ahead; weight-gradients off to the end
+modulo       out-of-order backprop: interleaved, with weight-gradients put off as well
 
 Bubble fractions over ideal time: (p-1)/m for gpipe and 1f1b, (1/v)(p-1)/m for interleaved.
+
+A new one is a generator here, its row in `STEADY` (and `MODULO`, `HALVED`, `SPLIT` where that is so),
+and its name in `SEARCHED` of `orchestrator/planner/search.py`.
 """
 
 from functools import lru_cache
