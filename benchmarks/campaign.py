@@ -48,6 +48,7 @@ STORM_PAUSE_S = (0.1, 2.0)
 STOP_S = (8.0, 28.0)
 LOOK_S = 0.3  # between two looks at the processes
 COMMITS_AFTER = 2
+SETTLED_STEPS = 50  # after so many, fewer workers are what the manager wants
 SLOTS = 3
 USD_APART = 1e-4  # of one machine: it ends a moment before the manager hears of it
 
@@ -196,6 +197,7 @@ class Campaign:
         self.done = self.jobs = 0
         self.violations: list[str] = []
         self.peaceful = ""
+        self.killed_at = 0  # the step that was committed then
         self.bag: list[str] = []
 
     def run(self, kills: int) -> None:
@@ -224,19 +226,24 @@ class Campaign:
         return f"job-{self.jobs}"
 
     def _next_job(self) -> None:
-        self.jobs += 1
+        self.jobs, self.killed_at = self.jobs + 1, 0
         self.house.submit(self.name, self.steps)
         until("its first steps", lambda: self.house.step(self.name) > 2)
 
     def _calm(self) -> None:
-        """Wait until as many workers are there as there shall be, or the job is over."""
+        """Wait until as many workers are there as there shall be, or the job is over.
+
+        On a busy machine a change of layout may cost more than it brings, so one worker goes on.
+        """
         until("the house to be whole", self._is_calm)
 
     def _is_calm(self) -> bool:
         job = self.house.job(self.name)
         if job is None or job.ended_at_s is not None:
             return job is not None
-        return job.workers >= SLOTS - 1 and all(self.house.pids(kind) for kind in KINDS)
+        settled = self.house.step(self.name) >= self.killed_at + SETTLED_STEPS
+        enough = job.workers >= (1 if settled else SLOTS - 1)
+        return enough and all(self.house.pids(kind) for kind in KINDS)
 
     def _is_over(self) -> bool:
         job = until("the job in the view", lambda: self.house.job(self.name))
@@ -255,6 +262,7 @@ class Campaign:
         pids = self.house.pids(kind)
         if not pids:
             return
+        self.killed_at = max(self.killed_at, self.house.step(self.name))
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.dice.choice(pids), signal.SIGKILL)
         self.done += 1

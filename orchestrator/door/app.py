@@ -62,6 +62,7 @@ class Door:
         self._handed_out = handed_out
         self._clock = clock
         self._said: bytes | None = None
+        self._told: dict[tuple[str, str], None] = {}  # phases of machines, the oldest first
         self._alive_s: float | None = None  # when the manager was last seen alive, monotonic
         handlers: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
             ("GET", "/nonce", self._nonce),
@@ -151,8 +152,15 @@ class Door:
         return {"silent_s": silent_s}
 
     async def _tell(self, event: BootSeen) -> None:
+        """Tell the manager of a phase once: a full inbox would forget what others have said."""
+        phase = event.machine_id, event.phase
+        if phase in self._told:
+            return
         fields: Any = {"e": msgspec.json.encode(event)}
         await self._store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)
+        self._told[phase] = None
+        while len(self._told) > JOINED_MAX:
+            del self._told[next(iter(self._told))]
 
 
 def _endpoint(act: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:

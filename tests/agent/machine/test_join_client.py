@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.boot.node import CLUSTER_VARIABLE
+from agent.boot.node import BECOME_WORKER, CLUSTER_VARIABLE
 from agent.machine.join import __main__ as client_module
 from agent.machine.join.door import Door
 from agent.machine.join.node import TOKEN, Node
@@ -42,6 +42,18 @@ def test_it_imports_the_standard_library_only():
     """Every machine starts it and keeps it for life, so it costs a tenth of a second and 23 MB."""
     ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_a_process_of_rays_begins_without_the_script_that_imports_it_first(tmp_path: Path):
+    """It gets the words that it knows, and keeps its number, by which its node knows it."""
+    script = tmp_path / "worker_of_ray.py"
+    script.write_text("import os, sys; print(os.getpid(), *sys.argv[1:])")
+    words = [str(script), "--language=PYTHON", "--node-id=1", "--serialized-runtime-env-context={}"]
+    with subprocess.Popen(
+        [sys.executable, str(BECOME_WORKER), *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        said = process.communicate(timeout=60)[0]
+    assert said == f"{process.pid} --node-id=1\n"
 
 
 def test_a_machine_that_no_door_lets_in_ends(nobody: int):

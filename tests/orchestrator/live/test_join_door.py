@@ -61,7 +61,7 @@ def test_the_expected_machine_gets_in_once(scene: Scene):
     assert ask(scene) == answer
     with pytest.raises(TurnedAway, match="joined before"):
         ask(scene, claim="d" * 64)
-    (first, _) = events(scene)
+    (first,) = events(scene)
     assert (first["type"], first["phase"], first["took_s"]) == ("BootSeen", "admitted", 1.5)
 
 
@@ -202,6 +202,16 @@ def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene
     assert events(scene)[-1]["phase"] == "node"
     with pytest.raises(TurnedAway, match="no machine that has joined"):
         client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
+
+
+def test_what_a_machine_says_again_and_again_fills_no_inbox(scene: Scene):
+    """The inbox keeps so many entries, and forgets what others have said for a newer one."""
+    scene.expect(GUEST)
+    ask(scene)
+    client, sign = scene.client(), {"machine_id": "i-1", "claim": CLAIM, "phase": "node"}
+    for _ in range(20):
+        client.call("POST", "/word", sign, TIMEOUT_S)
+    assert [event["phase"] for event in events(scene)] == ["admitted", "node"]
 
 
 def test_no_machine_that_lives_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch):
