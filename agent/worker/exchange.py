@@ -133,13 +133,13 @@ class Exchange:
                     self._push(peer)
 
     def begin_again(self) -> None:
-        """Exchange the sums of this step once more, because those of somebody were void."""
+        """Exchange the sums of this step once more, because those of a worker were void."""
         self._again = AGAIN
         self._open()
 
     @property
     def void(self) -> bool:
-        """Whether somebody's sums were void, once all is done."""
+        """Whether the sums of any worker were void, once all is done."""
         return VOID in self._masks
 
     @property
