@@ -354,6 +354,7 @@ class Group(Participant):
         if summed.held is not None:
             held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
             self._handover.promised = held
+        self._settle_samples()
         self._preparing.promise(step, summed, held)
 
     @unaided
@@ -363,9 +364,12 @@ class Group(Participant):
                 lambda: (
                     self._committed > step
                     or self._preparing.forgotten
+                    or self._preparing.failed
                     or (self._holds and self._snapshots.due())
                 )
             )
+            if self._preparing.failed:
+                self._preparing.settle()
             self._send_what_is_due()
             if self._committed > step:
                 break
@@ -379,7 +383,11 @@ class Group(Participant):
 
     def settle(self) -> None:
         self._snapshots.settle()
-        self.beside.settle()
+        self._settle_samples()
+
+    def _settle_samples(self) -> None:
+        with self.link.stuck.aided():  # waits for the thread that makes them
+            self.beside.settle()
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._check(replica)

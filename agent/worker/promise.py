@@ -39,7 +39,19 @@ class Preparing:
         """Send what lies between these bytes of the sum, without waiting for it."""
         if self._told:
             self._slices.append((start, [total.memory(start, end)]))
-            self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
+            self._beside.do(partial(self._tell_beside, self._step, self._slices[-1:]))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a slice could not be sent, so that no commit will come; `settle` raises why."""
+        return self._beside.failed
+
+    def _tell_beside(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
+        try:
+            self._tell(step, slices)
+        except BaseException:
+            self._beside.do(self._crew.wake)  # once it is noted that this has failed
+            raise
 
     def withhold(self) -> None:
         """Keep the sum of this step back, because what was sent of it is void."""
