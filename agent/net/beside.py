@@ -26,11 +26,6 @@ class Beside:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
         self._wakes.put(None)
 
-    @property
-    def failed(self) -> bool:
-        """Whether `settle` would raise what one of the things has raised."""
-        return self._error is not None
-
     def settle(self) -> None:
         """Return when all is done; raise what one of the things has raised since the last time."""
         while self._do_one():

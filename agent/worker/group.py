@@ -364,19 +364,15 @@ class Group(Participant):
                 lambda: (
                     self._committed > step
                     or self._preparing.forgotten
-                    or self._preparing.failed
                     or (self._holds and self._snapshots.due())
                 )
             )
-            if self._preparing.failed:
-                self._preparing.settle()
             self._send_what_is_due()
             if self._committed > step:
                 break
             if self._preparing.forgotten:
                 self._preparing.promise_again()
         self._proven, self._comparison.joins, self.reproduced = True, False, ()
-        self._preparing.settle()
         passing("step: commit heard")
         if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())

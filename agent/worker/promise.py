@@ -39,19 +39,7 @@ class Preparing:
         """Send what lies between these bytes of the sum, without waiting for it."""
         if self._told:
             self._slices.append((start, [total.memory(start, end)]))
-            self._beside.do(partial(self._tell_beside, self._step, self._slices[-1:]))
-
-    @property
-    def failed(self) -> bool:
-        """Whether a slice could not be sent, so that no commit will come; `settle` raises why."""
-        return self._beside.failed
-
-    def _tell_beside(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
-        try:
-            self._tell(step, slices)
-        except BaseException:
-            self._beside.do(self._crew.wake)  # once it is noted that this has failed
-            raise
+            self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
 
     def withhold(self) -> None:
         """Keep the sum of this step back, because what was sent of it is void."""
@@ -80,7 +68,6 @@ class Preparing:
                 total=self._crew.replica.space.total_bytes,
             )
             self._crew.link.send(message, *pieces)
-        passing("step: slice sent")
 
     def settle(self) -> None:
         """Return when nothing of a sum is being sent any more, so that its memory may change."""
@@ -92,6 +79,8 @@ class Preparing:
 
         `held` is what will be here after the step, if that is not all.
         """
+        self.settle()
+        passing("step: slice sent")
         layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
         self._promise = Prepared(
             generation=layout.generation,
@@ -114,5 +103,6 @@ class Preparing:
         self.settle()
         self._sliced_at = self._crew.link.connects
         self._tell(self._promise.step, self._slices)
+        passing("step: slice sent")
         self._crew.link.send(self._promise)
         passing("step: prepared")
