@@ -280,7 +280,7 @@ class Exchanging:
         exchange, own = self.open(step, partial), self._crew.layout.replica_of(self._crew.me)
         watched = self._early is not None and self._early.over
         self._never |= self._early is not None and self._early.spoilt
-        if self._never or exchange.begun or partial.space.device != CPU:
+        if self._never or exchange.begun or exchange.rounds == 1 or partial.space.device != CPU:
             return None
         acts = watched and not total.is_lent
         last = partial.last(microbatch, own.first, own.count) if acts else None

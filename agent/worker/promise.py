@@ -36,9 +36,13 @@ class Preparing:
         self._sliced_at = self._crew.link.connects
 
     def add(self, total: Sum, start: int, end: int) -> None:
-        """Send what lies between these bytes of the sum, without waiting for it."""
-        if self._told:
-            self._slices.append((start, [total.memory(start, end)]))
+        """Send what lies between these bytes of the sum; beside a backward, without waiting."""
+        if not self._told:
+            return
+        self._slices.append((start, [total.memory(start, end)]))
+        if (start, end) == (0, total.space.total_bytes):
+            self._tell(self._step, self._slices)  # nothing is computed beside it
+        else:
             self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
 
     def withhold(self) -> None:
