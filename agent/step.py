@@ -12,7 +12,7 @@ layout. The results computed already are used again there.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -33,10 +33,7 @@ from agent.tensors.device import settle
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Summed
-from agent.world import Interrupted, World
-
-if TYPE_CHECKING:
-    from agent.worker.early import Early
+from agent.world import Beginning, Interrupted, World
 
 LossOf = Callable[[Any], Any]
 
@@ -268,7 +265,7 @@ class Step:
                 "microbatches; change them after session.backward(...)"
             )
 
-    def _early(self, microbatch: int) -> "Early | None":
+    def _early(self, microbatch: int) -> Beginning | None:
         replica = self._replica
         return self._world.early(replica.version, self._partial, replica.total(), microbatch)
 

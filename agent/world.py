@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
@@ -12,13 +12,13 @@ from agent.net.beside import Beside
 from agent.output.folder import Output
 from agent.proof.turns import Shown
 from agent.replica import Replica
+from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:
     from agent.proof.evidence import Evidence
     from agent.protocol import Reached
-    from agent.worker.early import Early
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -38,6 +38,17 @@ class Facts(msgspec.Struct, frozen=True):
 
     microbatches: int
     steps_total: int
+
+
+class Beginning(Protocol):
+    """The last microbatch of a share, inside of which its gradients are taken as they come."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> bool:
+        """Add what is left of it. Return False if the whole share has to be computed again."""
 
 
 class World(Protocol):
@@ -116,7 +127,9 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
-    def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> "Early | None":
+    def early(
+        self, version: int, partial: Partial, total: Sum, microbatch: int
+    ) -> "Beginning | None":
         """Return what adds the last microbatch of a share while its backward runs, if anything."""
 
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:

@@ -11,8 +11,9 @@ from typing import Literal
 Shown = Literal["nothing", "some", "all"]
 
 EARLY, EVERY = 16, 4
-# One microbatch in so many is computed twice.
-TWICE = 100
+# One microbatch in so many is computed twice: two thirds of the hundredth of a step that a proof
+# may take, as what is shown takes some of it as well.
+TWICE = 150
 
 
 def is_shown(step: int) -> bool:

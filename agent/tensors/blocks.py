@@ -14,7 +14,7 @@ from agent.tensors.shards import cut
 SENT_BYTES = 64 << 20  # that are under way from a worker to all: as much as its segment holds
 RING_BYTES = 256 << 20  # for what comes from all peers of a worker
 ROUNDS = 8  # at least, so that blocks leave before all is computed
-BLOCK_BYTES_MIN = 1 << 19  # if there is more to send
+BLOCK_BYTES_MIN = 1 << 20  # smaller ones cost more than they hide
 WINDOW = 4  # rounds that a worker may be ahead of the owner of a block
 ALIGN_BYTES = 64
 
@@ -40,9 +40,9 @@ def blocks_of(total_bytes: int, owners: int, sums: int, *, block_bytes: int = 0)
 
     `sums` is how many sums of each block its owner receives, all peers together.
     """
-    best = max(
-        min(total_bytes // (ROUNDS * owners), SENT_BYTES // (WINDOW * owners)), BLOCK_BYTES_MIN
-    )
+    best = SENT_BYTES // (WINDOW * owners)
+    if total_bytes >= 2 * owners * BLOCK_BYTES_MIN:
+        best = min(best, max(total_bytes // (ROUNDS * owners), BLOCK_BYTES_MIN))
     most = min(block_bytes or best, RING_BYTES // (WINDOW * max(sums, 1)))
     most = max(most // ALIGN_BYTES * ALIGN_BYTES - ALIGN_BYTES, ALIGN_BYTES)
     return Blocks(total_bytes, owners, max(1, -(-total_bytes // (owners * most))))

@@ -133,13 +133,13 @@ class Exchange:
                     self._push(peer)
 
     def begin_again(self) -> None:
-        """Exchange the sums of this step once more, because those of somebody were void."""
+        """Exchange the sums of this step once more, because those of a worker were void."""
         self._again = AGAIN
         self._open()
 
     @property
     def void(self) -> bool:
-        """Whether somebody's sums were void, once all is done."""
+        """Whether the sums of any worker were void, once all is done."""
         return VOID in self._masks
 
     @property
@@ -280,7 +280,7 @@ class Exchanging:
         exchange, own = self.open(step, partial), self._crew.layout.replica_of(self._crew.me)
         watched = self._early is not None and self._early.over
         self._never |= self._early is not None and self._early.spoilt
-        if self._never or exchange.begun or partial.space.device != CPU:
+        if self._never or exchange.begun or exchange.rounds == 1 or partial.space.device != CPU:
             return None
         acts = watched and not total.is_lent
         last = partial.last(microbatch, own.first, own.count) if acts else None

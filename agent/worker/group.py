@@ -367,6 +367,7 @@ class Group(Participant):
         if summed.held is not None:
             held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
             self._handover.promised = held
+        self._settle_samples()
         self._preparing.promise(step, summed, held)
 
     @unaided
@@ -385,14 +386,17 @@ class Group(Participant):
             if self._preparing.forgotten:
                 self._preparing.promise_again()
         self._proven, self._comparison.joins, self.reproduced = True, False, ()
-        self._preparing.settle()
         passing("step: commit heard")
         if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())
 
     def settle(self) -> None:
         self._snapshots.settle()
-        self.beside.settle()
+        self._settle_samples()
+
+    def _settle_samples(self) -> None:
+        with self.link.stuck.aided():  # waits for the thread that makes them
+            self.beside.settle()
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._check(replica)

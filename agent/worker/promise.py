@@ -36,9 +36,13 @@ class Preparing:
         self._sliced_at = self._crew.link.connects
 
     def add(self, total: Sum, start: int, end: int) -> None:
-        """Send what lies between these bytes of the sum, without waiting for it."""
-        if self._told:
-            self._slices.append((start, [total.memory(start, end)]))
+        """Send what lies between these bytes of the sum; beside a backward, without waiting."""
+        if not self._told:
+            return
+        self._slices.append((start, [total.memory(start, end)]))
+        if (start, end) == (0, total.space.total_bytes):
+            self._tell(self._step, self._slices)  # nothing is computed beside it
+        else:
             self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
 
     def withhold(self) -> None:
@@ -68,7 +72,6 @@ class Preparing:
                 total=self._crew.replica.space.total_bytes,
             )
             self._crew.link.send(message, *pieces)
-        passing("step: slice sent")
 
     def settle(self) -> None:
         """Return when nothing of a sum is being sent any more, so that its memory may change."""
@@ -80,6 +83,8 @@ class Preparing:
 
         `held` is what will be here after the step, if that is not all.
         """
+        self.settle()
+        passing("step: slice sent")
         layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
         self._promise = Prepared(
             generation=layout.generation,
@@ -103,5 +108,6 @@ class Preparing:
         self.settle()
         self._sliced_at = self._crew.link.connects
         self._tell(self._promise.step, self._slices)
+        passing("step: slice sent")
         self._crew.link.send(self._promise)
         passing("step: prepared")

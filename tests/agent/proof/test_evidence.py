@@ -22,10 +22,10 @@ def test_both_workers_have_their_turn_early() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 8, 64, 500])
 def test_computing_twice_stays_cheap(count: int) -> None:
-    """Of what a worker computes in a job of some length it is a hundredth, and what the first steps take."""
+    """Of what a worker computes in a job of some length it is less than a hundredth, and what the first steps take."""
     steps = 20_000
     asked = sum(turn_of(step, count) is not None for step in range(steps))
-    assert asked <= steps * count / 100 + 16
+    assert asked <= steps * count / 150 + 16
 
 
 @pytest.mark.parametrize(
