@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -24,6 +25,7 @@ from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
 from cloud.model import Billing
 from orchestrator.errors import OrchestratorError
+from orchestrator.kinds import KINDS, Kind
 
 FILE_NAME = "orchestrator.toml"
 ENV_PREFIX = "ORCHESTRATOR__"
@@ -346,6 +348,43 @@ class Dashboard(SettingsSection):
         return value
 
 
+class Hooks(SettingsSection):
+    """A web address that is told about events, in messages as Slack takes them."""
+
+    url: Text | None = Field(default=None, examples=["https://hooks.example.com/spot"])
+    """Where to post them. If the address itself is to be kept secret, set it in the environment:
+    ORCHESTRATOR__HOOKS__URL. Each message is signed with the key in STATE_DIR/hooks.token."""
+    on: Text = "budget,eviction,failure,finish"
+    """Kinds of events to tell, with commas between them."""
+
+    @field_validator("url")
+    @classmethod
+    def _safe_to_post_to(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        here = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+        if parts.scheme != "https" and not (parts.scheme == "http" and here):
+            raise ValueError("an address that begins with https://; http:// to this machine only")
+        return value
+
+    @field_validator("on")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        wrong = [name for name in _names(value) if name not in KINDS]
+        if wrong:
+            raise ValueError(f"kinds with commas between them, of {', '.join(KINDS)}")
+        return value
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(kind for kind in KINDS if kind in _names(self.on))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 class Limits(SettingsSection):
     """How long we wait and how much we keep. Everything is bounded."""
 
@@ -376,6 +415,7 @@ class Config(SettingsSection):
     aws: Aws = Aws()
     azure: Azure = Azure()
     dashboard: Dashboard = Dashboard()
+    hooks: Hooks = Hooks()
     limits: Limits = Limits()
 
     @property
@@ -391,11 +431,11 @@ class Config(SettingsSection):
 def in_force(config: Config) -> dict[str, str]:
     """Return the settings that a house reads once, at its start, as text by dotted key.
 
-    A job's settings are left out, because they are read when the job is submitted, and so is the
-    address of Redis, because it may hold a password.
+    A job's settings are left out, because they are read when the job is submitted, and so are the
+    address of Redis and that of a hook, because they may hold a password.
     """
     sections = config.model_dump(
-        mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}}
+        mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
     )
     return {
         f"{section}.{key}": "not set" if value is None else str(value)

@@ -16,7 +16,7 @@ from orchestrator.cli.money.times import Since, moment
 from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
 from orchestrator.history.reader import History
-from orchestrator.history.records import KINDS, Kind
+from orchestrator.kinds import KINDS, Kind
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence
 

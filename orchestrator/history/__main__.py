@@ -12,14 +12,17 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
+import msgspec
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from cloud import private
 from cloud.clock import CLOCK
-from orchestrator.history.order import REDIS_VARIABLE
+from orchestrator.history.order import VARIABLE, HistoryOrder
+from orchestrator.history.outside.hooks import Sender, mail_of
 from orchestrator.history.recorder import LOOK_S, Recorder
 from orchestrator.paths import Places
 
@@ -32,14 +35,20 @@ PASSING = (
 )  # what a restart or room on the disk puts right
 
 
-def run(places: Places, url: str, over: Event) -> None:
+def run(places: Places, order: HistoryOrder, over: Event) -> None:
     """Keep the history until this process is asked to end."""
-    store = redis.Redis.from_url(url, socket_timeout=ANSWER_S_MAX, retry=Retry(NoBackoff(), 1))
+    store = redis.Redis.from_url(
+        order.redis_url, socket_timeout=ANSWER_S_MAX, retry=Retry(NoBackoff(), 1)
+    )
+    mail = mail_of(order.deployment, order.hook_kinds if order.hook_url else (), CLOCK.now_s)
+    if order.hook_url:
+        sender = Sender(places.history, order.hook_url, private.secret(places.secret("hooks")))
+        Thread(target=sender.run, args=(over,), name="hooks", daemon=True).start()
     recorder, said = None, ""
     while True:
         last = over.wait(LOOK_S)
         try:
-            recorder = recorder or Recorder(store, places.history)
+            recorder = recorder or Recorder(store, places.history, mail)
             recorder.look(CLOCK.now_s(), last=last)
             said = ""
         except PASSING as error:
@@ -58,7 +67,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     os.nice(NICENESS)
-    run(Places(options.house), os.environ[REDIS_VARIABLE], over)
+    order = msgspec.json.decode(os.environ[VARIABLE], type=HistoryOrder)
+    run(Places(options.house), order, over)
     return 0
 
 

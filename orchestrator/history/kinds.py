@@ -2,7 +2,7 @@
 
 import re
 
-from orchestrator.history.records import Kind
+from orchestrator.kinds import Kind
 from orchestrator.view import Sentence
 
 _BY_ACTION: tuple[tuple[str, Kind], ...] = (

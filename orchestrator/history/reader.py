@@ -1,13 +1,13 @@
 """The reading side of the history: series, events and money of any time, from any process.
 
-Every question opens the file for itself, so a `History` may be shared by threads, and outlives the
-file being made, put aside or moved. Before there is a file, every answer is empty.
+A `History` may be shared by threads, and outlives the file being made, put aside or moved. Before
+there is a file, every answer is empty.
 """
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from math import inf
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -19,11 +19,11 @@ from orchestrator.history.records import (
     Daily,
     Happening,
     Held,
-    Kind,
     Point,
     Remembered,
     Spent,
 )
+from orchestrator.kinds import Kind
 from orchestrator.paths import Places
 
 POINTS_MAX = 400
@@ -46,6 +46,13 @@ class History:
 
     def __init__(self, places: Places) -> None:
         self._path = places.history
+        self._lock = Lock()
+        self._file: sqlite3.Connection | None = None
+        self._inode = 0
+
+    def close(self) -> None:
+        with self._lock:
+            self._let_go()
 
     @classmethod
     def open(cls, places: Places) -> "History":
@@ -241,15 +248,28 @@ class History:
         return float(rows[0][0]), float(rows[0][1])
 
     def _rows(self, sql: str, *words: Any) -> list[tuple[Any, ...]]:
-        if not self._path.exists():
-            return []
-        try:
-            with closing(store.reading(self._path)) as file:
-                return file.execute(sql, words).fetchall()
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error) or not self._path.exists():
-                return []  # it is just being made, or was just moved
-            raise
+        with self._lock:
+            try:
+                inode = self._path.stat().st_ino
+                if self._file is None or inode != self._inode:
+                    self._let_go()
+                    self._file, self._inode = store.reading(self._path), inode
+                return self._file.execute(sql, words).fetchall()
+            except FileNotFoundError:
+                return []
+            except sqlite3.OperationalError as error:
+                self._let_go()
+                if "no such table" in str(error) or not self._path.exists():
+                    return []  # it is just being made, or was just moved
+                raise
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def __del__(self) -> None:
+        self._let_go()
 
 
 def _lines(rows: Sequence[tuple[Any, ...]]) -> list[Spent]:

@@ -7,7 +7,6 @@ place in their stream; numbers and money are read a few times a second, and writ
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import redis
 
 from agent.keys import EVENTS, READING, VIEW
 from orchestrator.history.kinds import kind_of
+from orchestrator.history.outside.hooks import Mail
 from orchestrator.history.records import Happening, Reading
 from orchestrator.history.writer import Writer
 from orchestrator.view import JobView, Sentence, View
@@ -27,16 +27,14 @@ PAGE = 1_000
 LOGGED_MAX = 32  # series of numbers that one script logs
 SHAPE = re.compile(r"(\d+)x(\d+)")
 
-Tell = Callable[[list[Happening]], None]
-
 
 class Recorder:
     """Reads one house's Redis into one file."""
 
-    def __init__(self, client: "redis.Redis", path: Path, tell: Tell = lambda _: None) -> None:
-        """Go on where the file ends; `tell` gets the events of each turn, once it is written."""
-        self._redis, self._path, self._tell = client, path, tell
-        self._writer = Writer(path)
+    def __init__(self, client: "redis.Redis", path: Path, mail: Mail = lambda _: None) -> None:
+        """Go on where the file ends; `mail` makes the message about an event, or None."""
+        self._redis, self._path, self._mail = client, path, mail
+        self._writer = Writer(path, mail)
         self._flushed_s = 0.0
         self._held = dict.fromkeys(self._writer.names("held/"))
         self._find_place()
@@ -51,10 +49,10 @@ class Recorder:
             self._read()
             if last or not 0 <= now_s - self._flushed_s < TURN_S:
                 self._flushed_s = now_s
-                self._tell(self._writer.flush(last=last))
+                self._writer.flush(last=last)
         except sqlite3.Error:
             self._writer.close()
-            self._writer = Writer(self._path)
+            self._writer = Writer(self._path, self._mail)
             raise
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from orchestrator.kinds import Kind
+
 Cause = Literal[
     "useful",
     "redone",
@@ -43,25 +45,6 @@ MEANING: dict[Cause, str] = {
 
 By = Literal["cause", "job", "pool", "day", "machine"]
 BYS: tuple[By, ...] = get_args(By)
-
-Kind = Literal[
-    "buy",
-    "join",
-    "notice",
-    "eviction",
-    "return",
-    "refusal",
-    "layout",
-    "checkpoint",
-    "loss",
-    "status",
-    "finish",
-    "failure",
-    "budget",
-    "order",
-    "note",
-]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 # --- what the manager publishes -----------------------------------------------------------------

@@ -19,6 +19,7 @@ SERIES_MAX = 4_000
 EVENTS_MAX = 200_000
 MACHINES_MAX = 100_000
 JOBS_MAX = 5_000
+OUTBOX_MAX = 1_000
 SPENT_DAYS_MAX = 2_000
 
 
@@ -55,6 +56,9 @@ CREATE INDEX IF NOT EXISTS machines_from ON machines (from_s);
 CREATE TABLE IF NOT EXISTS charges (
     token TEXT, job TEXT, cause TEXT, usd REAL, hours REAL, PRIMARY KEY (token, job, cause)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outbox (
+    id TEXT PRIMARY KEY, body BLOB, tries INTEGER, next_s REAL
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, status TEXT, submitted_s REAL, ended_s REAL, view BLOB
 ) WITHOUT ROWID;
@@ -63,7 +67,9 @@ CREATE TABLE IF NOT EXISTS jobs (
 
 def reading(path: Path) -> sqlite3.Connection:
     """Open the file for questions only; raise `sqlite3.OperationalError` if there is none."""
-    found = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    found = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+    )
     found.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     return found
 

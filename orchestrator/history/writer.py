@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator.history import store
 from orchestrator.history.books import Books, Charge
+from orchestrator.history.outside.hooks import Mail
 from orchestrator.history.records import Happening, LeaseReading, Reading
 from orchestrator.view import JobView
 
@@ -40,8 +41,9 @@ class Bucket(msgspec.Struct):
 class Writer:
     """The one writer of a file. Each `flush` is a turn."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = store.writing(path)
+    def __init__(self, path: Path, mail: Mail = lambda _: None) -> None:
+        """Open the file; `mail` makes the message about an event, or None."""
+        self._file, self._mail = store.writing(path), mail
         self.books = Books()
         if (saved := self._meta("books")) is not None:
             self.books = msgspec.json.decode(saved, type=Books)
@@ -131,6 +133,7 @@ class Writer:
                 "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [msgspec.structs.astuple(event) for event in events],
             )
+            self._post(events)
             self._file.executemany(
                 "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)",
                 [
@@ -148,6 +151,17 @@ class Writer:
         self._machines.clear()
         self._jobs.clear()
         return events
+
+    def _post(self, events: list[Happening]) -> None:
+        """Put the messages about events into the outbox, which keeps the newest."""
+        messages = [(event.id, body) for event in events if (body := self._mail(event))]
+        if not messages:
+            return
+        self._file.executemany("INSERT OR IGNORE INTO outbox VALUES (?, ?, 0, 0)", messages)
+        self._file.execute(
+            "DELETE FROM outbox WHERE id IN (SELECT id FROM outbox ORDER BY id DESC LIMIT -1 OFFSET ?)",
+            (store.OUTBOX_MAX,),
+        )
 
     def _placed(self, event: Happening) -> Happening:
         if event.job or event.who not in self._owners:

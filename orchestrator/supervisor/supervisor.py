@@ -44,7 +44,8 @@ from orchestrator.door.order import VARIABLE, DoorOrder
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import instead_of
-from orchestrator.history.order import REDIS_VARIABLE
+from orchestrator.history.order import VARIABLE as HISTORY_VARIABLE
+from orchestrator.history.order import HistoryOrder
 from orchestrator.live.order import Order
 from orchestrator.paths import Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
@@ -482,6 +483,15 @@ class House:
     def _start_history(self) -> None:
         """Start the process that keeps the history: it reads what is published, and is asked by nobody."""
         self._started_s["history"] = time.monotonic()
+        hooks = self.config.hooks
+        if hooks.url:
+            private.made_secret(self.places.secret("hooks"))
+        order = HistoryOrder(
+            redis_url=self.redis_url,
+            deployment=self.config.manager.deployment,
+            hook_url=hooks.url or "",
+            hook_kinds=hooks.kinds,
+        )
         self._children["history"] = processes.start(
             [
                 sys.executable,
@@ -491,7 +501,7 @@ class House:
                 "--house",
                 str(self.places.state_dir),
             ],
-            env={**self._env, REDIS_VARIABLE: self.redis_url},
+            env={**self._env, HISTORY_VARIABLE: msgspec.json.encode(order).decode()},
             log=self.places.log("history"),
         )
 

@@ -81,6 +81,7 @@ def test_every_setting_in_a_document_is_there(document):
 
 
 FILES = {
+    "hooks.token",
     "manager.py",
     "ray.log",
     "azure.own_end",

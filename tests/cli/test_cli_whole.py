@@ -71,6 +71,8 @@ def real(folder):
         assert (down.code, down.json["was_up"]) == (0, True)
         assert processes.marked(shell.places.identity) == []
         assert not shell.places.run.is_symlink()
+        past = shell("cost", "--by", "cause", "--json").json  # of a house that is gone
+        assert past["spent_usd"] == pytest.approx(down.json["cost"]["spent_usd"], abs=1e-6)
     finally:
         processes.sweep(shell.places.identity)
         shell.close()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from orchestrator.cli.money.top import screen
-from orchestrator.history import focus
+from orchestrator.history.outside import focus
 from orchestrator.history.reader import History
 from orchestrator.history.records import BYS, Happening
 from orchestrator.history.writer import Writer

@@ -31,6 +31,7 @@ local: enabled seed tempo prices billing
 aws: enabled regions types images subnets security_groups instance_profile drill_role disk_gib queue_url certificates endpoint_url
 azure: subscription resource_group subnets types image identity ssh_public_key disk_gb certificates sign_in endpoint prices_endpoint
 dashboard: enabled host port
+hooks: url on
 limits: boot_timeout_s launch_grace_s silent_after_s script_bytes parcel_bytes
 """
 

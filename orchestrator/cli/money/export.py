@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_file
 from orchestrator.cli.money.times import Since, moment
 from orchestrator.formatting import plural, usd
-from orchestrator.history import focus
+from orchestrator.history.outside import focus
 from orchestrator.history.reader import History
 from orchestrator.paths import Places
 
