@@ -92,15 +92,16 @@ class Sender:
 
     def send_due(self, now_s: float) -> int:
         """Send what is due, each at most once, and return how many were taken."""
+        due, taken = self._due(now_s), 0
+        if not due:
+            return 0
         import httpx
 
-        taken = 0
         with (
             closing(store.writing(self._path)) as file,
             httpx.Client(timeout=ANSWER_S_MAX) as client,
         ):
-            due = "SELECT id, body, tries FROM outbox WHERE next_s <= ? ORDER BY id LIMIT 100"
-            for key, body, tries in file.execute(due, (now_s,)).fetchall():
+            for key, body, tries in due:
                 why = self._send(client, key, bytes(body), int(now_s))
                 if why and tries + 1 < TRIES_MAX:
                     later_s = now_s + min(FIRST_S * 2**tries, LONGEST_S)
@@ -112,6 +113,13 @@ class Sender:
                 file.execute("DELETE FROM outbox WHERE id = ?", (key,))
                 taken += not why
         return taken
+
+    def _due(self, now_s: float) -> list[tuple[str, bytes, int]]:
+        if not self._path.exists():
+            return []
+        asked = "SELECT id, body, tries FROM outbox WHERE next_s <= ? ORDER BY id LIMIT 100"
+        with closing(store.reading(self._path)) as file:
+            return file.execute(asked, (now_s,)).fetchall()
 
     def _send(self, client: "httpx.Client", key: str, body: bytes, at_s: int) -> str:
         """Return why it was not taken; empty if it was."""
