@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.output.controls import harmless
@@ -25,6 +25,7 @@ from orchestrator.dashboard.guard import SESSION_PATH, cookie_name, cookie_of
 from orchestrator.dashboard.keys import Access, Keys, Role
 from orchestrator.dashboard.past import Asked, Curves, Footprint, Past, curves, footprint
 from orchestrator.formatting import plural
+from orchestrator.history import metrics
 from orchestrator.history.records import MEANING, Cause, Spent
 from orchestrator.view import JobView, View
 
@@ -112,7 +113,7 @@ class Drill(BaseModel):
 
 
 def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
-    """Return every route under /api."""
+    """Return every route of the API."""
     api = APIRouter()
     _add_session(api, keys)
     _add_reading(api, feed)
@@ -180,6 +181,12 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
     async def view() -> Response:
         """Return what the page shows now."""
         return Response(feed.message, media_type=JSON)
+
+    @api.get("/metrics", response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Return the present as text for Prometheus; while the manager is away, that it is."""
+        shown = None if feed.away else feed.view
+        return Response(metrics.text(shown), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     @api.get("/api/jobs/{job}/logs", **described(Lines))
     def logs(

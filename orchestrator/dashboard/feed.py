@@ -46,7 +46,7 @@ class Feed:
     def __init__(self, client_factory: Callable[[], FeedSource], period_s: float = 0.5) -> None:
         self._connect = client_factory
         self._period_s = period_s
-        self._view: View | None = None
+        self.view: View | None = None
         self.away = ""
         self.source: FeedSource | None = None
         self._message = _encode(Snapshot(view=None))
@@ -70,7 +70,7 @@ class Feed:
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:
             await self._show(self.away or SILENT)
-        self._view = await reading
+        self.view = await reading
         self.away = ""
         await self._show("")
 
@@ -94,8 +94,8 @@ class Feed:
 
     async def _show(self, away: str) -> None:
         snapshot = Snapshot(
-            view=self._view,
-            summary=None if self._view is None else summary_of(self._view),
+            view=self.view,
+            summary=None if self.view is None else summary_of(self.view),
             away=away,
         )
         async with self._changed:

@@ -24,8 +24,9 @@ from orchestrator.client import House
 from orchestrator.paths import Places
 
 Role = Literal["read-only", "admin"]
-KEY_S = 30 * 86_400.0
-SESSION_S = 86_400.0
+DAY_S = 86_400.0
+KEY_S = 30 * DAY_S
+SESSION_S = DAY_S
 KEPT_MAX = 1_000
 HALF_BYTES = 32
 HALF = re.compile(f"[0-9a-f]{{{2 * HALF_BYTES}}}")
@@ -141,11 +142,13 @@ def joined(cookie: str, token: str) -> str:
     return f"{cookie}{SEPARATOR}{token}"
 
 
-def address_with_key(house: House, places: Places, role: Role = "admin") -> str:
+def address_with_key(
+    house: House, places: Places, role: Role = "admin", lasts_s: float = KEY_S
+) -> str:
     """Return the address of the page with a new key in it; the page hides the key at once."""
     if not house.dashboard_url:
         return ""
-    key = Keys(places.secret("dashboard")).make(role)
+    key = Keys(places.secret("dashboard")).make(role, lasts_s)
     return f"{house.dashboard_url}#key={key}"
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from orchestrator.history.records import Happening, Kind, Point, Remembered, Spent
+from orchestrator.history.records import Happening, Point, Remembered, Spent
+from orchestrator.kinds import Kind
 
 POOLS_SHOWN_MAX = 9  # the rest are shown together
 MARKS_MAX = 400

@@ -29,6 +29,7 @@ def test_up_finds_what_is_up(housed):
     assert "already up" in housed("up").out
     assert opened(keys, housed("tools", "dashboard", "--json").json) == "admin"
     assert opened(keys, housed("tools", "dashboard", "--read-only", "--json").json) == "read-only"
+    assert opened(keys, housed("tools", "dashboard", "--days", "365", "--json").json) == "admin"
 
 
 def opened(keys: Keys, answer: dict[str, str]) -> str:

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from past_hour import T0, write_past
 
 from cloud.http_server import bound, url_of
 from orchestrator.client import House
 from orchestrator.dashboard.app import create_app, serve
 from orchestrator.dashboard.keys import Keys
 from orchestrator.events import AnyEvent
-from orchestrator.history import store
 from orchestrator.history.reader import History
 from orchestrator.paths import Places
 from orchestrator.state import State
@@ -36,7 +36,6 @@ from orchestrator.view import (
     View,
 )
 
-T0 = 1_790_000_000.0
 CALL_S_MAX = 30
 
 
@@ -154,53 +153,6 @@ def make_view(**changes: Any) -> View:
         pools=pools, cost=cost, events=events,
     )  # fmt: skip
     return msgspec.structs.replace(view, **changes)
-
-
-PAST_S = 3_600
-
-
-def write_past(places: Places) -> None:
-    """An hour of two pools, one morph, one eviction and a pause of the training, in the file of the history."""
-    begun_s = T0 - PAST_S
-    series = {
-        "held/local/local-a/local.small/spot": lambda s: 2 if s < 1800 else 1,
-        "held/local/local-b/local.large/spot": lambda s: 1 if s > 600 else 0,
-        "job/gpt-7f3a/loss": lambda s: 6.0 * 0.5 ** (s / 1200),
-        "price/local/local-a/local.small": lambda s: 0.03 + s / 1e6,
-        "usd_per_h": lambda s: 0.12 if s < 1800 else 0.09,
-        "job/gpt-7f3a/step": lambda s: s - max(0, min(s, 2400) - 1800),
-        "job/gpt-7f3a/depth": lambda _: 1,
-        "job/gpt-7f3a/width": lambda s: 3 if s < 1800 else 2,
-    }
-    happened = [
-        (601, "join", "", "m-88e0", "has joined", "it proved that it computes the same"),
-        (1750, "notice", "", "m-73aa", "will be taken away in 120 s", "the provider announced it"),
-        (1800, "eviction", "", "m-73aa", "is gone", "as announced 120 s before"),
-        (1800, "layout", "gpt-7f3a", "gpt-7f3a", "morphs to 1x2 at step 1 800", "one worker of three is gone"),
-        (2400, "checkpoint", "gpt-7f3a", "gpt-7f3a", "note", "gpt-7f3a: checkpoint of step 1800"),
-    ]  # fmt: skip
-    spent = [("useful", 0.170), ("waiting", 0.041), ("redone", 0.012), ("manager", 0.0221)]
-    file = store.writing(places.history)
-    with store.turn(file):
-        for number, (name, value) in enumerate(series.items()):
-            file.execute(
-                "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", (number, name, begun_s, T0)
-            )
-            for nth, tier in enumerate(store.TIERS):
-                for s in range(0, PAST_S + 1, tier.bucket_s):
-                    row = (number, nth, int(begun_s) + s, 1, *[float(value(s))] * 4)
-                    file.execute(
-                        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
-                    )
-        for number, (s, kind, job, who, what, because) in enumerate(happened):
-            row = (f"{number:04}", begun_s + s, kind, job, who, what, because)
-            file.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        row = ("gpt-7f3a", "RUNNING", begun_s, None, b"{}")
-        file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", row)
-        for cause, usd in spent:
-            row = (int(T0 // store.DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
-            file.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-    file.close()
 
 
 async def foretold(_: str) -> bytes:

@@ -121,7 +121,23 @@ def test_a_house_that_is_away_is_said_and_survived(house, make, error, text):
 def test_a_loss_that_is_not_a_number_does_not_break_the_stream(make):
     """JSON has no NaN; the page gets null."""
     feed = Feed(lambda: None)
-    feed._view = make.view(jobs=(make.job(loss=float("nan")),))
+    feed.view = make.view(jobs=(make.job(loss=float("nan")),))
     asyncio.run(feed._show(""))
     message = json.loads(feed.message)
     assert message["view"]["jobs"][0]["loss"] is None
+
+
+def test_prometheus_reads_the_present_with_a_read_only_key(house):
+    """The numbers are those of the view; while the manager is away there is one number that says so."""
+    headers = {"Authorization": f"Bearer {house.keys.make('read-only')}"}
+    with httpx.Client(base_url=house.url, headers=headers) as client:
+        shown = client.get("/metrics")
+        assert shown.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "spot_up 1" in shown.text
+        assert "0.2451" in shown.text
+        house.source.error = ConnectionError("nothing is running")
+        with client.stream("GET", "/api/stream") as answer:
+            lines = answer.iter_lines()
+            while not messages(lines, 1)[0]["away"]:
+                pass
+        assert "spot_up 0" in client.get("/metrics").text

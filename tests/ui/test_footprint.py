@@ -7,8 +7,8 @@ from math import isnan
 
 import httpx
 import pytest
-from conftest import PAST_S, T0, write_past
 from msgspec.structs import replace
+from past_hour import PAST_S, T0, write_past
 
 from orchestrator.dashboard.past import (
     POOLS_SHOWN_MAX,

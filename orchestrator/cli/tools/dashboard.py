@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import Command, CommandError
-from orchestrator.dashboard.keys import Role, address_with_key
+from orchestrator.dashboard.keys import DAY_S, Role, address_with_key
 from orchestrator.paths import Places
 
 
@@ -15,8 +15,9 @@ def dashboard(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="A key that changes nothing, to give away.")
     ] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the key lasts.")] = 30,
 ) -> None:
-    """Print the address of the dashboard, with a new key in it, which lasts 30 days.
+    """Print the address of the dashboard, with a new key in it.
 
     Only the hash of a key is kept, so each call makes a new one; earlier ones stay valid.
     """
@@ -24,5 +25,6 @@ def dashboard(
     if not house.dashboard_url:
         raise CommandError("the dashboard is off; set dashboard.enabled = true, then down and up")
     role: Role = "read-only" if read_only else "admin"
-    address = address_with_key(house, Places(command.config.state_dir), role)
+    places = Places(command.config.state_dir)
+    address = address_with_key(house, places, role, days * DAY_S)
     command.answer({"dashboard_url": address, "role": role}, Text(address, no_wrap=True))
