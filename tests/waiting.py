@@ -12,7 +12,7 @@ T = TypeVar("T")
 def until(
     what: str, look: Callable[[], T | None], patience_s: float = 60.0, every_s: float = LOOK_S
 ) -> T:
-    """What `look` finds, as soon as it finds something; a failure says what was waited for."""
+    """Return what `look` finds, as soon as it finds something; a failure says what was waited for."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         if found := look():

@@ -32,12 +32,12 @@ from cloud import private
 SECRET = "a secret of the deployment, and no short one"
 PATIENCE_S = 60.0
 ENOUGH_S = 0.5  # for a proof, before one more step is done
-SOON_S = 0.02  # for the question that a step has made possible
+SOON_S = 0.02  # for the question that a step has made possible; twice as long after each step
 REPORTS_SHOWN = 20
 
 
 def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """As everybody waits; a failure says what became of each crew."""
+    """Return what `look` finds, as soon as it does; a failure says what became of each crew."""
     try:
         return waiting.until(what, look, patience_s, 0.01)
     except AssertionError as error:
@@ -125,7 +125,7 @@ class Nursery:
         return printed
 
     def try_out(self, argv: list[str], folder: Path) -> tuple[int, str, str]:
-        """With which status a script ends that may fail, what it prints, and its complaints."""
+        """Return with which status a script ends that may fail, what it prints, and its complaints."""
         printed, complained = self._disk / "printed", self._disk / "complained"
         code = self._ask(Play(argv, str(folder), str(printed), str(complained)))
         return code, printed.read_text(), complained.read_text()
@@ -309,20 +309,20 @@ class Crew:
                 f"{worker} to come to its loop",
                 lambda worker=worker: worker in members and members[worker].ready,
             )
-        began_s = time.monotonic()
+        began_s, soon_s = time.monotonic(), SOON_S
 
         def lacks_a_question() -> bool:
-            """A step more is all that they wait for: whoever has come to its loop has not been asked for one yet."""
+            """Return whether one more step is all they need, as none was asked to prove itself."""
             waiting = [members[worker] for worker in workers if worker in members]
             return bool(waiting) and not any(m.question or m.proven for m in waiting)
 
         def go_on() -> Any:
-            nonlocal began_s
+            nonlocal began_s, soon_s
             at = int(hold.read_text())
-            enough_s = SOON_S if lacks_a_question() else ENOUGH_S
+            enough_s = soon_s if lacks_a_question() else ENOUGH_S
             if self.step >= at and time.monotonic() > began_s + enough_s:
                 self.hold(hold, at + 1)
-                began_s = time.monotonic()
+                began_s, soon_s = time.monotonic(), min(2 * soon_s, ENOUGH_S)
             return look()
 
         return until(what, go_on)

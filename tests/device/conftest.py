@@ -37,8 +37,10 @@ def accelerator(tmp_path_factory: pytest.TempPathFactory) -> Accelerator:
 
 
 class Births(Nursery):
-    """What it forks has the device, which it has not used itself: as the fork server of a machine. Each worker in turn
-    gets the next device."""
+    """Forks that have the device, of a process that has not used it: as on a machine.
+
+    Each worker in turn gets the next device.
+    """
 
     def __init__(self, disk: Path, accelerator: Accelerator) -> None:
         variables = (f"{name}={value}" for name, value in accelerator.variables.items())

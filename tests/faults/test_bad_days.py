@@ -43,7 +43,7 @@ PREDICTED = re.compile(r"drifts layout .*: 1x1 on 1 worker: predicted (\d+) ms a
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Iterator[RunningHouse]:
-    """A house for those who only disturb its machines, and in the end for the test that ends it."""
+    """A house for tests that disturb its machines only, and for the last of them, which ends it."""
     house = RunningHouse(tmp_path_factory.mktemp("shared"))
     house.start()
     yield house
@@ -52,7 +52,7 @@ def shared(tmp_path_factory) -> Iterator[RunningHouse]:
 
 @pytest.fixture
 def house(shared) -> Iterator[RunningHouse]:
-    """The shared one, when it holds no machine of another test."""
+    """The shared house, once it holds no machine of an earlier test."""
 
     def empty() -> bool:
         return all(one.ended_at_s is not None for one in shared.client().view().machines)
