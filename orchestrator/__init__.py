@@ -1,17 +1,18 @@
-"""Train PyTorch models on spot machines; a script uses `from orchestrator import Session`."""
+"""Train models on spot machines; a script uses `from orchestrator import Session`."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent.served import ParamServerJob
     from agent.session import Result, Session, Variables, supervised, unbuilt
 
-__all__ = ["Result", "Session", "Variables", "supervised", "unbuilt"]
+__all__ = ["ParamServerJob", "Result", "Session", "Variables", "supervised", "unbuilt"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the session when a script asks for it, so that the manager does not import torch."""
     if name in __all__:
-        from agent import session
+        from agent import served, session
 
-        return getattr(session, name)
+        return getattr(served if name == "ParamServerJob" else session, name)
     raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")

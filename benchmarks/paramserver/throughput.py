@@ -11,6 +11,7 @@ ps-lite's figures were measured on such a machine earlier.
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 import threading
 import time
@@ -170,6 +171,7 @@ def main():
     parser.add_argument("--no-actor", action="store_true")
     given = parser.parse_args()
     if not given.no_actor:
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # on a busy machine
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")

@@ -3,8 +3,9 @@
 import loaders
 import numpy as np
 
-from agent.paramserver.api import Application, Stop, run_alone
+from agent.paramserver.api import Application, Stop
 from agent.paramserver.tables import Rule, Table
+from agent.served import ParamServerJob
 
 
 def _centre(value, gradient, _arrays):
@@ -47,5 +48,6 @@ class Means(Application):
 
 if __name__ == "__main__":
     application = Means()
-    for clock, distance in enumerate(run_alone(application).measures):
+    alone = ParamServerJob(application).run()
+    for clock, distance in enumerate(alone.measures if alone else ()):
         print(f"clock {clock:3}  mean squared distance {distance / application.items:.4f}")

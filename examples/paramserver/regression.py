@@ -3,8 +3,9 @@
 import loaders
 import numpy as np
 
-from agent.paramserver.api import Application, Stop, run_alone
+from agent.paramserver.api import Application, Stop
 from agent.paramserver.tables import Table, adagrad
+from agent.served import ParamServerJob
 
 
 class Regression(Application):
@@ -33,7 +34,8 @@ class Regression(Application):
 
 if __name__ == "__main__":
     application = Regression()
-    ended = run_alone(application)
-    for clock, loss in enumerate(ended.measures):
+    alone = ParamServerJob(application).run()
+    for clock, loss in enumerate(alone.measures if alone else ()):
         print(f"clock {clock:3}  loss {loss / application.items:.4f}")
-    print(f"accuracy {application.accuracy(ended.value('weights')):.1%}")
+    if alone:
+        print(f"accuracy {application.accuracy(alone.value('weights')):.1%}")

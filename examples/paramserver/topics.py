@@ -7,8 +7,9 @@ state, and any worker may do any piece.
 import loaders
 import numpy as np
 
-from agent.paramserver.api import Application, Stop, run_alone
+from agent.paramserver.api import Application, Stop
 from agent.paramserver.tables import Table
+from agent.served import ParamServerJob
 
 ALPHA, BETA = 0.5, 0.1
 
@@ -60,5 +61,6 @@ class Topics(Application):
 
 if __name__ == "__main__":
     application = Topics()
-    for clock, surprise in enumerate(run_alone(application).measures):
+    alone = ParamServerJob(application, slack=1).run()
+    for clock, surprise in enumerate(alone.measures if alone else ()):
         print(f"clock {clock:3}  surprise of a token {surprise / application.items:.4f}")

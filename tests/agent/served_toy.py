@@ -1,7 +1,11 @@
-"""A job whose tables are served: ratings are factorised, and counted one by one. It is given its clocks and a pause."""
+"""A job whose tables are served: ratings are factorised, and counted one by one.
+
+It is given its clocks, a pause, and perhaps a file that says at which clock it waits.
+"""
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -24,8 +28,8 @@ class Ratings(Application):
         Table("seen", USERS, 1, "int64"),
     )
 
-    def __init__(self, clocks, pause_s):
-        self.stop, self.pause_s = Stop(clocks=clocks), pause_s
+    def __init__(self, clocks, pause_s, hold=""):
+        self.stop, self.pause_s, self.hold = Stop(clocks=clocks), pause_s, hold
         draw = np.random.default_rng(1)
         self.user, self.item = draw.integers(0, USERS, RATINGS), draw.integers(0, ITEMS, RATINGS)
         left, right = draw.normal(size=(USERS, 2)), draw.normal(size=(ITEMS, 2))
@@ -33,6 +37,8 @@ class Ratings(Application):
 
     def process_range(self, lo, hi, params):
         time.sleep(self.pause_s)
+        while self.hold and params.clock >= int(Path(self.hold).read_text()):
+            time.sleep(0.02)
         users, at_user = np.unique(self.user[lo:hi], return_inverse=True)
         items, at_item = np.unique(self.item[lo:hi], return_inverse=True)
         left, right = params.read("users", users), params.read("items", items)
@@ -46,10 +52,10 @@ class Ratings(Application):
         params.measure(float(error @ error))
 
 
-def job(clocks, pause_s):
-    application = Ratings(clocks, pause_s)
+def job(clocks, pause_s, hold=""):
+    application = Ratings(clocks, pause_s, hold)
     return ParamServerJob(application, blocks=12, grains=4, partitions=4, help_size=2)
 
 
 if __name__ == "__main__":
-    job(int(sys.argv[1]), float(sys.argv[2])).run()
+    job(int(sys.argv[1]), float(sys.argv[2]), *sys.argv[3:]).run()

@@ -1,49 +1,36 @@
-"""An application of examples/paramserver as a job of a whole house, whose machines are warned and killed."""
+"""A job of parameter servers in a whole house, whose machines are warned and killed."""
 
-import sys
+import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
-from houses import drill, orchestrator, until
+from houses import drill, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "paramserver" / "factorisation.py"
-CLOCKS = 120
-CONVERGED = 0.05  # of the first clock's objective; see test_served_tables for the bits of it
+TOY = Path(__file__).parents[1] / "agent" / "served_toy.py"
+CLOCKS = 60
 
 
-@pytest.fixture
-def first(monkeypatch):
-    """The mean squared error of the first clock of the same job in one process."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import factorisation
-
-    application = factorisation.Factorisation(clocks=CLOCKS)
-    yield factorisation.job(1).run().measures[0] / application.items
-    for name in ("factorisation", "loaders"):
-        sys.modules.pop(name, None)
-
-
-def test_an_example_outlives_a_warned_and_a_killed_machine(new_house, first):
-    house = new_house()
+def test_a_warned_and_a_killed_machine_leave_the_tables_of_one_process(new_house, tmp_path):
+    house, hold = new_house(), tmp_path / "hold"
+    hold.write_text("4")
     house.start()
-    words = ("--config", str(house.config), "--slots-max", "3", "--json")
-    said = orchestrator("submit", *words, str(SCRIPT), "--", str(CLOCKS))
-    assert said.returncode == 0, said.stderr
-    house.follow_newest()
-    house.reached(3, 200)
-    until("two workers", lambda: (job := house.job()) is not None and job.workers >= 2, 100)
+    house.submit(TOY.read_text(), argv=(str(CLOCKS), "0.01", str(hold)), slots_max=3)
+    until("two workers", lambda: (job := house.job()) is not None and job.workers >= 2, 200)
+    hold.write_text(str(CLOCKS))
+    house.reached(5, 100)
     until("a machine to give notice to", lambda: drill(house, 10.0, 1))
-    step = house.reached(house.job().step + 10, 150).step
+    step = house.reached(house.job().step + 8, 100).step
     until("a machine to kill", lambda: drill(house, 0.0, 1))
-    house.reached(step + 10, 150)
+    house.reached(step + 5, 150)
 
-    job = house.ended(300)
+    job = house.ended(200)
     assert job.status == "SUCCEEDED", job.because
     assert (job.step, job.steps_lost) == (CLOCKS, 0), house.told()
-    assert job.loss < CONVERGED * first
+    alone = runpy.run_path(str(TOY))["job"](CLOCKS, 0.0).run()
     with np.load(job.export_uri) as tables:
-        assert np.isfinite(tables["users"]).all()
+        for name in ("users", "items", "seen"):
+            assert np.array_equal(tables[name], alone.value(name)), name
     assert house.down() == 0

@@ -4,11 +4,12 @@ import socket
 import threading
 
 import numpy as np
+import pytest
 
 from agent.net.front import Front
 from agent.net.handshake import Door
 from agent.paramserver.live.post import Post
-from agent.paramserver.messages import Beat, Push, Section
+from agent.paramserver.messages import Beat, Committed, Push, Section
 
 SECRET = "secret"
 WAIT_S = 10.0
@@ -43,3 +44,25 @@ def test_a_process_that_reads_nothing_does_not_hold_up_messages_to_others():
         mine.close()
         theirs.close()
         front.close()
+
+
+@pytest.mark.parametrize("count", [1 << 10, 1 << 18])
+def test_rows_arrive_as_they_were_said_in_the_order_of_what_was_said(count):
+    """Few rows travel with what is said, many as a block; what comes after them stays after them."""
+    mine, theirs = Post("mine", SECRET), Post("theirs", SECRET)
+    mine.book["theirs"] = theirs.address
+    try:
+        for clock in range(3):
+            rows = Section("rows", np.arange(count), np.full((count, 1), float(clock)))
+            mine.send("theirs", Push(partition=0, clock=clock, sections=[rows]))
+            mine.send("theirs", Committed(clock=clock))
+            mine.flush()
+        for clock in range(3):
+            _, push = theirs.inbox.get(timeout=WAIT_S)
+            assert push.clock == clock
+            assert np.array_equal(push.sections[0].keys, np.arange(count))
+            assert (push.sections[0].values == clock).all()
+            assert theirs.inbox.get(timeout=WAIT_S) == ("mine", Committed(clock=clock))
+    finally:
+        mine.close()
+        theirs.close()
