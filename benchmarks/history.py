@@ -55,10 +55,22 @@ class Month:
             ended = at_s if place in gone else None
             found.append(
                 LeaseReading(
-                    token, token, f"job-{job}", f"cloud/zone-{pool}/type", "spot", from_s, ended, usd,
-                    0.0, 0.0, price, 1.0, ((cause, 1.0),), "the cheapest work",
+                    token,
+                    token,
+                    f"job-{job}",
+                    f"cloud/zone-{pool}/type",
+                    "spot",
+                    from_s,
+                    ended,
+                    usd,
+                    0.0,
+                    0.0,
+                    price,
+                    1.0,
+                    ((cause, 1.0),),
+                    "the cheapest work",
                 )
-            )  # fmt: skip
+            )
             if ended is not None:
                 self.closed[job] += usd
                 self.live[place] = self.new(at_s)
@@ -73,9 +85,14 @@ class Month:
     def event(self, at_s: float, kind: str, job: int) -> Happening:
         self.told += 1
         return Happening(
-            id=f"{int(at_s)}-{self.told}", at_s=at_s, kind=kind, job=f"job-{job}", who="m",
-            what="note", because="m was taken by the provider; held 2.00 h for $1.2345",
-        )  # fmt: skip
+            id=f"{int(at_s)}-{self.told}",
+            at_s=at_s,
+            kind=kind,
+            job=f"job-{job}",
+            who="m",
+            what="note",
+            because="m was taken by the provider; held 2.00 h for $1.2345",
+        )
 
 
 def write(places: Places, days: float, instances: int) -> float:

@@ -43,21 +43,43 @@ class Changing:
         now_s = time.time()
         machines = tuple(
             MachineView(
-                id=f"i-{n:016x}", token=f"t-{n}", job="job", pool="aws/us-east-1/us-east-1a/g5.xlarge", market="spot",
-                state="working", price_usd_per_h=0.4, on_demand_usd_per_h=1.0, cost_usd=now_s % 1000, launched_at_s=now_s - n,
-                ended_at_s=None, why_bought="the cheapest work of 200 pools; next best is 4 % dearer", why_ended="",
+                id=f"i-{n:016x}",
+                token=f"t-{n}",
+                job="job",
+                pool="aws/us-east-1/us-east-1a/g5.xlarge",
+                market="spot",
+                state="working",
+                price_usd_per_h=0.4,
+                on_demand_usd_per_h=1.0,
+                cost_usd=now_s % 1000,
+                launched_at_s=now_s - n,
+                ended_at_s=None,
+                why_bought="the cheapest work of 200 pools; next best is 4 % dearer",
+                why_ended="",
             )
             for n in range(self._machines)
-        )  # fmt: skip
+        )
         said = Sentence(at_s=now_s, who="job", what="goes on", because="nothing has changed")
         cost = CostView(
-            spent_usd=1.0, reserved_usd=0.1, budget_usd=None, now_usd_per_h=80.0, on_demand_usd=3.0, saved_usd=2.0,
-            manager_usd=0.0, machines=self._machines,
-        )  # fmt: skip
+            spent_usd=1.0,
+            reserved_usd=0.1,
+            budget_usd=None,
+            now_usd_per_h=80.0,
+            on_demand_usd=3.0,
+            saved_usd=2.0,
+            manager_usd=0.0,
+            machines=self._machines,
+        )
         return View(
-            at_s=now_s, epoch=1, deployment="bench", jobs=(), machines=machines, pools=(), cost=cost,
+            at_s=now_s,
+            epoch=1,
+            deployment="bench",
+            jobs=(),
+            machines=machines,
+            pools=(),
+            cost=cost,
             events=(said,) * 100,
-        )  # fmt: skip
+        )
 
     def house(self) -> House:
         raise NotImplementedError
@@ -117,9 +139,11 @@ async def crowd(
     ages, took = list[float](), list[float]()
     plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused; each client would load its own
     clients = [
-        httpx.AsyncClient(base_url=url, timeout=60, verify=plain, headers={"Authorization": f"Bearer {key}"})
+        httpx.AsyncClient(
+            base_url=url, timeout=60, verify=plain, headers={"Authorization": f"Bearer {key}"}
+        )
         for key in [keys.make("read-only") for _ in range(viewers)]
-    ]  # fmt: skip
+    ]
     until_s = time.monotonic() + seconds
     streams = [follow(one, ages, until_s) for one in clients]
     await asyncio.gather(*streams, *(ask(one, took, until_s) for one in clients))

@@ -101,8 +101,13 @@ def decide(
     """The footprint with the lowest expected cost per work within the limits, as a difference."""
     sane = [o for o in offers if _sane(o, limits)]
     scene = _Scene(
-        offers=sane, holdings=holdings, demand=demand, limits=limits, throughput=throughput, at_s=at_s
-    )  # fmt: skip
+        offers=sane,
+        holdings=holdings,
+        demand=demand,
+        limits=limits,
+        throughput=throughput,
+        at_s=at_s,
+    )
     rows = sorted(_rows(scene), key=_name)
     machines, bids = _columns(rows, scene)
     known = weighed(machines, _need(scene))
@@ -115,9 +120,12 @@ def decide(
     if mode is None:
         why = _refused(scene, walks.refusal, bounds, walks.units, offers)
     choice = chosen(
-        walks, _rates(rows, walks.steps, throughput), _home_rates(rows, walks, throughput), bounds,
+        walks,
+        _rates(rows, walks.steps, throughput),
+        _home_rates(rows, walks, throughput),
+        bounds,
         len(rows),
-    )  # fmt: skip
+    )
     why = "; ".join(filter(None, (why, _of_zones(choice, known.units))))
     if choice.unfinished:
         why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
@@ -169,10 +177,13 @@ def _rows(scene: _Scene) -> Iterator[Offer | HeldMachine]:
 def _need(scene: _Scene) -> Need:
     demand = scene.demand
     return Need(
-        start_h=demand.start_s / HOUR_S, morph_h=demand.morph_s / HOUR_S,
-        recovery_h=demand.recovery_s / HOUR_S, left_h=_left_h(scene),
-        slots_max=scene.limits.slots_max, some_held=bool(scene.holdings),
-    )  # fmt: skip
+        start_h=demand.start_s / HOUR_S,
+        morph_h=demand.morph_s / HOUR_S,
+        recovery_h=demand.recovery_s / HOUR_S,
+        left_h=_left_h(scene),
+        slots_max=scene.limits.slots_max,
+        some_held=bool(scene.holdings),
+    )
 
 
 def _left_h(scene: _Scene) -> float:
@@ -377,9 +388,16 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
     if not small:
         return "no price can be true, or every machine has more slots than are wanted"
     usd_per_h, count, cheapest = min(
-        ((-(-limits.slots_min // o.type.slots) * _usd_per_h(o), -(-limits.slots_min // o.type.slots), o)
-         for o in small), key=lambda x: (x[0], x[2].pool, x[2].market),
-    )  # fmt: skip
+        (
+            (
+                -(-limits.slots_min // o.type.slots) * _usd_per_h(o),
+                -(-limits.slots_min // o.type.slots),
+                o,
+            )
+            for o in small
+        ),
+        key=lambda x: (x[0], x[2].pool, x[2].market),
+    )
     slots = f"{limits.slots_min} slot{'s' * (limits.slots_min != 1)}"
     way = f"the cheapest way to {slots} is {count} x {cheapest.pool.key} for ${usd_per_h:.4f}/h"
     if limits.usd_per_h_max is not None and usd_per_h > limits.usd_per_h_max:
@@ -429,8 +447,13 @@ def _mode(
         price = price_of_work(units, spot) / price_of_work(units, on_demand)
     climate = demand.climate or _climate(scene.offers)
     table = book(climate, max(left_s, 1.0) / HOUR_S, price, overhead_s / HOUR_S)
-    chosen = guarded(table, (left_s / HOUR_S, need_s / HOUR_S), (margin_s / HOUR_S, overhead_s / HOUR_S),
-                     phase_of(climate, spot is not None), MODES.index(now))  # fmt: skip
+    chosen = guarded(
+        table,
+        (left_s / HOUR_S, need_s / HOUR_S),
+        (margin_s / HOUR_S, overhead_s / HOUR_S),
+        phase_of(climate, spot is not None),
+        MODES.index(now),
+    )
     if chosen == SPOT and spot is None:
         chosen = MODES.index("idle")
     mode, spare_s = MODES[chosen], left_s - need_s - margin_s
@@ -471,8 +494,12 @@ def _told(
         if taken == 0:
             return None
         usd_per_h = bounds.bound_usd_per_h + float(np.sum(units.usd_per_h[steps[:taken]]))
-        return _Footprint(taken=taken, usd_per_h=usd_per_h, work_per_s=float(rates_per_h[taken - 1]) / HOUR_S,
-                          usd_per_work=usd_per_work)  # fmt: skip
+        return _Footprint(
+            taken=taken,
+            usd_per_h=usd_per_h,
+            work_per_s=float(rates_per_h[taken - 1]) / HOUR_S,
+            usd_per_work=usd_per_work,
+        )
 
     return (
         footprint(best.taken, best.usd_per_work),
@@ -515,8 +542,13 @@ def _bought(new: Sequence[_Taken], because: str) -> Iterator[Acquire]:
         first = same[0]
         price = first.what.price_usd_per_h
         why = f"{len(same)} x {pool.key} at ${price:.4f}/h ({market}): {because}"
-        yield Acquire(pool=pool, market=market, bid_usd_per_h=first.bid_usd_per_h,
-                      count=len(same), because=why)  # fmt: skip
+        yield Acquire(
+            pool=pool,
+            market=market,
+            bid_usd_per_h=first.bid_usd_per_h,
+            count=len(same),
+            because=why,
+        )
 
 
 def _sentence(f: _Footprint | None) -> str:

@@ -243,18 +243,26 @@ def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools:
     if k < 0:
         return best
     return Best(
-        best.taken, best.usd_per_work, best.other_taken, best.other_usd_per_work, works[k],
-        costs[k], kept[k], traffic[k],
-    )  # fmt: skip
+        best.taken,
+        best.usd_per_work,
+        best.other_taken,
+        best.other_usd_per_work,
+        works[k],
+        costs[k],
+        kept[k],
+        traffic[k],
+    )
 
 
 @compiled
 def put(units: Units, i: int, spread: Spread) -> None:
     """Add one machine of a row to the spread of a footprint."""
     place(
-        spread, units.slots[i], (units.zone[i], units.region[i]),
+        spread,
+        units.slots[i],
+        (units.zone[i], units.region[i]),
         (units.zone_usd_per_gb[i], units.region_usd_per_gb[i]),
-    )  # fmt: skip
+    )
 
 
 @compiled

@@ -139,11 +139,23 @@ def weighed(machines: Machines, need: Need) -> Weighed:
     newcomer_h = need.start_h + stalls_of(need.slots_max, need.some_held) * need.morph_h
     ahead_h = horizon(need.left_h, newcomer_h)
     units = Units(
-        machines.price_usd_per_h + machines.disk_usd_per_h, np.zeros(n), np.zeros(n), np.zeros(n),
-        machines.slots, machines.speed, machines.machines.copy(), machines.pool, machines.region,
-        np.zeros(n), machines.held.copy(), np.zeros(n, np.bool_), np.zeros(n), machines.zone,
-        machines.zone_usd_per_gb, machines.region_usd_per_gb,
-    )  # fmt: skip
+        machines.price_usd_per_h + machines.disk_usd_per_h,
+        np.zeros(n),
+        np.zeros(n),
+        np.zeros(n),
+        machines.slots,
+        machines.speed,
+        machines.machines.copy(),
+        machines.pool,
+        machines.region,
+        np.zeros(n),
+        machines.held.copy(),
+        np.zeros(n, np.bool_),
+        np.zeros(n),
+        machines.zone,
+        machines.zone_usd_per_gb,
+        machines.region_usd_per_gb,
+    )
     choice = np.zeros(n, np.int64)
     sunk = _sunk_margin(machines)
     for i in range(n):
@@ -181,9 +193,13 @@ def _weigh_lease(machines: Machines, need: Need, i: int, ahead_h: float, units: 
         pinned = left_h > RENEW_H + ROUNDING
         weighed_at_h = age_h if pinned else np.round(age_h + left_h)
     cost, share = outlook(
-        rule, (machines.price_usd_per_h[i], 0.0), hazard, weighed_at_h,
-        max(0.0, need.start_h - age_h), ahead_h,
-    )  # fmt: skip
+        rule,
+        (machines.price_usd_per_h[i], 0.0),
+        hazard,
+        weighed_at_h,
+        max(0.0, need.start_h - age_h),
+        ahead_h,
+    )
     units.expected_usd_per_h[i] = cost + machines.disk_usd_per_h[i]
     units.share[i] = max(share, 1e-6) if pinned else share
     units.hazard_per_h[i], units.margin[i], units.pinned[i] = hazard, margin_of(age_h), pinned
@@ -264,11 +280,23 @@ def _candidates(machines: Machines, all_: Units, bounds: Bounds, mode: int, tigh
     if mode != ANY_MODE and tight and held_slots >= bounds.slots_max:
         fine &= machines.held
     return Units(
-        all_.usd_per_h, all_.expected_usd_per_h, np.where(fine, all_.share, 0.0), all_.hazard_per_h,
-        all_.slots, all_.speed, np.where(fine, all_.machines, 0), all_.pool, all_.region,
-        all_.margin, all_.held & fine, all_.pinned & fine, all_.upfront_usd, all_.zone,
-        all_.zone_usd_per_gb, all_.region_usd_per_gb,
-    )  # fmt: skip
+        all_.usd_per_h,
+        all_.expected_usd_per_h,
+        np.where(fine, all_.share, 0.0),
+        all_.hazard_per_h,
+        all_.slots,
+        all_.speed,
+        np.where(fine, all_.machines, 0),
+        all_.pool,
+        all_.region,
+        all_.margin,
+        all_.held & fine,
+        all_.pinned & fine,
+        all_.upfront_usd,
+        all_.zone,
+        all_.zone_usd_per_gb,
+        all_.region_usd_per_gb,
+    )
 
 
 @compiled

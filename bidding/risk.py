@@ -256,8 +256,9 @@ def climate_at(spells: CapacityRisk, at_s: float) -> Climate:
         young = int(np.sum(ended < MATURE_H))
         rates.append(prior.seen(young, young_h).per_h)
         rates.append(prior.seen(len(ended) - young, old_h).per_h)
-    return Climate(lost_young=rates[0], lost_old=rates[1], back_young=rates[2], back_old=rates[3],
-                   age_h=age_h)  # fmt: skip
+    return Climate(
+        lost_young=rates[0], lost_old=rates[1], back_young=rates[2], back_old=rates[3], age_h=age_h
+    )
 
 
 def phases(spells: CapacityRisk, at_s: Floats) -> NDArray[np.int64]:

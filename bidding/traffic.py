@@ -42,9 +42,12 @@ class Spread(NamedTuple):
 def nowhere(zones: int) -> Spread:
     """Return the spread of no slots; no zone or region may have a number of `zones` or more."""
     return Spread(
-        np.zeros(zones, np.int64), np.zeros(zones, np.int64), np.zeros(zones, np.int64),
-        np.zeros(zones), np.zeros(zones),
-    )  # fmt: skip
+        np.zeros(zones, np.int64),
+        np.zeros(zones, np.int64),
+        np.zeros(zones, np.int64),
+        np.zeros(zones),
+        np.zeros(zones),
+    )
 
 
 @compiled

@@ -96,9 +96,16 @@ class Listener:
     ) -> None:
         # What strangers send is worth no line in a log: "warning" has one for each bad request.
         self._config = Config(
-            app, log_config=None, log_level="error", access_log=False, server_header=False,
-            http="h11", ws="none", timeout_keep_alive=KEEP_ALIVE_S, h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        )  # fmt: skip
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            http="h11",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        )
         self._config.load()
         self._state = ServerState()
         self._crowd = crowd

@@ -118,18 +118,26 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         layout: object = None
         if self.asked is not None and self.choice is not None:
             layout = {
-                "because": self.choice.because, "known_from": self.measured_by,
-                "microbatches": self.asked.microbatches, "compared": self.compared,
-            }  # fmt: skip
+                "because": self.choice.because,
+                "known_from": self.measured_by,
+                "microbatches": self.asked.microbatches,
+                "compared": self.compared,
+            }
         elif self.measured_by:
             layout = {"refused": self.no_layout}
         return {
-            "source": self.source, "because": self.because, "runner_up": self.runner_up,
-            "expected_cost_usd": self.expected_cost_usd, "expected_s": self.expected_s,
+            "source": self.source,
+            "because": self.because,
+            "runner_up": self.runner_up,
+            "expected_cost_usd": self.expected_cost_usd,
+            "expected_s": self.expected_s,
             "budget_least_usd": None if self.least is None else self.least.usd,
-            "work": self.work, "offers": self.offers, "layout": layout,
-            "silent": self.silent, "second_zones": self.second_zones,
-        }  # fmt: skip
+            "work": self.work,
+            "offers": self.offers,
+            "layout": layout,
+            "silent": self.silent,
+            "second_zones": self.second_zones,
+        }
 
 
 def preview(
@@ -160,12 +168,23 @@ def preview(
         except MorphError as error:
             no_layout = str(error)
     return Preview(
-        source=sold.source, work=work, because=purchase.because, runner_up=purchase.runner_up,
-        offers=considered(state, job, work, purchase, sold), expected_cost_usd=cost_usd, expected_s=took_s,
-        least=least_of(state, job), measured_by=model.job if model is not None else "",
-        asked=asked, choice=choice, no_layout=no_layout, silent=sold.silent,
-        second_zones=second_zones(sold.traits, _gradient_bytes(model), _slots(state, purchase), work.steps),
-    )  # fmt: skip
+        source=sold.source,
+        work=work,
+        because=purchase.because,
+        runner_up=purchase.runner_up,
+        offers=considered(state, job, work, purchase, sold),
+        expected_cost_usd=cost_usd,
+        expected_s=took_s,
+        least=least_of(state, job),
+        measured_by=model.job if model is not None else "",
+        asked=asked,
+        choice=choice,
+        no_layout=no_layout,
+        silent=sold.silent,
+        second_zones=second_zones(
+            sold.traits, _gradient_bytes(model), _slots(state, purchase), work.steps
+        ),
+    )
 
 
 def _gradient_bytes(model: Model | None) -> float | None:
@@ -221,9 +240,12 @@ def model_of(
         profile = client.profile(job.id) if job.microbatches else None
         if profile is not None:
             return Model(
-                job=job.id, profile=profile, microbatches=job.microbatches,
-                stages_max=job.stages_max, uncuttable=job.uncuttable,
-            )  # fmt: skip
+                job=job.id,
+                profile=profile,
+                microbatches=job.microbatches,
+                stages_max=job.stages_max,
+                uncuttable=job.uncuttable,
+            )
     return None
 
 
@@ -357,15 +379,20 @@ def considered(
         work_s = work.step_s if counted and work.step_s else 1.0  # slot-seconds in one work
         rows.append(
             Considered(
-                pool=pool.key, market=market, slots=state.types[pool.type].slots,
+                pool=pool.key,
+                market=market,
+                slots=state.types[pool.type].slots,
                 usd_per_h=price_usd_per_h,
                 bid_usd_per_h=next((part.bid_usd_per_h for part in alone.acquire), None),
                 machines=sum(part.count for part in alone.acquire),
                 expected_usd_per_slot_h=None if per_work is None else per_work * HOUR_S / work_s,
-                expected_cost_usd=cost, expected_s=took_s, chosen=bought.get((pool, market), 0),
-                room=sold.room(pool, market), score=sold.score(pool, market),
+                expected_cost_usd=cost,
+                expected_s=took_s,
+                chosen=bought.get((pool, market), 0),
+                room=sold.room(pool, market),
+                score=sold.score(pool, market),
             )
-        )  # fmt: skip
+        )
     return sorted(rows, key=_by_price)
 
 

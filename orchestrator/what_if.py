@@ -76,10 +76,13 @@ def what_if(state: State, job_id: str, terms: Terms) -> Outcome:
         usd_per_h += part.count * (each_usd_per_h + state.settings.disk_usd_per_h)
         buys.append(
             Buys(
-                pool=part.pool.key, market=part.market, count=part.count,
-                usd_per_h=each_usd_per_h, because=part.because,
+                pool=part.pool.key,
+                market=part.market,
+                count=part.count,
+                usd_per_h=each_usd_per_h,
+                because=part.because,
             )
-        )  # fmt: skip
+        )
     outcome = Outcome(
         because=found.because,
         runner_up=found.runner_up,

@@ -124,9 +124,12 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
     }
     script = ray / "_private" / "workers" / "default_worker.py"
     worker = [
-        sys.executable, str(BECOME_WORKER), str(script),
-        *_options(common), "RAY_WORKER_DYNAMIC_OPTION_PLACEHOLDER",
-    ]  # fmt: skip
+        sys.executable,
+        str(BECOME_WORKER),
+        str(script),
+        *_options(common),
+        "RAY_WORKER_DYNAMIC_OPTION_PLACEHOLDER",
+    ]
     resources = {
         "CPU": known["SPOT_SLOTS"],
         f"machine:{known['SPOT_MACHINE_ID']}": PINS,

@@ -298,11 +298,44 @@ class CancelAck(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Stage | Staged | Finished | Close | Subscribe | Forwarded | Fresh | PushUp | Push | Received | Committed
-    | Save | Saved | Move | Copy | Installed | Route | Roll | Load | Loaded | Grant
-    | Release | Released | Group | Gone | Join | Beat | Report | Failed | End | Leave | Progress
-    | DoThis | Begun | Completed | Cancel | CancelAck
-)  # fmt: skip
+    Stage
+    | Staged
+    | Finished
+    | Close
+    | Subscribe
+    | Forwarded
+    | Fresh
+    | PushUp
+    | Push
+    | Received
+    | Committed
+    | Save
+    | Saved
+    | Move
+    | Copy
+    | Installed
+    | Route
+    | Roll
+    | Load
+    | Loaded
+    | Grant
+    | Release
+    | Released
+    | Group
+    | Gone
+    | Join
+    | Beat
+    | Report
+    | Failed
+    | End
+    | Leave
+    | Progress
+    | DoThis
+    | Begun
+    | Completed
+    | Cancel
+    | CancelAck
+)
 
 Out = list[tuple[str, Message]]  # what a machine says: to whom, and what
 CONTROLLER = "controller"

@@ -29,8 +29,14 @@ def on_grid(listings: Sequence[Listing], rule: BillingRule, tick_s: float = TICK
     start_s = max(float(e.price.at_s[0]) for e in listings)
     end_s = max(float(e.price.at_s[-1]) for e in listings)
     learned_s = (end_s - start_s) / 2 if rule.bid == "required" else 0.0
-    return build(listings, rule=rule, tick_s=tick_s, start_s=start_s + learned_s, end_s=end_s,
-                 trained_from_s=start_s)  # fmt: skip
+    return build(
+        listings,
+        rule=rule,
+        tick_s=tick_s,
+        start_s=start_s + learned_s,
+        end_s=end_s,
+        trained_from_s=start_s,
+    )
 
 
 def real_markets() -> list[tuple[str, Market, int]]:

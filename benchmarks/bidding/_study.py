@@ -144,10 +144,15 @@ def read_sold(aws_region: Path, azure: Path) -> list[Sold]:
     """The market of the pricing study: one AWS region, and the daily tables of Azure."""
     aws, _ = read_prices(aws_region)
     sold = [
-        Sold(cloud="aws", zone=pool.zone, accelerator=AWS_ACCELERATORS[pool.type][0],
-             accelerators=AWS_ACCELERATORS[pool.type][1], low_usd_per_h=daily_lows(series))
+        Sold(
+            cloud="aws",
+            zone=pool.zone,
+            accelerator=AWS_ACCELERATORS[pool.type][0],
+            accelerators=AWS_ACCELERATORS[pool.type][1],
+            low_usd_per_h=daily_lows(series),
+        )
         for pool, series in aws.items()
-    ]  # fmt: skip
+    ]
     kinds: dict[str, tuple[str, int]] = {}
     for line in (azure / "instance_mapping.csv").read_text(encoding="utf-8").splitlines()[1:]:
         name, kind, number = line.split(",")
@@ -155,8 +160,15 @@ def read_sold(aws_region: Path, azure: Path) -> list[Sold]:
     days, _ = read_prices(azure)
     for pool, series in days.items():
         accelerator, count = kinds[pool.type]
-        sold.append(Sold(cloud="azure", zone=pool.zone, accelerator=accelerator,
-                         accelerators=count, low_usd_per_h=daily_lows(series)))  # fmt: skip
+        sold.append(
+            Sold(
+                cloud="azure",
+                zone=pool.zone,
+                accelerator=accelerator,
+                accelerators=count,
+                low_usd_per_h=daily_lows(series),
+            )
+        )
     return sold
 
 

@@ -26,15 +26,26 @@ from bidding.markets.grid import Market, build
 from cloud.model import InstanceType
 
 DAY_S = 86_400.0
-NAMES = ("on-demand only", "standard + checkpoint", "standard + tiers", "bidbrain + checkpoint",
-         "bidbrain as printed", "ours")  # fmt: skip
+NAMES = (
+    "on-demand only",
+    "standard + checkpoint",
+    "standard + tiers",
+    "bidbrain + checkpoint",
+    "bidbrain as printed",
+    "ours",
+)
 OVERHEAD = 0.17  # of checkpoints, under standard bidding (Harlap 2019, section 4.5.2)
 BLIND = synthetic.PriceForm(levels=(0.20, 0.30), wobble_every_s=3600.0, spike_every_s=18.8 * 3600)
 CLASSES = tuple(
-    InstanceType(name=f"compute.{n}", cloud="aws", slots=n, memory_bytes=8 << 30,
-                 on_demand_usd_per_h=0.2095 * n)
+    InstanceType(
+        name=f"compute.{n}",
+        cloud="aws",
+        slots=n,
+        memory_bytes=8 << 30,
+        on_demand_usd_per_h=0.2095 * n,
+    )
     for n in (1, 2)
-)  # fmt: skip
+)
 
 
 def chosen() -> list[Strategy]:
@@ -75,8 +86,12 @@ def table(title: str, market: Market, slots: int, count: int) -> None:
 def compare(title: str, market: Market, slots: int, count: int, job: tuple[float, float]) -> None:
     """One job, `(hours, seconds of a checkpoint)`, under every strategy, beside the two of the paper."""
     hours, write_s = job
-    work = backtest.Work(hours=hours, slots=slots, checkpoint_s=write_s,
-                         manager_usd_per_h=float(market.on_demand_usd_per_h.min()))  # fmt: skip
+    work = backtest.Work(
+        hours=hours,
+        slots=slots,
+        checkpoint_s=write_s,
+        manager_usd_per_h=float(market.on_demand_usd_per_h.min()),
+    )
     starts = backtest.draw_starts(market, work, count, seed=0)
     bounded = ("ours",) if write_s == 600.0 else ()
     results = {
@@ -89,31 +104,58 @@ def compare(title: str, market: Market, slots: int, count: int, job: tuple[float
         held = float((r["spot_h"] + r["on_demand_h"]).sum())
         pair = np.stack([r["cost_usd"], standard["cost_usd"]])
         under = backtest.interval(pair, lambda v: 1 - backtest.mean_ratio(v))
-        rows.append([
-            name, f"{r['cost_usd'].mean():.2f}", f"{1 - r['cost_usd'].sum() / on_demand['cost_usd'].sum():.0%}",
-            f"{under.value:.0%} ({under.low:.0%} to {under.high:.0%})",
-            f"{1 - r['runtime_h'].sum() / standard['runtime_h'].sum():.0%}",
-            f"{r['runtime_h'].mean():.2f}", f"{r['free_h'].sum() / held:.0%}",
-            f"{r['lost_h'].sum() / held:.0%}", f"{np.median(r.ratio):.2f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{r['cost_usd'].mean():.2f}",
+                f"{1 - r['cost_usd'].sum() / on_demand['cost_usd'].sum():.0%}",
+                f"{under.value:.0%} ({under.low:.0%} to {under.high:.0%})",
+                f"{1 - r['runtime_h'].sum() / standard['runtime_h'].sum():.0%}",
+                f"{r['runtime_h'].mean():.2f}",
+                f"{r['free_h'].sum() / held:.0%}",
+                f"{r['lost_h'].sum() / held:.0%}",
+                f"{np.median(r.ratio):.2f}",
+            ]
+        )
     show(
         f"{title}: {hours:g} h on {slots} slots, {count} starts, checkpoints of {write_s:.0f} s.\n"
         f"{statistics(market)}",
-        ["strategy", "$", "under on-demand", "under std+ckpt (95 %)", "faster", "hours", "free", "lost",
-         "/bound"],
+        [
+            "strategy",
+            "$",
+            "under on-demand",
+            "under std+ckpt (95 %)",
+            "faster",
+            "hours",
+            "free",
+            "lost",
+            "/bound",
+        ],
         rows,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     listings = synthetic.auctions(np.random.default_rng(1), days=90)
-    drawn = build(listings, rule=AWS_2016, tick_s=300.0, start_s=45 * DAY_S, end_s=90 * DAY_S,
-                  trained_from_s=0.0)  # fmt: skip
+    drawn = build(
+        listings,
+        rule=AWS_2016,
+        tick_s=300.0,
+        start_s=45 * DAY_S,
+        end_s=90 * DAY_S,
+        trained_from_s=0.0,
+    )
     table("Synthetic auctions as shipped, seed 1", drawn, 64, count)
     listings = synthetic.auctions(np.random.default_rng(2), days=153, types=CLASSES, form=BLIND)
-    blind = build(listings, rule=AWS_2016, tick_s=300.0, start_s=89 * DAY_S, end_s=153 * DAY_S,
-                  trained_from_s=0.0)  # fmt: skip
+    blind = build(
+        listings,
+        rule=AWS_2016,
+        tick_s=300.0,
+        start_s=89 * DAY_S,
+        end_s=153 * DAY_S,
+        trained_from_s=0.0,
+    )
     table("Blind auctions, seed 2", blind, 128, count)
     found, _ = read_markets(data())
     k80 = k80_alone(found["us-east-1, prices"])

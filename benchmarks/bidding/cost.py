@@ -30,12 +30,20 @@ def main() -> None:
         results = backtest.run(market, work, starts=starts, bounded=("ours",))
         ours = results[-1]
         best, ratio = against(results)
-        rows.append([
-            name, f"{ours['cost_usd'].mean():.2f}", f"{np.median(ours.ratio):.3f}",
-            f"{np.percentile(ours.ratio, 95):.3f}", f"{np.median(ours.plain_ratio):.3f}",
-            f"{np.percentile(ours.plain_ratio, 95):.3f}", best,
-            f"{ratio.value:.4f}", f"{ratio.low:.4f}..{ratio.high:.4f}", f"{least(results, best):.5f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{ours['cost_usd'].mean():.2f}",
+                f"{np.median(ours.ratio):.3f}",
+                f"{np.percentile(ours.ratio, 95):.3f}",
+                f"{np.median(ours.plain_ratio):.3f}",
+                f"{np.percentile(ours.plain_ratio, 95):.3f}",
+                best,
+                f"{ratio.value:.4f}",
+                f"{ratio.low:.4f}..{ratio.high:.4f}",
+                f"{least(results, best):.5f}",
+            ]
+        )
         print("  ".join(rows[-1]), file=sys.stderr)
     show(
         f"A job of 20 h, {count} starts, a machine starts in 120 s, a change stalls 2 s, an eviction 5 s.\n"

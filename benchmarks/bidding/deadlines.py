@@ -30,11 +30,16 @@ def probed() -> list:
         data() / "availability/spot-traces/availability/1-node"
     ).items():
         zone = name.split("/")[-1].split("_")[0]
-        listing = Listing(pool=Pool("aws", zone[:-1], zone, name), type=V100, capacity=series,
-                          price=Series(at_s=np.array([0.0]), value=np.array([SPOT_USD_PER_H])))  # fmt: skip
+        listing = Listing(
+            pool=Pool("aws", zone[:-1], zone, name),
+            type=V100,
+            capacity=series,
+            price=Series(at_s=np.array([0.0]), value=np.array([SPOT_USD_PER_H])),
+        )
         tick_s = 600.0 if "k80" in name else 195.0
-        markets.append(build([listing], rule=AZURE, tick_s=tick_s, start_s=0.0,
-                             end_s=float(series.at_s[-1])))  # fmt: skip
+        markets.append(
+            build([listing], rule=AZURE, tick_s=tick_s, start_s=0.0, end_s=float(series.at_s[-1]))
+        )
     return markets
 
 
@@ -56,9 +61,16 @@ def table(title: str, markets: list, count: int, start_s: float) -> None:
                     r.cost_usd / np.maximum(r.bound_usd, r.cost_usd / backtest.RATIO_MAX)
                 )
         for strategy, (on_demand, cost, bound, plain, missed, n) in sums.items():
-            rows.append([f"{name}, {strategy}", f"{(on_demand - cost) / (on_demand - bound):.3f}",
-                         f"{cost / bound:.3f}", *(f"{np.percentile(ratios[strategy], q):.3f}" for q in (50, 95)),
-                         f"{cost / plain:.3f}", f"{int(missed)} of {int(n)}"])  # fmt: skip
+            rows.append(
+                [
+                    f"{name}, {strategy}",
+                    f"{(on_demand - cost) / (on_demand - bound):.3f}",
+                    f"{cost / bound:.3f}",
+                    *(f"{np.percentile(ratios[strategy], q):.3f}" for q in (50, 95)),
+                    f"{cost / plain:.3f}",
+                    f"{int(missed)} of {int(n)}",
+                ]
+            )
     head = ["of the saving", "/bound", "median", "95th", "/plain", "missed"]
     show(title, ["deadline and strategy", *head], rows)
 

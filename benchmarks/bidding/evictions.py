@@ -57,8 +57,13 @@ def replay(
     return done / ideal
 
 
-def fleet(rate_per_h: float, times_s: tuple[float, float, float], rng: np.random.Generator,
-          machines: int = 64, hours: float = 200.0) -> float:  # fmt: skip
+def fleet(
+    rate_per_h: float,
+    times_s: tuple[float, float, float],
+    rng: np.random.Generator,
+    machines: int = 64,
+    hours: float = 200.0,
+) -> float:
     """Work per dollar of a fleet that replaces what it loses, over that of one with free recovery."""
     start_s, morph_s, recovery_s = times_s
     count = rng.poisson(rate_per_h * machines * hours)
@@ -83,10 +88,13 @@ def main() -> None:
     for name in ("p3-trace", "g4dn-trace"):
         held = read_node_events((data() / f"availability/bamboo/{name}.csv").read_text())
         rows += [
-            [f"{name}, depth {d}", f"{replay(held, start_s, morph_s, recovery_s, d):.3f}",
-             *(f"{replay(held, start_s, s, s, d):.3f}" for s in STALLS_S)]
+            [
+                f"{name}, depth {d}",
+                f"{replay(held, start_s, morph_s, recovery_s, d):.3f}",
+                *(f"{replay(held, start_s, s, s, d):.3f}" for s in STALLS_S),
+            ]
             for d in (1, 4, 8)
-        ]  # fmt: skip
+        ]
     show(
         f"Share of the ideal samples on recorded traces. Start {start_s:g} s, morph {morph_s:g} s, recovery "
         f"{recovery_s:g} s;\nto the right, both stalls as long as the column says. Reach: 0.95 (depth 1); "

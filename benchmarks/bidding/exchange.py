@@ -60,10 +60,16 @@ def main() -> None:
         usd, steps, given_back = half_day("aws_today", seed, slots)
         usd_still, steps_still, given_back_still = half_day("local", seed, slots)
         ratios.append(usd / steps / (usd_still / steps_still))
-        rows.append([
-            str(seed), f"{usd:.3f}", f"{usd_still:.3f}", f"{steps / steps_still:.3f}",
-            f"{given_back - given_back_still}", f"{ratios[-1]:.3f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(seed),
+                f"{usd:.3f}",
+                f"{usd_still:.3f}",
+                f"{steps / steps_still:.3f}",
+                f"{given_back - given_back_still}",
+                f"{ratios[-1]:.3f}",
+            ]
+        )
     low, high = np.percentile(ratios, [2.5, 97.5])
     show(
         f"{HOURS:g} h, {slots} slots. Dollars per step over those of a manager that knows no refunds: "

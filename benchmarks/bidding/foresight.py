@@ -68,11 +68,17 @@ def told(market: Market) -> list[tuple[str, Market]]:
         ("hazards by age, in hindsight", np.stack([hindsight(c, tick_h) for c in market.capacity]))
     )
     for hours in FORESIGHT_H:
-        rows.append((
-            f"losses of the next {hours * 60:g} min",
-            np.stack([foresight(c, h, tick_h, hours)
-                      for c, h in zip(market.capacity, market.hazard_per_h, strict=True)]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"losses of the next {hours * 60:g} min",
+                np.stack(
+                    [
+                        foresight(c, h, tick_h, hours)
+                        for c, h in zip(market.capacity, market.hazard_per_h, strict=True)
+                    ]
+                ),
+            )
+        )
     return [(name, msgspec.structs.replace(market, hazard_per_h=h)) for name, h in rows]
 
 
@@ -80,10 +86,13 @@ def figures(result: backtest.Result) -> list[str]:
     ratio = interval(result.ratio, lambda v: float(np.median(v)))
     free = result["free_h"].sum() / (result["spot_h"] + result["on_demand_h"]).sum()
     return [
-        f"{result['cost_usd'].mean():.2f}", f"{result['runtime_h'].mean():.1f}", f"{free:.0%}",
+        f"{result['cost_usd'].mean():.2f}",
+        f"{result['runtime_h'].mean():.1f}",
+        f"{free:.0%}",
         f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
-        f"{np.percentile(result.ratio, 95):.2f}", f"{np.median(result.plain_ratio):.2f}",
-    ]  # fmt: skip
+        f"{np.percentile(result.ratio, 95):.2f}",
+        f"{np.median(result.plain_ratio):.2f}",
+    ]
 
 
 def main() -> None:

@@ -208,9 +208,11 @@ def run_policy(
         action = policy.done[policy.state[t], held]
         if action != KEEP and not (action == STOP and held == NOTHING):
             orders = Orders(
-                np.zeros_like(leases.machines), np.zeros(last + 1, np.int64),
-                np.full(last + 1, ANY_PRICE), False,
-            )  # fmt: skip
+                np.zeros_like(leases.machines),
+                np.zeros(last + 1, np.int64),
+                np.full(last + 1, ANY_PRICE),
+                False,
+            )
             if action != STOP:
                 orders.buy[last if action == STAY_RELIABLE else action - BUY] = 1
             sold, _ = granted(world, leases, orders, t, False)
@@ -232,9 +234,12 @@ def policy_of(market: Market, mu: float, work: Work) -> Policy:
     """The best policy of the chain that fits this market, at one price of work."""
     per_zone = [states_of(row > 0) for row in market.capacity]
     prices = Prices(
-        spot=market.price.mean(axis=1), reliable=float(market.on_demand_usd_per_h.min()), mu=mu,
-        tick_h=market.tick_s / 3600, start_h=(work.start_s + work.morph_s) / 3600,
-    )  # fmt: skip
+        spot=market.price.mean(axis=1),
+        reliable=float(market.on_demand_usd_per_h.min()),
+        mu=mu,
+        tick_h=market.tick_s / 3600,
+        start_h=(work.start_s + work.morph_s) / 3600,
+    )
     done = best_policy([chain_of(s) for s in per_zone], prices)
     state = np.zeros(market.ticks, dtype=np.int64)
     for states in per_zone:
@@ -282,10 +287,11 @@ def of_one_kind(market: Market) -> Market:
     """The zones of the fastest type: what nobody would buy only makes the table larger."""
     few = market.speed == market.speed.max()
     return msgspec.structs.replace(
-        market, pools=tuple(p for p, f in zip(market.pools, few, strict=True) if f),
+        market,
+        pools=tuple(p for p, f in zip(market.pools, few, strict=True) if f),
         types=tuple(k for k, f in zip(market.types, few, strict=True) if f),
         **{name: getattr(market, name)[few] for name in COLUMNS},
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -301,21 +307,41 @@ def main() -> None:
         work = Work(hours=20.0, slots=slots)
         starts = backtest.draw_starts(market, work, count, seed=0)
         ours = backtest.run(market, work, STRATEGIES[-1:], starts=starts)[0]
-        rows.append([f"{name}: ours", f"{ours['cost_usd'].mean():.2f}", "1", f"{ours['runtime_h'].mean():.1f}",
-                     *ratio(ours["cost_usd"], ours.bound_usd)])  # fmt: skip
+        rows.append(
+            [
+                f"{name}: ours",
+                f"{ours['cost_usd'].mean():.2f}",
+                "1",
+                f"{ours['runtime_h'].mean():.1f}",
+                *ratio(ours["cost_usd"], ours.bound_usd),
+            ]
+        )
         print("  ".join(rows[-1]), file=sys.stderr)
         knows = backtest.run(told(market), work, STRATEGIES[-1:], starts=starts)[0]
         share = interval(np.stack([knows["cost_usd"], ours["cost_usd"]]), mean_ratio)
-        rows.append(["  ours, with the hazards of the chain", f"{knows['cost_usd'].mean():.2f}",
-                     f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})", f"{knows['runtime_h'].mean():.1f}",
-                     *ratio(knows["cost_usd"], knows.bound_usd)])  # fmt: skip
+        rows.append(
+            [
+                "  ours, with the hazards of the chain",
+                f"{knows['cost_usd'].mean():.2f}",
+                f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})",
+                f"{knows['runtime_h'].mean():.1f}",
+                *ratio(knows["cost_usd"], knows.bound_usd),
+            ]
+        )
         print("  ".join(rows[-1]), file=sys.stderr)
         for factor in MUS:
             mu = factor * float(market.on_demand_usd_per_h.min())
             cost, hours, bound = measured(market, work, starts, mu)
             share = interval(np.stack([cost, ours["cost_usd"]]), mean_ratio)
-            rows.append([f"  best of the chain, a slot-hour is worth ${mu:.2f}", f"{cost.mean():.2f}",
-                         f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})", f"{hours.mean():.1f}", *ratio(cost, bound)])  # fmt: skip
+            rows.append(
+                [
+                    f"  best of the chain, a slot-hour is worth ${mu:.2f}",
+                    f"{cost.mean():.2f}",
+                    f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})",
+                    f"{hours.mean():.1f}",
+                    *ratio(cost, bound),
+                ]
+            )
             print("  ".join(rows[-1]), file=sys.stderr)
     show(
         f"A job of 20 h, {count} starts, today's rules. The chain is fitted to the series that is replayed.",

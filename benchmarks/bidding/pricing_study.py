@@ -29,8 +29,13 @@ def main() -> None:
     rows = []
     for model, printed in PRINTED.items():
         costs = [mean_cost_usd(s, sold, speeds[model], 4, starts, last) for s in STRATEGIES]
-        rows.append([model, f"${costs[0]:.2f}",
-                     *(f"{costs[0] / c:.2f} ({p:.2f})" for c, p in zip(costs, printed, strict=True))])  # fmt: skip
+        rows.append(
+            [
+                model,
+                f"${costs[0]:.2f}",
+                *(f"{costs[0] / c:.2f} ({p:.2f})" for c, p in zip(costs, printed, strict=True)),
+            ]
+        )
     show(
         "Cost cut by each freedom, 4 V100-days, ours (printed)",
         ["model", "base", *STRATEGIES],
@@ -47,11 +52,16 @@ def main() -> None:
     show("Gain of re-choosing, by V100-days, ours (printed)", ["model", *map(str, DAYS)], rows)
     compute_usd = 160 * 0.918
     rows = [
-        [name, f"{egress_usd(gb) / compute_usd:.2%} ({a})",
-         f"{egress_usd(model_gb * 1e4) / 1e4 / compute_usd:.3%} ({b})"]
+        [
+            name,
+            f"{egress_usd(gb) / compute_usd:.2%} ({a})",
+            f"{egress_usd(model_gb * 1e4) / 1e4 / compute_usd:.3%} ({b})",
+        ]
         for name, gb, model_gb, a, b in (
-            ("ResNet-50", 150, 0.098, "9.13%", "0.006%"), ("BERT-Base", 17, 0.408, "0.98%", "0.025%"))
-    ]  # fmt: skip
+            ("ResNet-50", 150, 0.098, "9.13%", "0.006%"),
+            ("BERT-Base", 17, 0.408, "0.98%", "0.025%"),
+        )
+    ]
     show(
         "Table 6.2: moving, of the compute cost, ours (printed)",
         ["job", "data once", "model once"],

@@ -20,10 +20,16 @@ from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.model import InstanceType, Pool
 
 KINDS = [
-    InstanceType(name=f"kind.{i}", cloud="aws", slots=1 + i % 4, memory_bytes=0,
-                 on_demand_usd_per_h=1.0 + i % 4, speed=1.0 + i / 20)
+    InstanceType(
+        name=f"kind.{i}",
+        cloud="aws",
+        slots=1 + i % 4,
+        memory_bytes=0,
+        on_demand_usd_per_h=1.0 + i % 4,
+        speed=1.0 + i / 20,
+    )
     for i in range(10)
-]  # fmt: skip
+]
 
 
 class Linear:
@@ -39,16 +45,28 @@ class Linear:
 def one_decision(pools: int, leases: int, rng: random.Random) -> float:
     """Seconds of one decision over so many pools and leases."""
     offers = [
-        Offer(pool=Pool("aws", "r", f"zone-{i // 10}", KINDS[i % 10].name), type=KINDS[i % 10],
-              market="spot", price_usd_per_h=rng.uniform(0.2, 0.6), hazard_per_h=rng.uniform(0, 0.5))
+        Offer(
+            pool=Pool("aws", "r", f"zone-{i // 10}", KINDS[i % 10].name),
+            type=KINDS[i % 10],
+            market="spot",
+            price_usd_per_h=rng.uniform(0.2, 0.6),
+            hazard_per_h=rng.uniform(0, 0.5),
+        )
         for i in range(pools)
-    ]  # fmt: skip
+    ]
     holdings = [
-        HeldMachine(lease=f"lease-{i}", pool=offers[i % pools].pool, type=offers[i % pools].type,
-                market="spot", price_usd_per_h=rng.uniform(0.2, 0.6), bid_usd_per_h=None,
-                started_at_s=rng.uniform(0, 7200), hazard_per_h=rng.uniform(0, 0.5))
+        HeldMachine(
+            lease=f"lease-{i}",
+            pool=offers[i % pools].pool,
+            type=offers[i % pools].type,
+            market="spot",
+            price_usd_per_h=rng.uniform(0.2, 0.6),
+            bid_usd_per_h=None,
+            started_at_s=rng.uniform(0, 7200),
+            hazard_per_h=rng.uniform(0, 0.5),
+        )
         for i in range(leases)
-    ]  # fmt: skip
+    ]
     demand = Demand(work_left=1e9, start_s=60.0, morph_s=2.0, recovery_s=5.0)
     limits = Limits(slots_min=1, slots_max=2500)
     began = time.process_time()
@@ -84,14 +102,18 @@ def main() -> None:
                 f"{max(times):.1f}",
             ]
         )
-    show("One decision, CPU milliseconds. Reach: 50 at 500 pools and 1,000 leases.",
-         ["size", "median", "most of 21"], rows)  # fmt: skip
+    show(
+        "One decision, CPU milliseconds. Reach: 50 at 500 pools and 1,000 leases.",
+        ["size", "median", "most of 21"],
+        rows,
+    )
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     cpu_s, wall_s, what = thousand_starts(count)
     show(
         "Every strategy and both bounds, 20 h, one process, compiled before. Reach: 60 s on two cores.",
-        ["data", "starts", "CPU s", "s"], [[what, str(count), f"{cpu_s:.1f}", f"{wall_s:.1f}"]],
-    )  # fmt: skip
+        ["data", "starts", "CPU s", "s"],
+        [[what, str(count), f"{cpu_s:.1f}", f"{wall_s:.1f}"]],
+    )
 
 
 if __name__ == "__main__":

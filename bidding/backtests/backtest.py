@@ -271,11 +271,17 @@ def losses_seen(has: Flags) -> Flags:
 
 def job_of(work: Work) -> BacktestJob:
     return BacktestJob(
-        slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
-        morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
-        manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, begin_tick=0, finish_tick=0,
+        slots=work.slots,
+        work_h=work.hours * work.slots**work.scaling,
+        start_h=work.start_s / HOUR_S,
+        morph_h=work.morph_s / HOUR_S,
+        recovery_h=work.recovery_s / HOUR_S,
+        manager_usd_per_h=work.manager_usd_per_h,
+        scaling=work.scaling,
+        begin_tick=0,
+        finish_tick=0,
         exchange_gb_per_work=work.exchange_gb_per_work,
-    )  # fmt: skip
+    )
 
 
 def draw_starts(market: Market, work: Work, count: int, seed: int) -> Ints:
@@ -296,9 +302,13 @@ def draw_starts(market: Market, work: Work, count: int, seed: int) -> Ints:
 
 
 def run(
-    market: Market, work: Work, strategies: Sequence[Strategy] = STRATEGIES, *,
-    starts: Ints, bounded: Collection[str] | None = None,
-) -> list[Result]:  # fmt: skip
+    market: Market,
+    work: Work,
+    strategies: Sequence[Strategy] = STRATEGIES,
+    *,
+    starts: Ints,
+    bounded: Collection[str] | None = None,
+) -> list[Result]:
     """Run every strategy from the same starts; each bound ends when its strategy ended.
 
     Bounds take longer than runs, so `bounded` names the strategies that need one; the others get
@@ -320,9 +330,14 @@ def run(
             for refunds in (True, False)
         )
         results.append(
-            Result(strategy=strategy.name, starts=starts, outcome=outcome, bound_usd=bound,
-                   plain_usd=plain)
-        )  # fmt: skip
+            Result(
+                strategy=strategy.name,
+                starts=starts,
+                outcome=outcome,
+                bound_usd=bound,
+                plain_usd=plain,
+            )
+        )
     return results
 
 
@@ -401,9 +416,13 @@ class Rush(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_with_deadline(
-    market: Market, work: Work, deadline_h: float, strategies: Sequence[Strategy] = WITH_DEADLINE, *,
+    market: Market,
+    work: Work,
+    deadline_h: float,
+    strategies: Sequence[Strategy] = WITH_DEADLINE,
+    *,
     starts: Ints,
-) -> list[Rush]:  # fmt: skip
+) -> list[Rush]:
     """Run every strategy from the same starts with the same deadline, as has the bound."""
     if deadline_h < work.hours:
         raise ConstraintError(
@@ -470,9 +489,11 @@ def _deadline_plans(
     return [
         common._replace(
             book=book(
-                climate_at(spells, float(at_s[b])), deadline_h,
-                float(per_work[:, b].min() / cheapest), overhead_h,
+                climate_at(spells, float(at_s[b])),
+                deadline_h,
+                float(per_work[:, b].min() / cheapest),
+                overhead_h,
             )
         )
         for b in starts
-    ]  # fmt: skip
+    ]

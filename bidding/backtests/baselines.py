@@ -277,13 +277,26 @@ def decided(
     pools = world.price.shape[0]
     haste = plan.haste if mode == ANY_MODE else np.inf
     bounds = Bounds(
-        1, job.slots, np.inf, np.inf, 0.0, work_left, haste, job.recovery_h,
-        job.manager_usd_per_h, job.manager_usd_per_h, Exchange(job.exchange_gb_per_work, 1, 0.0),
-    )  # fmt: skip
+        1,
+        job.slots,
+        np.inf,
+        np.inf,
+        0.0,
+        work_left,
+        haste,
+        job.recovery_h,
+        job.manager_usd_per_h,
+        job.manager_usd_per_h,
+        Exchange(job.exchange_gb_per_work, 1, 0.0),
+    )
     need = Need(
-        job.start_h, job.morph_h, job.recovery_h, needed_h(world, job, machines, t, work_left),
-        job.slots, slots_held(world, leases) > 0,
-    )  # fmt: skip
+        job.start_h,
+        job.morph_h,
+        job.recovery_h,
+        needed_h(world, job, machines, t, work_left),
+        job.slots,
+        slots_held(world, leases) > 0,
+    )
     known = weighed(machines, need)
     walks = planned(machines, known, bounds, mode, tight, pools)
     rates = rates_of(machines, walks.steps, job)
@@ -362,12 +375,29 @@ def machines_of(
     on_demand_rule = HOURLY if world.rule >= HOURLY else BY_SECOND  # nothing is refunded there
     rule = np.where(reliable, on_demand_rule, world.rule)
     machines = Machines(
-        rule, world.losses_seen[:, t][pool], world.price[:, t][pool], np.zeros(n), np.zeros(n),
-        np.where(rule >= HOURLY, 1.0, 0.0), age_h, world.slots[pool], world.speed[pool], count,
-        pool, world.region[pool], world.zone[pool], np.full(n, world.zone_usd_per_gb),
-        np.full(n, world.region_usd_per_gb), is_held, is_held & (age_h < job.start_h - 1e-9),
-        np.zeros(n, np.bool_), blocked, reliable, first, hazards[: first[n]],
-    )  # fmt: skip
+        rule,
+        world.losses_seen[:, t][pool],
+        world.price[:, t][pool],
+        np.zeros(n),
+        np.zeros(n),
+        np.where(rule >= HOURLY, 1.0, 0.0),
+        age_h,
+        world.slots[pool],
+        world.speed[pool],
+        count,
+        pool,
+        world.region[pool],
+        world.zone[pool],
+        np.full(n, world.zone_usd_per_gb),
+        np.full(n, world.region_usd_per_gb),
+        is_held,
+        is_held & (age_h < job.start_h - 1e-9),
+        np.zeros(n, np.bool_),
+        blocked,
+        reliable,
+        first,
+        hazards[: first[n]],
+    )
     return machines, lease
 
 

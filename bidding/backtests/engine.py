@@ -277,9 +277,11 @@ def traffic_usd_per_work(world: BacktestWorld, job: BacktestJob, leases: Leases)
     for row in range(LEASES_MAX):
         k = leases.pool[row]
         place(
-            spread, leases.machines[row] * world.slots[k], (world.zone[k], world.region[k]),
+            spread,
+            leases.machines[row] * world.slots[k],
+            (world.zone[k], world.region[k]),
             (world.zone_usd_per_gb, world.region_usd_per_gb),
-        )  # fmt: skip
+        )
     return usd_per_work(spread, Exchange(job.exchange_gb_per_work, 1, 0.0))
 
 

@@ -188,11 +188,17 @@ def read_types(folder: Path) -> dict[str, InstanceType]:
     Its columns are type,slots,speed,on_demand_usd_per_h.
     """
     types = {
-        name: InstanceType(name=name, cloud="aws", slots=AWS_ACCELERATORS[name][1], memory_bytes=0,
-                           on_demand_usd_per_h=usd, speed=SPEEDS[AWS_ACCELERATORS[name][0]],
-                           accelerator=AWS_ACCELERATORS[name][0])
+        name: InstanceType(
+            name=name,
+            cloud="aws",
+            slots=AWS_ACCELERATORS[name][1],
+            memory_bytes=0,
+            on_demand_usd_per_h=usd,
+            speed=SPEEDS[AWS_ACCELERATORS[name][0]],
+            accelerator=AWS_ACCELERATORS[name][0],
+        )
         for name, usd in AWS_ON_DEMAND.items()
-    }  # fmt: skip
+    }
     return {**types, **listed_types(folder)}
 
 
@@ -224,8 +230,14 @@ def _listed(line: str) -> InstanceType:
         raise ValueError(
             f"the speed must be above 0, the price above 0 and below ${USD_PER_H_MAX:,.0f}/h"
         )
-    return InstanceType(name=name, cloud="", slots=int(slots), memory_bytes=0,
-                        on_demand_usd_per_h=float(usd), speed=float(speed))  # fmt: skip
+    return InstanceType(
+        name=name,
+        cloud="",
+        slots=int(slots),
+        memory_bytes=0,
+        on_demand_usd_per_h=float(usd),
+        speed=float(speed),
+    )
 
 
 def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:

@@ -28,14 +28,25 @@ ON_S, ON_SPREAD = 0.54 * HOUR_S, 1.89
 OFF_S, OFF_SPREAD = 0.49 * HOUR_S, 1.63
 
 COMPUTE = tuple(
-    InstanceType(name=f"compute.{n}", cloud="aws", slots=n, memory_bytes=2 << 30,
-                 on_demand_usd_per_h=0.105 * n)
+    InstanceType(
+        name=f"compute.{n}",
+        cloud="aws",
+        slots=n,
+        memory_bytes=2 << 30,
+        on_demand_usd_per_h=0.105 * n,
+    )
     for n in (1, 2, 4)
-)  # fmt: skip
+)
 ACCELERATED = (
-    InstanceType(name="accelerated.1", cloud="aws", slots=1, memory_bytes=16 << 30,
-                 on_demand_usd_per_h=3.0, accelerator="v100"),
-)  # fmt: skip
+    InstanceType(
+        name="accelerated.1",
+        cloud="aws",
+        slots=1,
+        memory_bytes=16 << 30,
+        on_demand_usd_per_h=3.0,
+        accelerator="v100",
+    ),
+)
 
 
 class PriceForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +61,13 @@ OLD_EAST = PriceForm()
 
 
 def auctions(
-    rng: np.random.Generator, *, days: float = 30.0, types: Sequence[InstanceType] = COMPUTE,
-    zones: int = 4, form: PriceForm = OLD_EAST,
-) -> list[Listing]:  # fmt: skip
+    rng: np.random.Generator,
+    *,
+    days: float = 30.0,
+    types: Sequence[InstanceType] = COMPUTE,
+    zones: int = 4,
+    form: PriceForm = OLD_EAST,
+) -> list[Listing]:
     """Draw a region of auction markets; pools are independent of each other."""
     return [
         Listing(

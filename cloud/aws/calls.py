@@ -31,14 +31,27 @@ CLOCK_CODES = (
     "AuthFailure",
 )
 KEYS = (
-    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound",
-    "NoAuthTokenError", "TokenRetrievalError", "SSOTokenLoadError", "UnauthorizedSSOTokenError",
-    "MetadataRetrievalError", "InvalidConfigError", "ConfigParseError",
-)  # fmt: skip
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "ProfileNotFound",
+    "NoAuthTokenError",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "MetadataRetrievalError",
+    "InvalidConfigError",
+    "ConfigParseError",
+)
 SETTINGS = (
-    "ParamValidationError", "NoRegionError", "InvalidRegionError", "UnknownServiceError",
-    "UnknownEndpointError", "EndpointProviderError", "InvalidEndpointConfigurationError",
-)  # fmt: skip
+    "ParamValidationError",
+    "NoRegionError",
+    "InvalidRegionError",
+    "UnknownServiceError",
+    "UnknownEndpointError",
+    "EndpointProviderError",
+    "InvalidEndpointConfigurationError",
+)
 NO_SDK = (
     "boto3 is not installed, so nothing can be bought from AWS; install it with "
     "`pip install 'spot-orchestrator[aws]'`"

@@ -42,7 +42,10 @@ ROWS = (
     Row("Unsupported", "refused", "pool", DAY_S),
     Row("UnsupportedOperation", "refused", "pool", DAY_S),
     Row(
-        "InvalidParameterValue", "refused", "pool", DAY_S,
+        "InvalidParameterValue",
+        "refused",
+        "pool",
+        DAY_S,
         text="not supported in your requested Availability Zone",
     ),
     Row("InsufficientFreeAddressesInSubnet", "refused", "zone", ZONE_S),
@@ -54,7 +57,10 @@ ROWS = (
     Row("Client.InternalError", "refused", "pool", FAMILY_S),
     Row("Server.InternalError", "refused", "pool", POOL_S),
     Row(
-        "AuthFailure.ServiceLinkedRoleCreationNotPermitted", "refused", "market", DAY_S,
+        "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+        "refused",
+        "market",
+        DAY_S,
         advice="create the role once: aws iam create-service-linked-role "
         "--aws-service-name spot.amazonaws.com",
     ),
@@ -101,7 +107,7 @@ ROWS = (
     Row("ServiceUnavailable", "unknown"),
     Row("Unavailable", "unknown"),
     Row("InvalidInstanceID.NotFound", "unknown"),
-)  # fmt: skip
+)
 
 LAUNCH_FAILURES = frozenset(
     {

@@ -30,19 +30,38 @@ class Thing(NamedTuple):
 
 
 DISKS = Thing(
-    "vol-", "describe_volumes", "Volumes", "VolumeId", "volume-id",
-    "disk", ("status", "available"), "delete_volume", "VolumeId",
-)  # fmt: skip
+    "vol-",
+    "describe_volumes",
+    "Volumes",
+    "VolumeId",
+    "volume-id",
+    "disk",
+    ("status", "available"),
+    "delete_volume",
+    "VolumeId",
+)
 NICS = Thing(
-    "eni-", "describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId",
-    "network-interface-id", "nic", ("status", "available"), "delete_network_interface",
+    "eni-",
+    "describe_network_interfaces",
+    "NetworkInterfaces",
     "NetworkInterfaceId",
-)  # fmt: skip
+    "network-interface-id",
+    "nic",
+    ("status", "available"),
+    "delete_network_interface",
+    "NetworkInterfaceId",
+)
 REQUESTS = Thing(
-    "sir-", "describe_spot_instance_requests", "SpotInstanceRequests", "SpotInstanceRequestId",
-    "spot-instance-request-id", "spot_request", ("state", "open"), "cancel_spot_instance_requests",
+    "sir-",
+    "describe_spot_instance_requests",
+    "SpotInstanceRequests",
+    "SpotInstanceRequestId",
+    "spot-instance-request-id",
+    "spot_request",
+    ("state", "open"),
+    "cancel_spot_instance_requests",
     "SpotInstanceRequestIds",
-)  # fmt: skip
+)
 THINGS = (DISKS, NICS, REQUESTS)
 
 

@@ -35,8 +35,10 @@ class Topics(Application):
         documents, at_document = np.unique(self.documents[lo:hi], return_inverse=True)
         before = params.read("tokens", tokens)[:, 0]
         old = [
-            params.read("words", words), params.read("documents", documents), params.read("all", [0])
-        ]  # fmt: skip
+            params.read("words", words),
+            params.read("documents", documents),
+            params.read("all", [0]),
+        ]
         by_word, by_document, by_all = (table.copy() for table in old)
         after = np.zeros_like(before)
         for at, topic in enumerate(before):

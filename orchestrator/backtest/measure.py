@@ -207,8 +207,14 @@ def _on_grid(listings: Sequence[Listing], rule: BillingRule) -> Market:
     start_s = max(float(entry.price.at_s[0]) for entry in listings)
     end_s = max(float(entry.price.at_s[-1]) for entry in listings)
     learned_s = (end_s - start_s) / 2 if rule.bid == "required" else 0.0
-    return build(listings, rule=rule, tick_s=TICK_S, start_s=start_s + learned_s, end_s=end_s,
-                 trained_from_s=start_s)  # fmt: skip
+    return build(
+        listings,
+        rule=rule,
+        tick_s=TICK_S,
+        start_s=start_s + learned_s,
+        end_s=end_s,
+        trained_from_s=start_s,
+    )
 
 
 def _section(

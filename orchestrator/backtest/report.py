@@ -74,7 +74,7 @@ def _section(s: ReportSection) -> str:
             "<h3>Evictions within the hour: predicted and observed</h3>",
             _calibration(s.calibration),
         ]
-    return "".join(parts)  # fmt: skip
+    return "".join(parts)
 
 
 def _costs(s: ReportSection) -> str:
@@ -169,11 +169,15 @@ def _typical_start(result: backtest.Result) -> int:
 def _frontier(s: ReportSection) -> str:
     names = [rush.strategy for rush in s.frontier[0][1]]
     series = [
-        PlotLine(name=name, x=[h for h, _ in s.frontier], dots=True,
-             y=[float(runs[i].cost_usd.mean()) for _, runs in s.frontier])
+        PlotLine(
+            name=name,
+            x=[h for h, _ in s.frontier],
+            dots=True,
+            y=[float(runs[i].cost_usd.mean()) for _, runs in s.frontier],
+        )
         for i, name in enumerate(names)
         if name != ON_DEMAND
-    ]  # fmt: skip
+    ]
     bound = [float(runs[0].bound_usd.mean()) for _, runs in s.frontier]
     series.append(
         PlotLine(name="clairvoyant bound", x=[h for h, _ in s.frontier], y=bound, dots=True)

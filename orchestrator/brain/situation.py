@@ -183,9 +183,8 @@ def _room_left(state: State, known: PoolState, market: Market) -> int | None:
     """
     place, kind = state.places[known.pool.place.key], known.kind
     rooms = [
-        room for room in place.rooms
-        if room.market == market and room.family in ("", kind.family)
-    ]  # fmt: skip
+        room for room in place.rooms if room.market == market and room.family in ("", kind.family)
+    ]
     if not rooms or kind.vcpus < 1:
         return None
     bought: Counter[str] = Counter()

@@ -82,9 +82,28 @@ app = _group(
     "Begin with: orchestrator demo",
 )
 VERBS = (
-    init_check.init, init_check.check, demo.demo, up_down.up, plan.plan, rehearse.rehearse, submit.submit, status.status,
-    top.top, logs.logs, logs.events, spending.cost, comparison.compare, foresight.what_if, export.export, output.metrics, output.output, jobs.cancel, jobs.resume, jobs.change, up_down.down,
-)  # fmt: skip
+    init_check.init,
+    init_check.check,
+    demo.demo,
+    up_down.up,
+    plan.plan,
+    rehearse.rehearse,
+    submit.submit,
+    status.status,
+    top.top,
+    logs.logs,
+    logs.events,
+    spending.cost,
+    comparison.compare,
+    foresight.what_if,
+    export.export,
+    output.metrics,
+    output.output,
+    jobs.cancel,
+    jobs.resume,
+    jobs.change,
+    up_down.down,
+)
 for each in VERBS:
     verb(app, each.__name__.replace("_", "-"))(each)
 toolbox = _group(

@@ -64,10 +64,17 @@ def init(  # noqa: PLR0913 - a parameter per option
     path = command.given_path or Path(FILE_NAME)
     if cloud is not None:
         _init_cloud(
-            command, path, cloud,
-            region=region, types=types, bucket=bucket, subscription=subscription, image=image,
-            ssh_key=ssh_key, outputs=outputs,
-        )  # fmt: skip
+            command,
+            path,
+            cloud,
+            region=region,
+            types=types,
+            bucket=bucket,
+            subscription=subscription,
+            image=image,
+            ssh_key=ssh_key,
+            outputs=outputs,
+        )
         return
     try:
         with path.open("x") as sink:
@@ -166,8 +173,12 @@ def _importable(package: str, words: str) -> Finding:
     program = f"import {package}; print({words})"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_S_MAX, check=False
-        )  # fmt: skip
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_S_MAX,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return bad(
             package,
@@ -366,6 +377,19 @@ def _locked(places: Places) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    _python, _torch, _ray, _redis, _ray_port, _dashboard_port, _state_dir, _disk, _storage, _limits, _memory,
-    _shared_memory, _cores, _clock, _leftovers,
-)  # fmt: skip
+    _python,
+    _torch,
+    _ray,
+    _redis,
+    _ray_port,
+    _dashboard_port,
+    _state_dir,
+    _disk,
+    _storage,
+    _limits,
+    _memory,
+    _shared_memory,
+    _cores,
+    _clock,
+    _leftovers,
+)

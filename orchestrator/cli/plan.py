@@ -108,12 +108,16 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *(Text(said, style="yellow") for said in found.silent),
         _offers(found.offers),
         *_verdict(found),
-        *([Text(f"a budget has to be {found.least.because}", style="dim")] if capped and found.least else []),
+        *(
+            [Text(f"a budget has to be {found.least.because}", style="dim")]
+            if capped and found.least
+            else []
+        ),
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
         then=(shlex.join(["orchestrator", "submit", str(script), *along, "--follow", *rest]),),
-    )  # fmt: skip
+    )
 
 
 def _offers(rows: "Sequence[Considered]") -> Table:
@@ -126,10 +130,16 @@ def _offers(rows: "Sequence[Considered]") -> Table:
     rooms = any(row.room is not None for row in rows)
     scores = any(row.score is not None for row in rows)
     made = tables.table(
-        "", "pool", "market", "alone", *(("bid#",) if bids else ()), "$/slot-h#",
-        *(("room#",) if rooms else ()), *(("score#",) if scores else ()),
+        "",
+        "pool",
+        "market",
+        "alone",
+        *(("bid#",) if bids else ()),
+        "$/slot-h#",
+        *(("room#",) if rooms else ()),
+        *(("score#",) if scores else ()),
         *(("cost$", "time") if known else ()),
-    )  # fmt: skip
+    )
     for row in rows:
         alone = f"{row.machines} x {usd(row.usd_per_h)}/h" if row.machines else "not possible"
         bid = (usd(row.bid_usd_per_h),) if bids else ()
@@ -137,9 +147,17 @@ def _offers(rows: "Sequence[Considered]") -> Table:
         score = ("-" if row.score is None else f"{row.score}/10",) if scores else ()
         whole = (usd(row.expected_cost_usd), duration(row.expected_s)) if known else ()
         made.add_row(
-            f"buy {row.chosen}" if row.chosen else "", row.pool, row.market.replace("_", " "), alone, *bid,
-            usd(row.expected_usd_per_slot_h), *room, *score, *whole, style="bold green" if row.chosen else "",
-        )  # fmt: skip
+            f"buy {row.chosen}" if row.chosen else "",
+            row.pool,
+            row.market.replace("_", " "),
+            alone,
+            *bid,
+            usd(row.expected_usd_per_slot_h),
+            *room,
+            *score,
+            *whole,
+            style="bold green" if row.chosen else "",
+        )
     return made
 
 
@@ -217,10 +235,16 @@ def _comparison(rows: "Sequence[Candidate]") -> Table:
     for row in rows:
         slower = "" if row.chosen else f"{row.step_s / rows[0].step_s - 1:.1%}"
         made.add_row(
-            "take" if row.chosen else "", row.layout, row.way, pause(row.step_s), slower,
-            pause(row.computing_s), pause(row.waiting_s), pause(row.reduce_s),
+            "take" if row.chosen else "",
+            row.layout,
+            row.way,
+            pause(row.step_s),
+            slower,
+            pause(row.computing_s),
+            pause(row.waiting_s),
+            pause(row.reduce_s),
             style="bold green" if row.chosen else "",
-        )  # fmt: skip
+        )
     return made
 
 
@@ -248,9 +272,13 @@ def _on_machines(
     names = [group.instance_type for group in unlike_machines.in_order(known, task, holdings)]
     command.answer(
         {
-            "profile": str(source), "on": on, "because": found.because, "plan": found,
+            "profile": str(source),
+            "on": on,
+            "because": found.because,
+            "plan": found,
             "chains": [[names[g] for g in chain.groups] for chain in chains],
-            "compared": found.candidates, "took_s": took_s,
+            "compared": found.candidates,
+            "took_s": took_s,
             "gantt": None if gantt is None else str(gantt),
         },
         Text(found.because),
@@ -258,7 +286,7 @@ def _on_machines(
         _stages(found, profile),
         Text(_shares(found, chains, names)),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
-    )  # fmt: skip
+    )
 
 
 def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Holding]]":
@@ -286,10 +314,12 @@ def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Ho
             known[file] = profiles.load(Path(file))
         holdings.append(
             Holding(
-                instance_type=file, instances=int(found["instances"]),
-                per_instance=int(found["each"] or 1), zone=found["zone"] or "",
+                instance_type=file,
+                instances=int(found["instances"]),
+                per_instance=int(found["each"] or 1),
+                zone=found["zone"] or "",
             )
-        )  # fmt: skip
+        )
     workers = sum(holding.workers for holding in holdings)
     if workers > WORKERS_MAX:
         raise CommandError(
@@ -322,9 +352,11 @@ def _stages(found: "LayoutPlan", profile: "Profile") -> Table:
     made = tables.table("stage", "sections", "from", "holds#")
     for stage, (first, end) in enumerate(found.stages[:LISTED]):
         made.add_row(
-            str(stage), f"{first}..{end - 1}", profile.sections[first].name,
+            str(stage),
+            f"{first}..{end - 1}",
+            profile.sections[first].name,
             memory(found.memory_bytes[stage]),
-        )  # fmt: skip
+        )
     if len(found.stages) > LISTED:
         made.caption = f"and {len(found.stages) - LISTED} more stages: --json"
     return made

@@ -18,9 +18,15 @@ from orchestrator.view import View
 WATCH_S = 1.0
 LINES_S = 5.0  # without a terminal
 NOTHING_YET: dict[str, Any] = {
-    "at_s": None, "epoch": 0, "deployment": "", "jobs": [], "machines": [], "pools": [],
-    "cost": None, "events": [],
-}  # fmt: skip
+    "at_s": None,
+    "epoch": 0,
+    "deployment": "",
+    "jobs": [],
+    "machines": [],
+    "pools": [],
+    "cost": None,
+    "events": [],
+}
 
 
 def status(

@@ -100,10 +100,14 @@ def submit(  # noqa: PLR0913 - a parameter per option
     this folder.
     """
     options = {
-        "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
-        "max_preemptions": max_preemptions, "nan": nan, "depth": depth,
+        "slots_min": slots_min,
+        "slots_max": slots_max,
+        "max_failures": max_failures,
+        "max_preemptions": max_preemptions,
+        "nan": nan,
+        "depth": depth,
         "haste": haste,
-    }  # fmt: skip
+    }
     command.options = {
         f"job.{key}": str(value) for key, value in options.items() if value is not None
     }
@@ -194,14 +198,23 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
     """Return the order for a job, without the hash of the script, which is set later."""
     job = config.job
     return JobSpec(
-        job=job_id(script), script=str(script), script_sha="", argv=argv,
-        slots_min=job.slots_min, slots_max=job.slots_max, depth=job.stages,
-        haste=job.haste, max_failures=job.max_failures,
-        max_preemptions=job.max_preemptions, nan=job.nan,
-        backup_every_steps=job.backup_every_steps, sums=job.sums,
+        job=job_id(script),
+        script=str(script),
+        script_sha="",
+        argv=argv,
+        slots_min=job.slots_min,
+        slots_max=job.slots_max,
+        depth=job.stages,
+        haste=job.haste,
+        max_failures=job.max_failures,
+        max_preemptions=job.max_preemptions,
+        nan=job.nan,
+        backup_every_steps=job.backup_every_steps,
+        sums=job.sums,
         checkpoint_every_s=job.checkpoint_every_s,
-        output_files=job.output_files, output_bytes=job.output_bytes,
-    )  # fmt: skip
+        output_files=job.output_files,
+        output_bytes=job.output_bytes,
+    )
 
 
 def job_id(script: Path) -> str:

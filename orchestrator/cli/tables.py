@@ -32,9 +32,11 @@ def table(*columns: str) -> Table:
     for column in columns:
         number = column.endswith(("$", "#"))
         made.add_column(
-            _name(column), justify="right" if number else "left",
-            header_style="dim", overflow="fold",
-        )  # fmt: skip
+            _name(column),
+            justify="right" if number else "left",
+            header_style="dim",
+            overflow="fold",
+        )
     return made
 
 
@@ -122,10 +124,15 @@ def jobs(found: Iterable[JobView]) -> Reasoned:
     for job in found:
         steps = f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
         made.add(
-            job.id, toned(job.status), steps, loss(job.loss),
-            job.layout or "-", usd(job.spent_usd),
-            duration(job.took_s), why=job.because,
-        )  # fmt: skip
+            job.id,
+            toned(job.status),
+            steps,
+            loss(job.loss),
+            job.layout or "-",
+            usd(job.spent_usd),
+            duration(job.took_s),
+            why=job.because,
+        )
     return made
 
 
@@ -140,10 +147,15 @@ def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
     )
     for one in held[:MACHINES_SHOWN] + gone[-ENDED_SHOWN:]:
         made.add(
-            one.id, _state(one), one.pool, one.market.replace("_", " "), usd(one.price_usd_per_h),
-            usd(one.cost_usd), duration((one.ended_at_s or now_s) - one.launched_at_s),
+            one.id,
+            _state(one),
+            one.pool,
+            one.market.replace("_", " "),
+            usd(one.price_usd_per_h),
+            usd(one.cost_usd),
+            duration((one.ended_at_s or now_s) - one.launched_at_s),
             why=(one.why_ended or one.why_bought).removeprefix(f"{one.id} "),
-        )  # fmt: skip
+        )
     if len(held) > MACHINES_SHOWN:
         made.caption = f"and {len(held) - MACHINES_SHOWN:,} more: orchestrator status --json"
     return made

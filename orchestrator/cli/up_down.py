@@ -123,9 +123,11 @@ def _spawn(command: Command, places: Places, *more: str) -> tuple["subprocess.Po
         process = subprocess.Popen(
             words,
             env={**os.environ, **environment(command.flags)},
-            stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     return process, begins_at
 
 
@@ -400,13 +402,19 @@ def _say_down(
         texts.append(Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}"))
     command.answer(
         {
-            "was_up": found.was_up, "killed": found.killed, "cost": cost, "machines_last_seen": held,
-            "processes_swept": len(left), "machines_settled": settled,
+            "was_up": found.was_up,
+            "killed": found.killed,
+            "cost": cost,
+            "machines_last_seen": held,
+            "processes_swept": len(left),
+            "machines_settled": settled,
             "kept_in_memory": [str(folder) for folder in left_there.in_memory],
-            "cancelled": [job.id for job in cancelled], "not_copied": [one.job for one in left_there.uncopied], "lost": left_there.lost,
+            "cancelled": [job.id for job in cancelled],
+            "not_copied": [one.job for one in left_there.uncopied],
+            "lost": left_there.lost,
         },
         *texts,
         then=("orchestrator tools gc --dry-run",)
         if found.words
         else ("orchestrator up", *(f"orchestrator resume {job.id}" for job in cancelled)),
-    )  # fmt: skip
+    )

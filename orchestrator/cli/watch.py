@@ -34,9 +34,16 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LINE_EVERY_S = 5.0
 SENTENCES_SHOWN = 5
 TONES = {
-    "RUNNING": "cyan", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta",
-    "working": "green", "ready": "green", "noticed": "red", "leaving": "red", "ended": "dim",
-}  # fmt: skip
+    "RUNNING": "cyan",
+    "SUCCEEDED": "green",
+    "FAILED": "red",
+    "CANCELLED": "magenta",
+    "working": "green",
+    "ready": "green",
+    "noticed": "red",
+    "leaving": "red",
+    "ended": "dim",
+}
 
 
 class ViewSource(Protocol):
@@ -203,9 +210,14 @@ def _lines(
 def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableType:
     """Return all that there is to say about a running job, in a dozen lines."""
     head = Text.assemble(
-        (job.id, "bold"), "  ", (job.status, f"bold {TONES.get(job.status, 'yellow')}"), "  ",
-        (job.because, "dim"), no_wrap=True, overflow="ellipsis",
-    )  # fmt: skip
+        (job.id, "bold"),
+        "  ",
+        (job.status, f"bold {TONES.get(job.status, 'yellow')}"),
+        "  ",
+        (job.because, "dim"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
@@ -232,10 +244,13 @@ def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
     """Return the state of the job in one plain line."""
     parts = [
         f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
-        f"loss {loss(job.loss)}", f"layout {job.layout or '-'}",
-        plural(job.machines, "machine"), f"{usd(job.now_usd_per_h)}/h",
-        f"spent {usd(job.spent_usd)}", f"saved {usd(job.saved_usd)}",
-    ]  # fmt: skip
+        f"loss {loss(job.loss)}",
+        f"layout {job.layout or '-'}",
+        plural(job.machines, "machine"),
+        f"{usd(job.now_usd_per_h)}/h",
+        f"spent {usd(job.spent_usd)}",
+        f"saved {usd(job.saved_usd)}",
+    ]
     if job.status != "RUNNING":
         parts.append(job.because)
     return " · ".join([*parts, *notes])
@@ -246,9 +261,13 @@ def _bar(job: JobView) -> RenderableType:
     tone = TONES.get(job.status, "yellow")
     total = job.steps_total or None
     bar = ProgressBar(
-        total=total, completed=job.step, width=40, pulse=total is None and not ended(job),
-        complete_style=tone, finished_style="green",
-    )  # fmt: skip
+        total=total,
+        completed=job.step,
+        width=40,
+        pulse=total is None and not ended(job),
+        complete_style=tone,
+        finished_style="green",
+    )
     left = duration(job.eta_s) + " left" if job.eta_s is not None else ""
     row.add_row(bar, f"step [bold]{_steps(job)}[/]", f"loss [bold]{loss(job.loss)}[/]", left)
     return row
@@ -287,9 +306,14 @@ def _so_far(job: JobView) -> str:
 
 def _sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.who, said.what, said.because),
-        no_wrap=True, overflow="ellipsis",
-    )  # fmt: skip
+        (clock(said.at_s), "dim"),
+        " ",
+        (said.who, "bold"),
+        " ",
+        told(said.who, said.what, said.because),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def _steps(job: JobView) -> str:

@@ -128,7 +128,10 @@ def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
 def described(kind: type[msgspec.Struct], media: str = JSON) -> dict[str, Any]:
     """Return the keywords with which a route names its answer in the OpenAPI document."""
     schema = {"$ref": REF.format(name=kind.__name__)}
-    failure = {"description": "Why not", "content": {JSON: {"schema": {"$ref": REF.format(name="Failure")}}}}  # fmt: skip
+    failure = {
+        "description": "Why not",
+        "content": {JSON: {"schema": {"$ref": REF.format(name="Failure")}}},
+    }
     return {
         "response_class": Response,
         "responses": {

@@ -58,9 +58,13 @@ def create_app(
 
     shown = _files()
     app = FastAPI(
-        lifespan=lifespan, routes=[*shown.values()], openapi_url=None, docs_url=None, redoc_url=None,
+        lifespan=lifespan,
+        routes=[*shown.values()],
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,
-    )  # fmt: skip
+    )
     app.add_middleware(Guard, keys=keys, files=shown.keys())
     app.include_router(router(feed, keys, past, state_of))
     _add_document(app)

@@ -24,8 +24,18 @@ HELD = "held/"
 HOUR_S = 3600.0
 UNIT_STEPS = 1000
 MARKED: tuple[Kind, ...] = (
-    "notice", "eviction", "layout", "checkpoint", "loss", "status", "finish", "failure", "budget", "order", "refusal",
-)  # fmt: skip
+    "notice",
+    "eviction",
+    "layout",
+    "checkpoint",
+    "loss",
+    "status",
+    "finish",
+    "failure",
+    "budget",
+    "order",
+    "refusal",
+)
 
 Values = list[float | None]
 

@@ -220,12 +220,19 @@ class Writer:
             "INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    lease.token, lease.machine, lease.job, lease.pool, lease.market, lease.from_s,
-                    lease.ended_at_s, lease.on_demand_usd_per_h, lease.why,
+                    lease.token,
+                    lease.machine,
+                    lease.job,
+                    lease.pool,
+                    lease.market,
+                    lease.from_s,
+                    lease.ended_at_s,
+                    lease.on_demand_usd_per_h,
+                    lease.why,
                 )
                 for lease in self._machines.values()
             ],
-        )  # fmt: skip
+        )
 
     def _prune(self, now_s: float) -> None:
         """Remove what is older than is kept, or more than is kept."""
@@ -287,6 +294,12 @@ def _by_day(charge: Charge) -> Iterable[tuple[Any, ...]]:
         part = (ends_s - begins_s) / whole_s if whole_s > 0 else 1.0
         if part > 0:
             yield (
-                day, charge.job, charge.pool, charge.market, charge.cause,
-                charge.usd * part, charge.hours * part, charge.on_demand_usd * part,
-            )  # fmt: skip
+                day,
+                charge.job,
+                charge.pool,
+                charge.market,
+                charge.cause,
+                charge.usd * part,
+                charge.hours * part,
+                charge.on_demand_usd * part,
+            )

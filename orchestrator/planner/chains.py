@@ -259,9 +259,13 @@ class Lanes:
         if key not in self._tails:
             one = self.groups[group]
             found = cost_model.tails(
-                one.tables, self.firsts, self.way, np.array([float(width)]),
-                one.holding.per_instance, apart=apart,
-            )  # fmt: skip
+                one.tables,
+                self.firsts,
+                self.way,
+                np.array([float(width)]),
+                one.holding.per_instance,
+                apart=apart,
+            )
             self._tails[key] = found[:, 0].tolist()
         return self._tails[key]
 

@@ -125,12 +125,16 @@ def measured(seen: Timeline, profile: Profile | None) -> str:
     rows = {name: row for row, name in enumerate(layout.workers)}
     bars = [
         Bar(
-            worker=rows[name], kind=Kind(m.kind), stage=m.stage, microbatch=m.microbatch,
-            start_s=m.start_s, end_s=m.end_s,
+            worker=rows[name],
+            kind=Kind(m.kind),
+            stage=m.stage,
+            microbatch=m.microbatch,
+            start_s=m.start_s,
+            end_s=m.end_s,
         )
         for name, moments in seen.workers.items()
         for m in moments
-    ]  # fmt: skip
+    ]
     drawn = [Panel("measured", tuple(bars), layout.workers)]
     if profile is not None:
         drawn.insert(0, Panel("predicted", tuple(predicted(seen, profile)), layout.workers))
@@ -144,11 +148,15 @@ def predicted(seen: Timeline, profile: Profile) -> list[Bar]:
         bars = _replica(seen, profile, replica)
         found += [
             Bar(
-                worker=row + bar.worker, kind=bar.kind, stage=bar.stage,
-                microbatch=replica.first + bar.microbatch, start_s=bar.start_s, end_s=bar.end_s,
+                worker=row + bar.worker,
+                kind=bar.kind,
+                stage=bar.stage,
+                microbatch=replica.first + bar.microbatch,
+                start_s=bar.start_s,
+                end_s=bar.end_s,
             )
             for bar in bars
-        ]  # fmt: skip
+        ]
         row += depth
     return found
 
@@ -176,10 +184,14 @@ def _replica(seen: Timeline, profile: Profile, replica: Replica) -> list[Bar]:
         host = schedule.host(stage, 0)
         bars.append(
             Bar(
-                worker=host, kind=Kind.REDUCE, stage=stage, microbatch=0,
-                start_s=done_s, end_s=done_s + float(seconds),
+                worker=host,
+                kind=Kind.REDUCE,
+                stage=stage,
+                microbatch=0,
+                start_s=done_s,
+                end_s=done_s + float(seconds),
             )
-        )  # fmt: skip
+        )
     return bars
 
 

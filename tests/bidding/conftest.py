@@ -24,8 +24,9 @@ def auction_market():
     """A month of an auction market, bids and all."""
     listings = synthetic.auctions(np.random.default_rng(3), days=30, zones=2)
     day = 86_400.0
-    return build(listings, rule=AWS_2016, tick_s=300.0, start_s=15 * day, end_s=30 * day,
-                 trained_from_s=0.0)  # fmt: skip
+    return build(
+        listings, rule=AWS_2016, tick_s=300.0, start_s=15 * day, end_s=30 * day, trained_from_s=0.0
+    )
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,16 @@ def offer(zone, price, market="spot", **more):
 
 def holding(lease, zone, price, **more):
     pool = Pool("aws", "r", zone, "small")
-    return HeldMachine(lease=lease, pool=pool, type=SMALL, market="spot", price_usd_per_h=price,
-                   bid_usd_per_h=None, started_at_s=0.0, **more)  # fmt: skip
+    return HeldMachine(
+        lease=lease,
+        pool=pool,
+        type=SMALL,
+        market="spot",
+        price_usd_per_h=price,
+        bid_usd_per_h=None,
+        started_at_s=0.0,
+        **more,
+    )
 
 
 def test_the_cheapest_pool_is_filled_to_the_limit():

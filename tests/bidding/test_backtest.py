@@ -30,11 +30,17 @@ def test_the_backtest_bills_as_the_rules_do(today_market, rule):
     """One pool, held whenever it has capacity: the bill is that of each stretch under `cost_usd`."""
     whole = today_market(rule)
     market = msgspec.structs.replace(
-        whole, pools=whole.pools[:1], types=whole.types[:1], price=whole.price[:1],
-        capacity=whole.capacity[:1], hazard_per_h=whole.hazard_per_h[:1],
-        return_per_h=whole.return_per_h[:1], evicted_in_1h=whole.evicted_in_1h[:1],
-        evicted_in_mood=whole.evicted_in_mood[:1], mood=whole.mood[:1],
-    )  # fmt: skip
+        whole,
+        pools=whole.pools[:1],
+        types=whole.types[:1],
+        price=whole.price[:1],
+        capacity=whole.capacity[:1],
+        hazard_per_h=whole.hazard_per_h[:1],
+        return_per_h=whole.return_per_h[:1],
+        evicted_in_1h=whole.evicted_in_1h[:1],
+        evicted_in_mood=whole.evicted_in_mood[:1],
+        mood=whole.mood[:1],
+    )
     work = backtest.Work(hours=6.0, slots=1, patience=20.0)
     prices = [(t * market.tick_s, float(p)) for t, p in enumerate(market.price[0])]
     for start in backtest.draw_starts(market, work, 10, seed=4):
@@ -85,8 +91,10 @@ def test_ours_is_the_cheapest_on_both_markets(today_market, auction_market):
     """Over the same starts no strategy that people run today is cheaper on average."""
     for market in (today_market(AWS_TODAY), auction_market):
         starts = backtest.draw_starts(market, WORK, 60, seed=5)
-        mean = {r.strategy: float(r["cost_usd"].mean())
-                for r in backtest.run(market, WORK, starts=starts)}  # fmt: skip
+        mean = {
+            r.strategy: float(r["cost_usd"].mean())
+            for r in backtest.run(market, WORK, starts=starts)
+        }
         assert mean["ours"] <= min(mean.values()) * 1.001
 
 

@@ -22,8 +22,15 @@ def page(tmp_path_factory):
 
 def test_the_report_draws_all_that_was_asked_for(page):
     """Both markets are there, with costs, prices and holdings, the frontier and the calibration."""
-    for words in ("auctions as in 2016", "capacity as today", "Cost of one job", "prices and holdings",
-                  "Cost against the deadline", "predicted and observed", "clairvoyant bound"):  # fmt: skip
+    for words in (
+        "auctions as in 2016",
+        "capacity as today",
+        "Cost of one job",
+        "prices and holdings",
+        "Cost against the deadline",
+        "predicted and observed",
+        "clairvoyant bound",
+    ):
         assert words in page
     assert page.count("<svg") >= 8
     assert "<script" not in page

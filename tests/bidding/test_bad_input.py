@@ -43,13 +43,21 @@ class Linear:
 
 
 def offer(zone="a", price=0.3, market="spot", **more):
-    return Offer(pool=Pool("aws", "r", zone, "kind"), type=KIND, market=market,
-                 price_usd_per_h=price, **more)  # fmt: skip
+    return Offer(
+        pool=Pool("aws", "r", zone, "kind"), type=KIND, market=market, price_usd_per_h=price, **more
+    )
 
 
 def lease(**more):
-    return HeldMachine(lease="m", pool=Pool("aws", "r", "a", "kind"), type=KIND, market="spot",
-                   price_usd_per_h=0.3, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
+    return HeldMachine(
+        lease="m",
+        pool=Pool("aws", "r", "a", "kind"),
+        type=KIND,
+        market="spot",
+        price_usd_per_h=0.3,
+        bid_usd_per_h=None,
+        **{"started_at_s": 0.0, **more},
+    )
 
 
 FILES = {
@@ -194,10 +202,16 @@ def test_no_offer_and_no_lease_is_waiting():
     assert "waiting" in said.because
 
 
-@pytest.mark.parametrize("limits", [
-    Limits(budget_left_usd=0.0), Limits(budget_left_usd=-5.0), Limits(usd_per_h_max=0.0),
-    Limits(regions=("elsewhere",)), Limits(slots_min=4, slots_max=4, usd_per_h_max=0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(budget_left_usd=0.0),
+        Limits(budget_left_usd=-5.0),
+        Limits(usd_per_h_max=0.0),
+        Limits(regions=("elsewhere",)),
+        Limits(slots_min=4, slots_max=4, usd_per_h_max=0.5),
+    ],
+)
 def test_limits_that_nothing_fits_buy_nothing(limits):
     """No money, a budget that is overdrawn, no region, or fewer machines payable than are needed: we wait."""
     said = decide([offer(), offer("b")], [], DEMAND, limits, Linear(), 0.0)

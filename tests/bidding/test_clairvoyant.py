@@ -22,11 +22,14 @@ def small_market(prices, capacities, rule: BillingRule, kind: InstanceType = KIN
     """A market from plain lists, a tick each."""
     at_s = np.arange(len(prices[0])) * TICK_S
     listings = [
-        Listing(pool=Pool("aws", "r", f"r{i}", "one"), type=kind,
-                price=Series(at_s=at_s, value=np.array(p, dtype=float)),
-                capacity=Series(at_s=at_s, value=np.array(c, dtype=float)))
+        Listing(
+            pool=Pool("aws", "r", f"r{i}", "one"),
+            type=kind,
+            price=Series(at_s=at_s, value=np.array(p, dtype=float)),
+            capacity=Series(at_s=at_s, value=np.array(c, dtype=float)),
+        )
         for i, (p, c) in enumerate(zip(prices, capacities, strict=True))
-    ]  # fmt: skip
+    ]
     return build(listings, rule=rule, tick_s=TICK_S, start_s=0.0, end_s=len(at_s) * TICK_S)
 
 
@@ -67,13 +70,17 @@ def best_by_enumeration(market: Market, start_s: float, work_h: float) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    prices=st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.5]), min_size=6, max_size=6),
-                    min_size=2, max_size=2),
-    capacities=st.lists(st.lists(st.sampled_from([0, 1, 1]), min_size=6, max_size=6),
-                        min_size=2, max_size=2),
+    prices=st.lists(
+        st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.5]), min_size=6, max_size=6),
+        min_size=2,
+        max_size=2,
+    ),
+    capacities=st.lists(
+        st.lists(st.sampled_from([0, 1, 1]), min_size=6, max_size=6), min_size=2, max_size=2
+    ),
     rule=st.sampled_from([AWS_TODAY, AZURE, AWS_2016]),
     work_ticks=st.integers(1, 4),
-)  # fmt: skip
+)
 def test_the_bound_is_below_the_best_of_all_plans(prices, capacities, rule, work_ticks):
     """Every plan of six ticks over two pools and on demand costs at least the bound."""
     market = small_market(prices, capacities, rule)
@@ -141,9 +148,12 @@ def test_what_can_be_refunded_at_once_is_no_more_than_what_is_taken():
     """Of two machines for one hour the cloud takes one after 50 minutes: the other one is paid."""
     capacity = [2.0] * 10 + [1.0] * 2
     at_s = np.arange(12) * 300.0
-    listing = Listing(pool=Pool("aws", "r", "ra", "one"), type=KIND,
-                      price=Series(at_s=at_s[:1], value=np.array([1.0])),
-                      capacity=Series(at_s=at_s, value=np.array(capacity)))  # fmt: skip
+    listing = Listing(
+        pool=Pool("aws", "r", "ra", "one"),
+        type=KIND,
+        price=Series(at_s=at_s[:1], value=np.array([1.0])),
+        capacity=Series(at_s=at_s, value=np.array(capacity)),
+    )
     market = build([listing], rule=AWS_TODAY, tick_s=300.0, start_s=0.0, end_s=3600.0)
     bound = clairvoyant.lower_bound_usd(
         clairvoyant.terms_of(market, 0.0), 0, 12, work_slot_h=10 / 6, slots=2
@@ -186,9 +196,12 @@ def test_no_strategy_beats_the_bound_where_machines_go_one_by_one():
     ticks = 12 * 24 * 6
     capacity = np.repeat(rng.integers(0, 5, ticks // 4), 4)
     at_s = np.arange(ticks) * 300.0
-    listing = Listing(pool=Pool("aws", "r", "ra", "one"), type=KIND,
-                      price=Series(at_s=at_s[:1], value=np.array([1.0])),
-                      capacity=Series(at_s=at_s, value=capacity.astype(float)))  # fmt: skip
+    listing = Listing(
+        pool=Pool("aws", "r", "ra", "one"),
+        type=KIND,
+        price=Series(at_s=at_s[:1], value=np.array([1.0])),
+        capacity=Series(at_s=at_s, value=capacity.astype(float)),
+    )
     market = build([listing], rule=AWS_TODAY, tick_s=300.0, start_s=0.0, end_s=ticks * 300.0)
     work = backtest.Work(hours=3.0, slots=4)
     starts = backtest.draw_starts(market, work, 20, seed=1)

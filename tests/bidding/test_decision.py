@@ -74,13 +74,21 @@ def moments(draw):
     hazards = st.sampled_from([0.0, 0.01, 0.2, 1.0, 6.0])
     return Moment(
         rule=draw(st.sampled_from([AWS_TODAY.name, AZURE.name, AWS_2016.name])),
-        slots=each(sizes, n + 1), speed=each(st.sampled_from([0.15, 1.0, 1.3]), n + 1),
+        slots=each(sizes, n + 1),
+        speed=each(st.sampled_from([0.15, 1.0, 1.3]), n + 1),
         usd_per_slot_h=(*each(st.floats(0.1, 1.0)), draw(st.sampled_from([0.4, 1.0, 3.0]))),
-        hazard_per_h=each(hazards), region=tuple(sorted(each(st.integers(0, 1)))), zone=tuple(sorted(each(st.integers(0, 2)))),
-        exchange_gb=draw(st.sampled_from([0.0, 0.0, 0.5, 20.0, 400.0])), away=each(st.booleans()),
-        refused=each(st.sampled_from([False, False, True])), losses_seen=each(st.booleans()),
-        lost_in_1h=tuple(sorted(each(st.sampled_from([0.0, 0.05, 0.4, 1.0]), len(DELTAS)), reverse=True)),
-        rows=tuple(draw(st.lists(rows, max_size=5))), wanted=wanted,
+        hazard_per_h=each(hazards),
+        region=tuple(sorted(each(st.integers(0, 1)))),
+        zone=tuple(sorted(each(st.integers(0, 2)))),
+        exchange_gb=draw(st.sampled_from([0.0, 0.0, 0.5, 20.0, 400.0])),
+        away=each(st.booleans()),
+        refused=each(st.sampled_from([False, False, True])),
+        losses_seen=each(st.booleans()),
+        lost_in_1h=tuple(
+            sorted(each(st.sampled_from([0.0, 0.05, 0.4, 1.0]), len(DELTAS)), reverse=True)
+        ),
+        rows=tuple(draw(st.lists(rows, max_size=5))),
+        wanted=wanted,
         start_s=draw(st.sampled_from([30.0, 120.0, 900.0, 2400.0])),
         morph_s=draw(st.sampled_from([0.0, 2.0, 60.0])),
         recovery_s=draw(st.sampled_from([0.0, 5.0, 300.0])),
@@ -88,7 +96,7 @@ def moments(draw):
         haste=draw(st.sampled_from([0.0, 0.5, np.inf])),
         work_left=draw(st.sampled_from([0.02, 0.5, 5.0, 300.0, np.inf])),
         manager_usd_per_h=draw(st.sampled_from([0.0, 0.2])),
-    )  # fmt: skip
+    )
 
 
 def column(values):
@@ -101,32 +109,53 @@ def as_world(m):
     rule = {r.name: r for r in (AWS_TODAY, AZURE, AWS_2016)}[m.rule]
     price = np.array(m.usd_per_slot_h) * np.array(m.slots)
     return BacktestWorld(
-        price=column(price), capacity=column([0 if a else 1_000_000 for a in (*m.away, False)]),
-        hazard_per_h=column((*m.hazard_per_h, 0.0)), losses_seen=column((*m.losses_seen, False)),
-        moved=np.ones(NOW + 1, np.bool_), slots=np.array(m.slots), speed=np.array(m.speed),
-        region=np.array((*m.region, m.region[-1])), deltas=DELTAS,
+        price=column(price),
+        capacity=column([0 if a else 1_000_000 for a in (*m.away, False)]),
+        hazard_per_h=column((*m.hazard_per_h, 0.0)),
+        losses_seen=column((*m.losses_seen, False)),
+        moved=np.ones(NOW + 1, np.bool_),
+        slots=np.array(m.slots),
+        speed=np.array(m.speed),
+        region=np.array((*m.region, m.region[-1])),
+        deltas=DELTAS,
         evicted_in_1h=np.zeros((n, len(DELTAS))),
         evicted_in_mood=np.tile(np.array(m.lost_in_1h), (n, MOODS, 1)),
-        mood=np.zeros((n, NOW + 1), np.int64), tick_h=TICK_S / 3600, rule=code_of(rule),
-        bids=rule.bid == "required", zone=np.array([zone_of(m, k) for k in range(n + 1)]),
-        zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
-    )  # fmt: skip
+        mood=np.zeros((n, NOW + 1), np.int64),
+        tick_h=TICK_S / 3600,
+        rule=code_of(rule),
+        bids=rule.bid == "required",
+        zone=np.array([zone_of(m, k) for k in range(n + 1)]),
+        zone_usd_per_gb=ZONE_USD_PER_GB,
+        region_usd_per_gb=REGION_USD_PER_GB,
+    )
 
 
 def as_job(m, finish_tick=0):
     return BacktestJob(
-        slots=m.wanted, work_h=100.0, start_h=m.start_s / 3600, morph_h=m.morph_s / 3600,
-        recovery_h=m.recovery_s / 3600, manager_usd_per_h=m.manager_usd_per_h, scaling=m.scaling,
-        begin_tick=0, finish_tick=finish_tick, exchange_gb_per_work=m.exchange_gb,
-    )  # fmt: skip
+        slots=m.wanted,
+        work_h=100.0,
+        start_h=m.start_s / 3600,
+        morph_h=m.morph_s / 3600,
+        recovery_h=m.recovery_s / 3600,
+        manager_usd_per_h=m.manager_usd_per_h,
+        scaling=m.scaling,
+        begin_tick=0,
+        finish_tick=finish_tick,
+        exchange_gb_per_work=m.exchange_gb,
+    )
 
 
 def as_plan(m, book_=NO_BOOK):
     return Decision(
-        policy=OURS, allowed=np.ones(len(m.slots), np.bool_), rechoose_ticks=0, checkpoint_h=0.0,
-        haste=m.haste, bid_on_demand=False, book=book_,
+        policy=OURS,
+        allowed=np.ones(len(m.slots), np.bool_),
+        rechoose_ticks=0,
+        checkpoint_h=0.0,
+        haste=m.haste,
+        bid_on_demand=False,
+        book=book_,
         phase=np.zeros(NOW + 1, np.int64),
-    )  # fmt: skip
+    )
 
 
 def as_leases(m, world):
@@ -159,8 +188,14 @@ class Power:
 
 
 def kind(m, k):
-    return InstanceType(name=f"kind.{k}", cloud="aws", slots=m.slots[k], memory_bytes=1,
-                        on_demand_usd_per_h=1.0, speed=m.speed[k])  # fmt: skip
+    return InstanceType(
+        name=f"kind.{k}",
+        cloud="aws",
+        slots=m.slots[k],
+        memory_bytes=1,
+        on_demand_usd_per_h=1.0,
+        speed=m.speed[k],
+    )
 
 
 def place(m, k):
@@ -181,27 +216,48 @@ def as_the_manager_sees_it(m, world):
     for k in range(len(m.slots)):
         reliable = k == len(m.away)
         bids = tuple(
-            Bid(bid_usd_per_h=float(world.price[k, NOW] + d),
-                evicted_in_1h=-np.expm1(-hazard_of(world, k, world.price[k, NOW] + d, NOW)))
+            Bid(
+                bid_usd_per_h=float(world.price[k, NOW] + d),
+                evicted_in_1h=-np.expm1(-hazard_of(world, k, world.price[k, NOW] + d, NOW)),
+            )
             for d in (DELTAS if world.bids and not reliable else ())
-        )  # fmt: skip
-        offers.append(Offer(
-            pool=place(m, k), type=kind(m, k), market="on_demand" if reliable else "spot",
-            price_usd_per_h=float(world.price[k, NOW]), bids=bids, billing=m.rule,
-            blocked=not reliable and (m.away[k] or m.refused[k]),
-            hazard_per_h=float(world.hazard_per_h[k, NOW]), losses_seen=bool(world.losses_seen[k, NOW]),
-            zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
-        ))  # fmt: skip
+        )
+        offers.append(
+            Offer(
+                pool=place(m, k),
+                type=kind(m, k),
+                market="on_demand" if reliable else "spot",
+                price_usd_per_h=float(world.price[k, NOW]),
+                bids=bids,
+                billing=m.rule,
+                blocked=not reliable and (m.away[k] or m.refused[k]),
+                hazard_per_h=float(world.hazard_per_h[k, NOW]),
+                losses_seen=bool(world.losses_seen[k, NOW]),
+                zone_usd_per_gb=ZONE_USD_PER_GB,
+                region_usd_per_gb=REGION_USD_PER_GB,
+            )
+        )
     for i, row in enumerate(m.rows):
         o = offers[row.pool]
         bid = bid_of(m, world, row)
-        held += [HeldMachine(
-            lease=f"{i:02}-{j}", pool=o.pool, type=o.type, market=o.market, price_usd_per_h=o.price_usd_per_h,
-            bid_usd_per_h=float(bid), started_at_s=(NOW - row.age) * TICK_S, billing=m.rule,
-            doing="starts" if row.age * TICK_S < m.start_s else "works", losses_seen=o.losses_seen,
-            hazard_per_h=float(hazard_of(world, row.pool, bid, NOW)),
-            zone_usd_per_gb=ZONE_USD_PER_GB, region_usd_per_gb=REGION_USD_PER_GB,
-        ) for j in range(row.machines)]  # fmt: skip
+        held += [
+            HeldMachine(
+                lease=f"{i:02}-{j}",
+                pool=o.pool,
+                type=o.type,
+                market=o.market,
+                price_usd_per_h=o.price_usd_per_h,
+                bid_usd_per_h=float(bid),
+                started_at_s=(NOW - row.age) * TICK_S,
+                billing=m.rule,
+                doing="starts" if row.age * TICK_S < m.start_s else "works",
+                losses_seen=o.losses_seen,
+                hazard_per_h=float(hazard_of(world, row.pool, bid, NOW)),
+                zone_usd_per_gb=ZONE_USD_PER_GB,
+                region_usd_per_gb=REGION_USD_PER_GB,
+            )
+            for j in range(row.machines)
+        ]
     return offers, held
 
 
@@ -213,14 +269,25 @@ def both(m, finish_tick=0, table=NO_BOOK):
     orders = rule(world, job, plan, as_leases(m, world), NOW, m.work_left)
     offers, held = as_the_manager_sees_it(m, world)
     said = decide(
-        offers, held,
-        Demand(work_left=None if m.work_left == np.inf else m.work_left, start_s=m.start_s, morph_s=m.morph_s,
-               recovery_s=m.recovery_s, manager_usd_per_h=m.manager_usd_per_h,
-               exchange_gb_per_work=m.exchange_gb),
-        Limits(slots_min=1, slots_max=m.wanted, haste=m.haste,
-               finish_by_s=finish_tick * TICK_S if finish_tick else None),
-        Power(m), NOW * TICK_S,
-    )  # fmt: skip
+        offers,
+        held,
+        Demand(
+            work_left=None if m.work_left == np.inf else m.work_left,
+            start_s=m.start_s,
+            morph_s=m.morph_s,
+            recovery_s=m.recovery_s,
+            manager_usd_per_h=m.manager_usd_per_h,
+            exchange_gb_per_work=m.exchange_gb,
+        ),
+        Limits(
+            slots_min=1,
+            slots_max=m.wanted,
+            haste=m.haste,
+            finish_by_s=finish_tick * TICK_S if finish_tick else None,
+        ),
+        Power(m),
+        NOW * TICK_S,
+    )
     gone = {r.lease for r in said.release}
     kept = Counter(int(h.lease[:2]) for h in held if h.lease not in gone)
     bought = Counter()
@@ -230,10 +297,13 @@ def both(m, finish_tick=0, table=NO_BOOK):
         bought[k], bids[k] = a.count, a.bid_usd_per_h
     ours_bids = {k: orders.bid[k] if orders.bid[k] < ANY_PRICE else None for k in bids}
     return (
-        (Counter({i: n for i, n in enumerate(orders.keep.tolist()) if n}),
-         Counter({k: n for k, n in enumerate(orders.buy.tolist()) if n}), ours_bids),
+        (
+            Counter({i: n for i, n in enumerate(orders.keep.tolist()) if n}),
+            Counter({k: n for k, n in enumerate(orders.buy.tolist()) if n}),
+            ours_bids,
+        ),
         (kept, bought, bids),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=600, deadline=None)
@@ -245,9 +315,7 @@ def test_the_backtest_keeps_and_buys_what_the_manager_does(m):
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    moments(), st.sampled_from([1, 12, 240, 4000]), st.sampled_from([IDLE, ON_DEMAND, SPOT])
-)  # fmt: skip
+@given(moments(), st.sampled_from([1, 12, 240, 4000]), st.sampled_from([IDLE, ON_DEMAND, SPOT]))
 def test_with_a_deadline_the_backtest_keeps_and_buys_what_the_manager_does(m, ticks, mode):
     """Too late, tight, and with time to spare; both look up the same table, which says one mode."""
     if m.work_left < np.inf:
@@ -260,12 +328,28 @@ def test_with_a_deadline_the_backtest_keeps_and_buys_what_the_manager_does(m, ti
 def test_what_works_is_kept_while_the_cheap_pool_is_away():
     """One machine is held, four are wanted: three are bought, and nobody waits for the cheap pool."""
     m = Moment(
-        rule=AZURE.name, slots=(1, 1, 1), speed=(1.0, 1.0, 1.0), usd_per_slot_h=(0.6, 0.2, 3.0),
-        hazard_per_h=(0.1, 0.1), region=(0, 0), zone=(0, 1), exchange_gb=0.0, away=(False, True), refused=(False, False),
-        losses_seen=(True, True), lost_in_1h=(0.0, 0.0, 0.0), rows=(Row(0, 1, 20, 0),), wanted=4,
-        start_s=120.0, morph_s=2.0, recovery_s=5.0, scaling=1.0, haste=0.5, work_left=80.0,
+        rule=AZURE.name,
+        slots=(1, 1, 1),
+        speed=(1.0, 1.0, 1.0),
+        usd_per_slot_h=(0.6, 0.2, 3.0),
+        hazard_per_h=(0.1, 0.1),
+        region=(0, 0),
+        zone=(0, 1),
+        exchange_gb=0.0,
+        away=(False, True),
+        refused=(False, False),
+        losses_seen=(True, True),
+        lost_in_1h=(0.0, 0.0, 0.0),
+        rows=(Row(0, 1, 20, 0),),
+        wanted=4,
+        start_s=120.0,
+        morph_s=2.0,
+        recovery_s=5.0,
+        scaling=1.0,
+        haste=0.5,
+        work_left=80.0,
         manager_usd_per_h=0.0,
-    )  # fmt: skip
+    )
     backtest, manager = both(m)
     assert backtest == manager
     assert (backtest[0], backtest[1]) == (Counter({0: 1}), Counter({0: 3}))

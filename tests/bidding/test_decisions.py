@@ -39,11 +39,13 @@ def offer(draw):
     n = draw(st.sampled_from([1, 2, 4]))
     zone = draw(st.sampled_from("abcdef"))
     return Offer(
-        pool=Pool("aws", "r", zone, f"kind.{n}"), type=KINDS[n], market="spot",
+        pool=Pool("aws", "r", zone, f"kind.{n}"),
+        type=KINDS[n],
+        market="spot",
         price_usd_per_h=draw(prices) * n,
         hazard_per_h=draw(st.sampled_from([0.0, 0.01, 0.2, 2.0])),
         blocked=draw(st.booleans()),
-    )  # fmt: skip
+    )
 
 
 offers = st.lists(offer(), max_size=8, unique_by=lambda o: o.pool)
@@ -53,11 +55,16 @@ offers = st.lists(offer(), max_size=8, unique_by=lambda o: o.pool)
 def holding(draw):
     n = draw(st.sampled_from([1, 2]))
     return HeldMachine(
-        lease=str(draw(st.integers(0, 10**6))), pool=Pool("aws", "r", draw(st.sampled_from("xyz")), f"kind.{n}"),
-        type=KINDS[n], market="spot", price_usd_per_h=draw(prices) * n, bid_usd_per_h=None,
-        started_at_s=draw(st.floats(0, 2 * H)), noticed=draw(st.booleans()),
+        lease=str(draw(st.integers(0, 10**6))),
+        pool=Pool("aws", "r", draw(st.sampled_from("xyz")), f"kind.{n}"),
+        type=KINDS[n],
+        market="spot",
+        price_usd_per_h=draw(prices) * n,
+        bid_usd_per_h=None,
+        started_at_s=draw(st.floats(0, 2 * H)),
+        noticed=draw(st.booleans()),
         hazard_per_h=draw(st.sampled_from([None, 0.0, 0.5])),
-    )  # fmt: skip
+    )
 
 
 holdings = st.lists(holding(), max_size=5, unique_by=lambda h: h.lease)
@@ -133,11 +140,23 @@ def test_a_refund_is_hoped_for_only_where_machines_were_seen_to_go():
 def test_what_a_limit_does_not_allow_to_stay_leaves_before_anything_is_bought():
     """Above the limit per hour nothing comes on top: all that is too dear leaves, then others are bought."""
     held = [lease(str(i), "a", 0.6, hazard_per_h=0.0) for i in range(4)]
-    said = decide([one("b", 0.1, hazard_per_h=0.0)], held, DEMAND,
-                  Limits(slots_max=4, usd_per_h_max=0.5), Linear(), 2 * H)  # fmt: skip
+    said = decide(
+        [one("b", 0.1, hazard_per_h=0.0)],
+        held,
+        DEMAND,
+        Limits(slots_max=4, usd_per_h_max=0.5),
+        Linear(),
+        2 * H,
+    )
     assert (len(said.release), said.acquire) == (4, ())
-    said = decide([one("b", 0.1, hazard_per_h=0.0)], [], DEMAND,
-                  Limits(slots_max=4, usd_per_h_max=0.5), Linear(), 2 * H)  # fmt: skip
+    said = decide(
+        [one("b", 0.1, hazard_per_h=0.0)],
+        [],
+        DEMAND,
+        Limits(slots_max=4, usd_per_h_max=0.5),
+        Linear(),
+        2 * H,
+    )
     assert sum(a.count for a in said.acquire) == 4
 
 
@@ -151,9 +170,10 @@ def test_a_dominated_lease_never_improves_cost_per_work(on_offer, worse):
         return
     cheapest = min(there, key=lambda o: o.price_usd_per_h / o.type.slots)
     dominated = msgspec.structs.replace(
-        cheapest, pool=Pool("aws", "r", "zz", cheapest.pool.type),
+        cheapest,
+        pool=Pool("aws", "r", "zz", cheapest.pool.type),
         price_usd_per_h=cheapest.price_usd_per_h * worse,
-    )  # fmt: skip
+    )
     both = decide([*on_offer, dominated], [], DEMAND, Limits(slots_max=4, haste=0.0), Linear(), 0.0)
     if alone.cost_usd_per_work is not None and both.cost_usd_per_work is not None:
         assert both.cost_usd_per_work >= alone.cost_usd_per_work * (1 - 1e-9)
@@ -171,13 +191,25 @@ def test_absurd_prices_are_not_bought(price):
 
 
 def one(zone, price, market="spot", **more):
-    return Offer(pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market=market,
-                 price_usd_per_h=price, **more)  # fmt: skip
+    return Offer(
+        pool=Pool("aws", "r", zone, "kind.1"),
+        type=KINDS[1],
+        market=market,
+        price_usd_per_h=price,
+        **more,
+    )
 
 
 def lease(name, zone, price, **more):
-    return HeldMachine(lease=name, pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market="spot",
-                   price_usd_per_h=price, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
+    return HeldMachine(
+        lease=name,
+        pool=Pool("aws", "r", zone, "kind.1"),
+        type=KINDS[1],
+        market="spot",
+        price_usd_per_h=price,
+        bid_usd_per_h=None,
+        **{"started_at_s": 0.0, **more},
+    )
 
 
 def test_a_limit_below_the_reliable_machines_is_said():
@@ -280,8 +312,7 @@ def test_a_risky_pool_is_left_where_losing_it_hurts():
 
 def test_the_bid_with_the_cheapest_work_is_chosen():
     """Where bids evict, a low bid with refunds beats a safe one, until evictions cost too much."""
-    bids = (Bid(bid_usd_per_h=0.21, evicted_in_1h=0.5),
-            Bid(bid_usd_per_h=1.00, evicted_in_1h=0.01))  # fmt: skip
+    bids = (Bid(bid_usd_per_h=0.21, evicted_in_1h=0.5), Bid(bid_usd_per_h=1.00, evicted_in_1h=0.01))
     auction = one("a", 0.2, billing="aws_2016", bids=bids)
     said = decide([auction], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
     assert said.acquire[0].bid_usd_per_h == 0.21
@@ -398,8 +429,14 @@ def test_near_the_end_of_a_job_what_it_cannot_do_without_is_still_bought(morph_s
     """One of four slots is lost, a minute is left: however long a change stalls, a newcomer is worth it."""
     held = [lease(str(i), "a", 0.1, hazard_per_h=0.0) for i in range(3)]
     demand = Demand(work_left=4 * 60.0, start_s=2.0, morph_s=morph_s, recovery_s=1.0)
-    said = decide([one("a", 0.1, hazard_per_h=0.0)], held, demand,
-                  Limits(slots_min=4, slots_max=4), Linear(), 2 * H)  # fmt: skip
+    said = decide(
+        [one("a", 0.1, hazard_per_h=0.0)],
+        held,
+        demand,
+        Limits(slots_min=4, slots_max=4),
+        Linear(),
+        2 * H,
+    )
     assert (sum(a.count for a in said.acquire), said.release) == (1, ())
 
 
@@ -412,36 +449,50 @@ def any_offer(draw):
     n, market = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["spot", "on_demand"]))
     region = draw(st.sampled_from(["near", "far"]))
     price = n * draw(st.one_of(prices, st.sampled_from([0.0, -1.0, 1e9, math.nan])))
-    bids = [Bid(bid_usd_per_h=price + d, evicted_in_1h=e)
-            for d, e in ((0.01, draw(st.floats(0.0, 1.0))), (0.5, 0.0))]  # fmt: skip
+    bids = [
+        Bid(bid_usd_per_h=price + d, evicted_in_1h=e)
+        for d, e in ((0.01, draw(st.floats(0.0, 1.0))), (0.5, 0.0))
+    ]
     return Offer(
-        pool=Pool("aws", region, f"{region}-{draw(st.sampled_from('abc'))}", f"kind.{n}"), type=KINDS[n],
-        market=market, price_usd_per_h=price, blocked=draw(st.booleans()), billing=draw(RULES),
-        hazard_per_h=draw(st.sampled_from([None, 0.0, 0.2, 50.0])), losses_seen=draw(st.booleans()),
-        bids=tuple(bids) if draw(st.booleans()) else (), egress_usd=draw(st.sampled_from([0.0, 0.3])),
+        pool=Pool("aws", region, f"{region}-{draw(st.sampled_from('abc'))}", f"kind.{n}"),
+        type=KINDS[n],
+        market=market,
+        price_usd_per_h=price,
+        blocked=draw(st.booleans()),
+        billing=draw(RULES),
+        hazard_per_h=draw(st.sampled_from([None, 0.0, 0.2, 50.0])),
+        losses_seen=draw(st.booleans()),
+        bids=tuple(bids) if draw(st.booleans()) else (),
+        egress_usd=draw(st.sampled_from([0.0, 0.3])),
         disk_usd_per_h=draw(st.sampled_from([0.0, 0.05])),
         machines_max=draw(st.sampled_from([None, 0, 1, 2])),
-    )  # fmt: skip
+    )
 
 
 @st.composite
 def any_limits(draw):
     least = draw(st.sampled_from([0, 1, 3]))
     return Limits(
-        slots_min=least, slots_max=least + draw(st.sampled_from([0, 1, 5])),
+        slots_min=least,
+        slots_max=least + draw(st.sampled_from([0, 1, 5])),
         budget_left_usd=draw(st.sampled_from([None, -1.0, 0.0, 0.02, 5.0])),
         usd_per_h_max=draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
         finish_by_s=draw(st.sampled_from([None, -5.0, 2 * H, 4 * H, 40 * H])),
-        on_demand_allowed=draw(st.booleans()), haste=draw(st.sampled_from([0.0, 0.5, math.inf])),
+        on_demand_allowed=draw(st.booleans()),
+        haste=draw(st.sampled_from([0.0, 0.5, math.inf])),
         regions=draw(st.sampled_from([None, (), ("near",)])),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(any_offer(), max_size=7, unique_by=lambda o: (o.pool, o.market)), holdings, any_limits(),
-    st.sampled_from([None, 0.0, 3600.0, 1e6]), st.sampled_from([-1e6, 0.0, 2 * H, 30 * H]), st.randoms(),
-)  # fmt: skip
+    st.lists(any_offer(), max_size=7, unique_by=lambda o: (o.pool, o.market)),
+    holdings,
+    any_limits(),
+    st.sampled_from([None, 0.0, 3600.0, 1e6]),
+    st.sampled_from([-1e6, 0.0, 2 * H, 30 * H]),
+    st.randoms(),
+)
 def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
     """Deadlines, bids, quotas, egress, absurd prices and any clock: limits hold, and order never matters."""
     demand = msgspec.structs.replace(DEMAND, work_left=left)

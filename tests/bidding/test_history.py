@@ -26,8 +26,13 @@ POOL = Pool("aws", "us-x-1", "us-x-1a", "big")
 
 
 def aws_row(at, price):
-    return {"AvailabilityZone": "us-x-1a", "InstanceType": "big", "SpotPrice": price,
-            "Timestamp": at, "ProductDescription": "Linux/UNIX"}  # fmt: skip
+    return {
+        "AvailabilityZone": "us-x-1a",
+        "InstanceType": "big",
+        "SpotPrice": price,
+        "Timestamp": at,
+        "ProductDescription": "Linux/UNIX",
+    }
 
 
 def test_aws_dumps_are_put_in_order_and_absurd_rows_are_counted():
@@ -51,8 +56,14 @@ def test_aws_dumps_are_put_in_order_and_absurd_rows_are_counted():
 def test_only_the_prices_of_linux_count():
     """Dumps without a filter hold every system, at the same moments in the same zones."""
     at = "2020-01-01T00:00:00.000Z"
-    rows = [{**aws_row(at, price), "ProductDescription": system} for system, price in
-            (("Windows", "0.9"), ("Linux/UNIX (Amazon VPC)", "0.3"), ("Red Hat Enterprise Linux", "0.5"))]  # fmt: skip
+    rows = [
+        {**aws_row(at, price), "ProductDescription": system}
+        for system, price in (
+            ("Windows", "0.9"),
+            ("Linux/UNIX (Amazon VPC)", "0.3"),
+            ("Red Hat Enterprise Linux", "0.5"),
+        )
+    ]
     history, repairs = read_aws(json.dumps({"SpotPriceHistory": rows}))
     assert history[POOL].value.tolist() == [0.3]
     assert (repairs.rows, repairs.other, repairs.unreadable) == (3, 2, 0)
@@ -67,11 +78,21 @@ def test_a_local_zone_is_of_the_region_it_is_named_after():
 
 def test_azure_meters_in_other_moneys_and_of_windows_are_left_out():
     """One machine has several spot meters; a page that holds no objects is counted, and fails nobody."""
-    item = {"armRegionName": "westeurope", "armSkuName": "NC6", "skuName": "NC6 Spot", "currencyCode": "USD",
-            "unitOfMeasure": "1 Hour", "productName": "Virtual Machines NC Series", "retailPrice": 0.1,
-            "effectiveStartDate": "2024-05-01T00:00:00Z"}  # fmt: skip
-    others = ({"productName": "Virtual Machines NC Series Windows", "retailPrice": 0.3},
-              {"currencyCode": "INR", "retailPrice": 8.3}, {"unitOfMeasure": "1 Month", "retailPrice": 73.0})  # fmt: skip
+    item = {
+        "armRegionName": "westeurope",
+        "armSkuName": "NC6",
+        "skuName": "NC6 Spot",
+        "currencyCode": "USD",
+        "unitOfMeasure": "1 Hour",
+        "productName": "Virtual Machines NC Series",
+        "retailPrice": 0.1,
+        "effectiveStartDate": "2024-05-01T00:00:00Z",
+    }
+    others = (
+        {"productName": "Virtual Machines NC Series Windows", "retailPrice": 0.3},
+        {"currencyCode": "INR", "retailPrice": 8.3},
+        {"unitOfMeasure": "1 Month", "retailPrice": 73.0},
+    )
     items = [item, *({**item, **other} for other in others), 7]
     history, repairs = read_azure_retail(json.dumps({"Items": items}))
     assert history[Pool("azure", "westeurope", "westeurope", "NC6")].value.tolist() == [0.1]
@@ -80,8 +101,13 @@ def test_azure_meters_in_other_moneys_and_of_windows_are_left_out():
 
 def test_a_folder_may_hold_pages_of_azure_and_tables_with_columns_in_any_order(tmp_path):
     """What is not recognised would be left out without a word."""
-    item = {"armRegionName": "westeurope", "armSkuName": "NC6", "skuName": "NC6 Spot", "retailPrice": 0.1,
-            "effectiveStartDate": "2024-05-01T00:00:00Z"}  # fmt: skip
+    item = {
+        "armRegionName": "westeurope",
+        "armSkuName": "NC6",
+        "skuName": "NC6 Spot",
+        "retailPrice": 0.1,
+        "effectiveStartDate": "2024-05-01T00:00:00Z",
+    }
     (tmp_path / "page.json").write_text(json.dumps({"BillingCurrency": "USD", "Items": [item]}))
     (tmp_path / "own.csv").write_text(
         '"cloud",region,zone,type,at,usd_per_h\naws,us-x-1,us-x-1a,big,0,1\n'
@@ -104,8 +130,13 @@ def test_what_is_not_a_dump_is_refused():
 
 def test_azure_prices_from_both_sources():
     """The retail API's spot meters and the daily table give pools of the region."""
-    item = {"armRegionName": "westeurope", "armSkuName": "NC6", "skuName": "NC6 Spot",
-            "retailPrice": 0.1, "effectiveStartDate": "2024-05-01T00:00:00Z"}  # fmt: skip
+    item = {
+        "armRegionName": "westeurope",
+        "armSkuName": "NC6",
+        "skuName": "NC6 Spot",
+        "retailPrice": 0.1,
+        "effectiveStartDate": "2024-05-01T00:00:00Z",
+    }
     history, _ = read_azure_retail(json.dumps({"Items": [item, {**item, "skuName": "NC6"}]}))
     assert history[Pool("azure", "westeurope", "westeurope", "NC6")].value.tolist() == [0.1]
     daily, repairs = read_azure_daily("Date,NC6,NC12\n2/24/2020,$0.12,\n2/25/2020,$0.13,\n", "east")

@@ -122,7 +122,10 @@ def test_capacity_is_laid_over_prices_of_other_years():
     """A capacity series that is shorter than the prices repeats, and pools without one are left out."""
     listing = synthetic.capacity_bound(np.random.default_rng(6), days=30, zones=1)[0]
     other = synthetic.capacity_bound(np.random.default_rng(6), days=7, zones=1)[0]
-    laid = paired({listing.pool: listing.price}, {f"{listing.pool.zone}/{listing.type.name}": other.capacity},
-                  {listing.type.name: listing.type})  # fmt: skip
+    laid = paired(
+        {listing.pool: listing.price},
+        {f"{listing.pool.zone}/{listing.type.name}": other.capacity},
+        {listing.type.name: listing.type},
+    )
     assert laid[0].capacity.at_s[-1] > listing.price.at_s[-1] - 7 * 24 * H
     assert paired({listing.pool: listing.price}, {}, {listing.type.name: listing.type}) == []

@@ -34,19 +34,36 @@ class Steps:
 
 
 def demand(parameters, **more):
-    return Demand(work_left=None, start_s=120.0, morph_s=2.0, recovery_s=5.0,
-                  exchange_gb_per_work=2 * 4 * parameters / 1e9, **more)  # fmt: skip
+    return Demand(
+        work_left=None,
+        start_s=120.0,
+        morph_s=2.0,
+        recovery_s=5.0,
+        exchange_gb_per_work=2 * 4 * parameters / 1e9,
+        **more,
+    )
 
 
 def offer(dice, region, zone, size, market, usd_per_gb):
-    kind = InstanceType(name=size, cloud="aws", slots=2 if size == "large" else 1, memory_bytes=1,
-                        on_demand_usd_per_h=1.0)  # fmt: skip
+    kind = InstanceType(
+        name=size,
+        cloud="aws",
+        slots=2 if size == "large" else 1,
+        memory_bytes=1,
+        on_demand_usd_per_h=1.0,
+    )
     price = kind.slots * (dice.uniform(0.2, 0.6) if market == "spot" else dice.uniform(0.9, 1.1))
     return Offer(
-        pool=Pool("aws", region, zone, size), type=kind, market=market, price_usd_per_h=price,
-        machines_max=dice.randint(0, 8), hazard_per_h=dice.choice((0.0, 0.1, 0.5)),
-        blocked=dice.random() < 0.1, zone_usd_per_gb=usd_per_gb[0], region_usd_per_gb=usd_per_gb[1],
-    )  # fmt: skip
+        pool=Pool("aws", region, zone, size),
+        type=kind,
+        market=market,
+        price_usd_per_h=price,
+        machines_max=dice.randint(0, 8),
+        hazard_per_h=dice.choice((0.0, 0.1, 0.5)),
+        blocked=dice.random() < 0.1,
+        zone_usd_per_gb=usd_per_gb[0],
+        region_usd_per_gb=usd_per_gb[1],
+    )
 
 
 def drawn(seed, usd_per_gb=(ZONE_USD_PER_GB, REGION_USD_PER_GB)):
@@ -93,10 +110,16 @@ def test_with_the_rule_of_aws_no_gradient_leaves_a_zone_in_a_thousand_markets():
 def test_a_second_zone_is_used_where_it_pays_and_the_sentence_says_what_it_costs():
     """A small model with long steps: 4 MB in 600 s cost less than a machine less."""
     dice = Random(1)
-    offers = [msgspec.structs.replace(
-        offer(dice, "r", zone, "small", "spot", (ZONE_USD_PER_GB, REGION_USD_PER_GB)),
-        price_usd_per_h=0.3, machines_max=2, blocked=False, hazard_per_h=0.0)
-        for zone in ("a", "b")]  # fmt: skip
+    offers = [
+        msgspec.structs.replace(
+            offer(dice, "r", zone, "small", "spot", (ZONE_USD_PER_GB, REGION_USD_PER_GB)),
+            price_usd_per_h=0.3,
+            machines_max=2,
+            blocked=False,
+            hazard_per_h=0.0,
+        )
+        for zone in ("a", "b")
+    ]
     long = decide(offers, [], demand(1e6), Limits(slots_max=4), Steps(600.0, 4), 0.0)
     assert sum(a.count for a in long.acquire) == 4
     assert "2 zones, though their traffic costs $" in long.because
@@ -109,13 +132,27 @@ def test_machines_do_not_hop_between_zones_for_a_hair_and_move_as_a_whole():
     """Half a percent is not worth a move; half the price is, and then all move at once."""
     dice = Random(2)
     both = [offer(dice, "r", zone, "small", "spot", (0.02, 0.02)) for zone in ("a", "b")]
-    a, b = (msgspec.structs.replace(o, price_usd_per_h=p, machines_max=8, blocked=False, hazard_per_h=0.0)
-            for o, p in zip(both, (0.3, 0.2995), strict=True))  # fmt: skip
+    a, b = (
+        msgspec.structs.replace(
+            o, price_usd_per_h=p, machines_max=8, blocked=False, hazard_per_h=0.0
+        )
+        for o, p in zip(both, (0.3, 0.2995), strict=True)
+    )
     held = [
-        HeldMachine(lease=f"{n}", pool=a.pool, type=a.type, market="spot", price_usd_per_h=0.3,
-                    bid_usd_per_h=None, started_at_s=-7200.0, hazard_per_h=0.0,
-                    zone_usd_per_gb=0.02, region_usd_per_gb=0.02) for n in range(8)
-    ]  # fmt: skip
+        HeldMachine(
+            lease=f"{n}",
+            pool=a.pool,
+            type=a.type,
+            market="spot",
+            price_usd_per_h=0.3,
+            bid_usd_per_h=None,
+            started_at_s=-7200.0,
+            hazard_per_h=0.0,
+            zone_usd_per_gb=0.02,
+            region_usd_per_gb=0.02,
+        )
+        for n in range(8)
+    ]
     wants = demand(100e6), Limits(slots_max=8), Steps(2.0, 8), 0.0
     stays = decide([a, b], held, *wants)
     assert not stays.acquire
@@ -141,8 +178,10 @@ def test_where_traffic_is_free_every_decision_is_what_it_was():
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 4)), max_size=6),
-    st.floats(0.0, 0.1), st.floats(0.0, 0.2), st.floats(0.1, 100.0),
-)  # fmt: skip
+    st.floats(0.0, 0.1),
+    st.floats(0.0, 0.2),
+    st.floats(0.1, 100.0),
+)
 def test_the_price_is_that_of_every_pair_of_slots(groups, zone_usd, region_usd, gb):
     """Each ordered pair exchanges its part of the bytes, at the price of the sender's wire."""
     spread, slots = nowhere(6), []
@@ -175,16 +214,20 @@ def test_a_backtest_pays_for_traffic_and_ours_has_none():
     market = grid.build(listings, start_s=0.0, end_s=12 * 86_400.0)
     free = backtest.Work(hours=6.0, slots=4)
     dear = msgspec.structs.replace(
-        free, exchange_gb_per_work=80.0, zone_usd_per_gb=ZONE_USD_PER_GB,
+        free,
+        exchange_gb_per_work=80.0,
+        zone_usd_per_gb=ZONE_USD_PER_GB,
         region_usd_per_gb=REGION_USD_PER_GB,
-    )  # fmt: skip
+    )
     ours = next(s for s in STRATEGIES if s.name == "ours")
     starts = backtest.draw_starts(market, free, 8, seed=1).tolist()
     assert any(split(market, free, ours, start) for start in starts)
     assert not any(split(market, dear, ours, start) for start in starts)
     others = next(s for s in STRATEGIES if s.name == "standard + tiers")
-    runs = [backtest.run(market, work, [others], starts=np.array(starts), bounded=())[0]
-            for work in (free, dear)]  # fmt: skip
+    runs = [
+        backtest.run(market, work, [others], starts=np.array(starts), bounded=())[0]
+        for work in (free, dear)
+    ]
     assert runs[1]["cost_usd"].sum() > 1.05 * runs[0]["cost_usd"].sum()
 
 

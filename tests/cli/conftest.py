@@ -69,9 +69,12 @@ class Shell:
             # Whoever runs the tests behind an `&` gives them no Ctrl-C, and they would hand that on.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
-            [PROGRAM, *words], cwd=self.folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [PROGRAM, *words],
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._started.append(process)
         return process
 

@@ -95,21 +95,42 @@ class PlayedMachines:
         cut = {"uncuttable": "", "stages_max": 4} if b"deep" in self._scripts[job] else {}
         await self._tell(
             WorkerReady(
-                at_s=now_s, job=job, worker=worker, machine_id=action.machine_id,
-                microbatches=4, steps_total=STEPS, state_bytes=1000, **cut,
+                at_s=now_s,
+                job=job,
+                worker=worker,
+                machine_id=action.machine_id,
+                microbatches=4,
+                steps_total=STEPS,
+                state_bytes=1000,
+                **cut,
             )
-        )  # fmt: skip
+        )
 
     async def _train(self, action: Regroup, now_s: float) -> None:
         job, generation = action.job, action.layout.generation
         if b"wait" in self._scripts[job]:
             return
         await self._tell(
-            Progress(at_s=now_s, job=job, generation=generation, step=STEPS, steps_total=STEPS, loss=0.5, step_s=0.1)
-        )  # fmt: skip
+            Progress(
+                at_s=now_s,
+                job=job,
+                generation=generation,
+                step=STEPS,
+                steps_total=STEPS,
+                loss=0.5,
+                step_s=0.1,
+            )
+        )
         await self._tell(
-            JobCompleted(at_s=now_s, job=job, step=STEPS, loss=0.5, weights_sha="", export_uri="/m.safetensors")
-        )  # fmt: skip
+            JobCompleted(
+                at_s=now_s,
+                job=job,
+                step=STEPS,
+                loss=0.5,
+                weights_sha="",
+                export_uri="/m.safetensors",
+            )
+        )
 
     async def _tell(self, event: Any) -> None:
         await self._store.xadd(INBOX, {"e": msgspec.json.encode(event)})
@@ -123,10 +144,13 @@ async def live(places: Places, url: str) -> None:
     journal = RedisJournal(store)
     epoch = await journal.take_over()
     world = LiveWorld(
-        store=store, journal=journal, providers={"local": cloud},
-        engine=PlayedMachines(store, cloud), clock=SystemClock(),
+        store=store,
+        journal=journal,
+        providers={"local": cloud},
+        engine=PlayedMachines(store, cloud),
+        clock=SystemClock(),
         quotes=QuoteStore(places.quotes),
-    )  # fmt: skip
+    )
     settings = Settings(
         control_period_s=0.2, rethink_s=0.2, listing_period_s=0.2, launch_grace_s=2.0
     )
@@ -147,10 +171,16 @@ def main() -> None:
         server.start()
         cloud = _start_cloud(places, env)
         told = House(
-            pid=os.getpid(), redis_url=server.url, dashboard_url="http://127.0.0.1:1/",
-            ray_address="", ray_dashboard="", local_cloud=str(places.cloud_dir),
-            deployment="default", started_at_s=time.time(), settings=in_force(load(None, {})),
-        )  # fmt: skip
+            pid=os.getpid(),
+            redis_url=server.url,
+            dashboard_url="http://127.0.0.1:1/",
+            ray_address="",
+            ray_dashboard="",
+            local_cloud=str(places.cloud_dir),
+            deployment="default",
+            started_at_s=time.time(),
+            settings=in_force(load(None, {})),
+        )
         places.house.write_bytes(msgspec.json.encode(told))
         try:
             while sys.argv[2:] and Path(sys.argv[2]).exists():

@@ -109,8 +109,13 @@ def test_the_script_of_the_tutorial_runs_alone(shell, tmp_path):
     (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "train.py").write_text(script.replace("steps(300)", "steps(51)"))
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
-    )  # fmt: skip
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
     assert len(losses) == 2
     assert losses[1] < losses[0]

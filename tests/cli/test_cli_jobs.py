@@ -40,9 +40,28 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
     """Everything after -- is the script's; options before it are ours, and the settings the default."""
     housed.script("args.py", WAITS)
     job = housed(
-        "submit", "args.py", "--slots-max", "2", "--budget", "3", "--deadline", "2h", "--nan", "skip",
-        "--max-failures", "1", "--haste", "2", "--max-preemptions", "9", "--json", "--", "--lr", "0.1", "--json",
-    ).json["id"]  # fmt: skip
+        "submit",
+        "args.py",
+        "--slots-max",
+        "2",
+        "--budget",
+        "3",
+        "--deadline",
+        "2h",
+        "--nan",
+        "skip",
+        "--max-failures",
+        "1",
+        "--haste",
+        "2",
+        "--max-preemptions",
+        "9",
+        "--json",
+        "--",
+        "--lr",
+        "0.1",
+        "--json",
+    ).json["id"]
     entries = [json.loads(e) for e in _journal(housed)]
     spec = next(
         e["spec"] for e in entries if e["type"] == "JobSubmitted" and e["spec"]["job"] == job

@@ -223,9 +223,12 @@ def _buy_behind_its_back(house) -> str:
             (place, *_) = await cloud.places()
             pools = (await cloud.sold(place)).pools
             request = LaunchRequest(
-                token="nobody", pool=pools[0], market="on_demand", bid_usd_per_h=None,
+                token="nobody",
+                pool=pools[0],
+                market="on_demand",
+                bid_usd_per_h=None,
                 tags={DEPLOYMENT_TAG: "default"},
-            )  # fmt: skip
+            )
             return (await cloud.launch(request))[0].id
 
     return asyncio.run(buy())

@@ -41,8 +41,18 @@ def words(line: str) -> list[str]:
 def rank(line: str) -> int:
     """In which order: what looks ahead, what trains, what looks at it, what disturbs it, the end."""
     for place, kinds in enumerate(
-        (("init", "check", "up"), ("submit", "rehearse"), ("tools profile",), ("plan",), (), ("tools drill",), ("cancel",), ("resume",), ("down",))
-    ):  # fmt: skip
+        (
+            ("init", "check", "up"),
+            ("submit", "rehearse"),
+            ("tools profile",),
+            ("plan",),
+            (),
+            ("tools drill",),
+            ("cancel",),
+            ("resume",),
+            ("down",),
+        )
+    ):
         if line.startswith(tuple(f"orchestrator {kind}" for kind in kinds)):
             return place
     return 4

@@ -32,9 +32,12 @@ def bought(shell, token: str, pool: Pool, deployment: str = OURS) -> str:
     async def buy() -> str:
         cloud = provider(config, pool.cloud)
         request = LaunchRequest(
-            token=token, pool=pool, market="spot", bid_usd_per_h=None,
+            token=token,
+            pool=pool,
+            market="spot",
+            bid_usd_per_h=None,
             tags={DEPLOYMENT_TAG: deployment},
-        )  # fmt: skip
+        )
         try:
             return (await cloud.launch(request))[0].id
         finally:
@@ -117,9 +120,13 @@ def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
     """Whoever says no ends nothing."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "tools", "gc", "--all"], cwd=shell.folder, stdin=terminal, stdout=terminal,
-        stderr=terminal, close_fds=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "orchestrator", "tools", "gc", "--all"],
+        cwd=shell.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        close_fds=True,
+    )
     os.close(terminal)
     shown = b""
     while b"End 2 things on real clouds?" not in shown:

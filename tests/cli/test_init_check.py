@@ -60,9 +60,15 @@ def test_check_names_the_remedy_of_what_fails(shell):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         answer = shell(
-            "check", "--set", f"dashboard.port={port}", "--set", "manager.state_dir=file/x",
-            "--set", "manager.redis_url=redis://127.0.0.1:1/0", *OFF,
-        )  # fmt: skip
+            "check",
+            "--set",
+            f"dashboard.port={port}",
+            "--set",
+            "manager.state_dir=file/x",
+            "--set",
+            "manager.redis_url=redis://127.0.0.1:1/0",
+            *OFF,
+        )
     assert answer.code == 1
     failed = [line for line in answer.out.splitlines() if line.startswith("FAIL")]
     assert [line.split()[1] for line in failed] == ["redis", "dashboard", "state_dir"]

@@ -33,9 +33,16 @@ ON_AWS = (
     "states",
 )
 ON_AZURE = (
-    "init", "--cloud", "azure", "--subscription", ACCOUNT, "--region", "eastus",
-    "--types", "Standard_NC*",
-)  # fmt: skip
+    "init",
+    "--cloud",
+    "azure",
+    "--subscription",
+    ACCOUNT,
+    "--region",
+    "eastus",
+    "--types",
+    "Standard_NC*",
+)
 
 
 def aws_outputs(region: str = "us-east-1") -> dict:
@@ -240,9 +247,13 @@ def test_on_a_terminal_three_questions_are_asked(shell):
     """What is in brackets is taken with the return key."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "init", "--cloud", "aws"], cwd=shell.folder, stdin=terminal, stdout=terminal,
-        stderr=terminal, close_fds=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "orchestrator", "init", "--cloud", "aws"],
+        cwd=shell.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        close_fds=True,
+    )
     os.close(terminal)
     shown = b""
     for question, said in ((b"Region", b""), (b"Instance types", b"g6.*"), (b"Bucket", b"states")):

@@ -43,10 +43,15 @@ def past(tmp_path_factory):
     for number, said in enumerate(states[0].sentences):
         made.tell(
             Happening(
-                id=f"{number}-0", at_s=said.at_s, kind="eviction" if "taken" in said.because else "note",
-                job="job-0", who=said.who, what=said.what, because=said.because,
+                id=f"{number}-0",
+                at_s=said.at_s,
+                kind="eviction" if "taken" in said.because else "note",
+                job="job-0",
+                who=said.who,
+                what=said.what,
+                because=said.because,
             )
-        )  # fmt: skip
+        )
     made.flush(last=True)
     made.close()
     (state,) = states

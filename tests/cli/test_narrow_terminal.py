@@ -25,11 +25,20 @@ def machines():
     """Two of them, as `status` shows them."""
     found = [
         SimpleNamespace(
-            id=name, pool=ON, market="on_demand", state="working", price_usd_per_h=0.0312, cost_usd=0.0051,
-            launched_at_s=0.0, ended_at_s=None, why_bought=WHY, why_ended="", boot={},
+            id=name,
+            pool=ON,
+            market="on_demand",
+            state="working",
+            price_usd_per_h=0.0312,
+            cost_usd=0.0051,
+            launched_at_s=0.0,
+            ended_at_s=None,
+            why_bought=WHY,
+            why_ended="",
+            boot={},
         )
         for name in ("m-1", "m-2")
-    ]  # fmt: skip
+    ]
     return tables.machines(found, 590.0)
 
 

@@ -18,10 +18,12 @@ MORE = {
     "orchestrator init --cloud aws": ANSWERS,
     "orchestrator init --cloud aws --region us-west-2": ANSWERS[-2:],
     "orchestrator tools drill --cloud aws": (
-        "--yes", "--set", "aws.drill_role=arn:aws:iam::111122223333:role/drill",
+        "--yes",
+        "--set",
+        "aws.drill_role=arn:aws:iam::111122223333:role/drill",
     ),
     "orchestrator tools gc --all": ("--yes",),
-}  # fmt: skip
+}
 LEFT_OUT = ("orchestrator up", "orchestrator down")
 
 

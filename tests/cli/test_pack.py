@@ -54,9 +54,14 @@ def home(tmp_path: Path) -> Path:
 
 
 IMPORTED = [
-    "maybe.py", "model.py", "nets/__init__.py", "nets/by_name.py", "nets/deep.py", "nets/shallow.py",
+    "maybe.py",
+    "model.py",
+    "nets/__init__.py",
+    "nets/by_name.py",
+    "nets/deep.py",
+    "nets/shallow.py",
     "utils/layers.py",
-]  # fmt: skip
+]
 
 
 def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
@@ -71,8 +76,10 @@ def test_what_is_imported_goes_along(home: Path) -> None:
     assert packed.notes == ()
     (shown,) = packed.shown()
     assert shown.plain.startswith("goes along 7 files, ")
-    assert shown.plain.endswith(": maybe.py, model.py, nets/__init__.py, nets/by_name.py, nets/deep.py, "
-                                "nets/shallow.py, utils/layers.py")  # fmt: skip
+    assert shown.plain.endswith(
+        ": maybe.py, model.py, nets/__init__.py, nets/by_name.py, nets/deep.py, "
+        "nets/shallow.py, utils/layers.py"
+    )
 
 
 def test_a_script_alone_is_what_it_is(home: Path) -> None:
@@ -130,8 +137,11 @@ def test_what_should_not_go_along_is_left_out_and_said(home: Path) -> None:
     """Secrets, histories, installations, and links that lead out of what was named."""
     packed = pack(home, "train.py", "conf")
     assert set(packed.files) - set(IMPORTED) == {
-        "conf/base.yaml", "conf/more/b.yaml", "conf/notes.md", "conf/same.yaml",
-    }  # fmt: skip
+        "conf/base.yaml",
+        "conf/more/b.yaml",
+        "conf/notes.md",
+        "conf/same.yaml",
+    }
     (note,) = packed.notes
     for name in ("conf/.git", "conf/.env", "conf/server.pem", "conf/venv", "conf/out", "conf/loop"):
         assert name in note

@@ -88,8 +88,14 @@ def test_the_room_of_an_offer_is_the_least_of_its_quotas():
     place = Place("azure", "r")
     pool = Pool("azure", "r", "r-1", "small")
     kind = InstanceType(
-        name="small", cloud="azure", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0, vcpus=4, family="f",
-    )  # fmt: skip
+        name="small",
+        cloud="azure",
+        slots=1,
+        memory_bytes=1,
+        on_demand_usd_per_h=1.0,
+        vcpus=4,
+        family="f",
+    )
     rooms = [
         Room(place=place, market="on_demand", family="f", vcpus_max=40, vcpus_used=0),
         Room(place=place, market="on_demand", vcpus_max=20, vcpus_used=9),

@@ -21,21 +21,64 @@ from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 JOB = JobView(
-    id="gpt-1", script="gpt.py", script_sha="0", argv=(), slot_step_s=0.4, status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
-    loss=1.25, step_s=0.2, layout="1x2", generation=3, workers=2, preemptions=1, failures=0,
-    steps_lost=0, machines=1, spent_usd=0.001234, reserved_usd=0.01, budget_usd=1.0, now_usd_per_h=0.06,
-    on_demand_usd=0.004, saved_usd=0.002766, submitted_at_s=0.0, ended_at_s=None, took_s=60.0,
-    eta_s=14.0, recoveries_s=(0.08,), backup_step=30, checkpoint_step=20, export_uri="",
-)  # fmt: skip
+    id="gpt-1",
+    script="gpt.py",
+    script_sha="0",
+    argv=(),
+    slot_step_s=0.4,
+    status="RUNNING",
+    because="layout 1x2 works",
+    step=30,
+    steps_total=100,
+    loss=1.25,
+    step_s=0.2,
+    layout="1x2",
+    generation=3,
+    workers=2,
+    preemptions=1,
+    failures=0,
+    steps_lost=0,
+    machines=1,
+    spent_usd=0.001234,
+    reserved_usd=0.01,
+    budget_usd=1.0,
+    now_usd_per_h=0.06,
+    on_demand_usd=0.004,
+    saved_usd=0.002766,
+    submitted_at_s=0.0,
+    ended_at_s=None,
+    took_s=60.0,
+    eta_s=14.0,
+    recoveries_s=(0.08,),
+    backup_step=30,
+    checkpoint_step=20,
+    export_uri="",
+)
 MACHINE = MachineView(
-    id="i-1", token="t-1", job="gpt-1", pool="local/a/small", market="spot", state="working", price_usd_per_h=0.03,
-    on_demand_usd_per_h=0.1, cost_usd=0.001, launched_at_s=0.0, ended_at_s=None, why_bought="",
+    id="i-1",
+    token="t-1",
+    job="gpt-1",
+    pool="local/a/small",
+    market="spot",
+    state="working",
+    price_usd_per_h=0.03,
+    on_demand_usd_per_h=0.1,
+    cost_usd=0.001,
+    launched_at_s=0.0,
+    ended_at_s=None,
+    why_bought="",
     why_ended="",
-)  # fmt: skip
+)
 COST = CostView(
-    spent_usd=0.001234, reserved_usd=0.01, budget_usd=None, now_usd_per_h=0.06,
-    on_demand_usd=0.004, saved_usd=0.002766, manager_usd=0.0, machines=1,
-)  # fmt: skip
+    spent_usd=0.001234,
+    reserved_usd=0.01,
+    budget_usd=None,
+    now_usd_per_h=0.06,
+    on_demand_usd=0.004,
+    saved_usd=0.002766,
+    manager_usd=0.0,
+    machines=1,
+)
 SAID = tuple(
     Sentence(at_s=float(n), who="gpt-1", what="note", because=f"gpt-1 did thing {n}")
     for n in range(9)
@@ -45,9 +88,15 @@ SAID = tuple(
 def seen(**changes):
     job = msgspec.structs.replace(JOB, **changes)
     return View(
-        at_s=60.0, epoch=1, deployment="default", jobs=(job,), machines=(MACHINE,), pools=(),
-        cost=COST, events=SAID,
-    )  # fmt: skip
+        at_s=60.0,
+        epoch=1,
+        deployment="default",
+        jobs=(job,),
+        machines=(MACHINE,),
+        pools=(),
+        cost=COST,
+        events=SAID,
+    )
 
 
 class Told:
@@ -65,9 +114,15 @@ class Told:
 
     def house(self):
         return House(
-            pid=self.pid, redis_url="", dashboard_url="", ray_address="", ray_dashboard="",
-            local_cloud="", deployment="default", started_at_s=0.0,
-        )  # fmt: skip
+            pid=self.pid,
+            redis_url="",
+            dashboard_url="",
+            ray_address="",
+            ray_dashboard="",
+            local_cloud="",
+            deployment="default",
+            started_at_s=0.0,
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -136,15 +191,23 @@ def test_a_job_that_has_no_steps_yet_is_shown():
 
 @pytest.mark.parametrize(
     ("loss", "shown"),
-    [(None, "-"), (0.0, "0"), (1.25, "1.2500"), (0.0123, "0.0123"), (3.21e-7, "3.21e-07"), (4e9, "4e+09")],
-)  # fmt: skip
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (1.25, "1.2500"),
+        (0.0123, "0.0123"),
+        (3.21e-7, "3.21e-07"),
+        (4e9, "4e+09"),
+    ],
+)
 def test_a_loss_is_shown_with_the_digits_that_say_something(loss, shown):
     """A tiny one is not 0, and one that is not known is no number."""
     for terminal in (True, False):
         _, text = watched(
             Told(seen(loss=loss, status="SUCCEEDED", ended_at_s=60.0)),
-            force_terminal=terminal, color_system=None,
-        )  # fmt: skip
+            force_terminal=terminal,
+            color_system=None,
+        )
         assert re.search(rf"loss {re.escape(shown)}\s", text), text
 
 
@@ -159,8 +222,10 @@ def test_what_was_seen_last_is_shown_with_its_age_and_why_there_is_nothing_newer
     """While Redis is away, its last error is what a person reads."""
     away = Silent("the disk takes nothing more")
     _, text = watched(
-        Told(seen(), away, seen(status="SUCCEEDED", ended_at_s=60.0)), force_terminal=True, color_system=None
-    )  # fmt: skip
+        Told(seen(), away, seen(status="SUCCEEDED", ended_at_s=60.0)),
+        force_terminal=True,
+        color_system=None,
+    )
     assert re.search(r"as of \d+ s ago: the disk takes nothing more", text)
 
 
@@ -248,8 +313,10 @@ def test_a_job_is_shown_with_its_own_money_and_machines():
     view = msgspec.structs.replace(
         seen(step=100, status="SUCCEEDED", ended_at_s=60.0),
         jobs=(other, msgspec.structs.replace(JOB, status="SUCCEEDED", ended_at_s=60.0)),
-        machines=(MACHINE, theirs), cost=msgspec.structs.replace(COST, now_usd_per_h=9.06), events=tuple(said),
-    )  # fmt: skip
+        machines=(MACHINE, theirs),
+        cost=msgspec.structs.replace(COST, now_usd_per_h=9.06),
+        events=tuple(said),
+    )
     for terminal in (True, False):
         _, text = watched(Told(view), force_terminal=terminal, color_system=None)
         assert "1 machine" in text
@@ -257,8 +324,10 @@ def test_a_job_is_shown_with_its_own_money_and_machines():
         assert "saved $0.002766" in text
         assert "$9" not in text
     assert [one.who for one in watch.sentences_of(view, "gpt-1")] == [
-        "gpt-1", "i-1", "local/a/small",
-    ]  # fmt: skip
+        "gpt-1",
+        "i-1",
+        "local/a/small",
+    ]
 
 
 def test_who_names_no_job_means_the_newest_with_the_wanted_status():

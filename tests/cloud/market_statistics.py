@@ -110,9 +110,13 @@ def drops(pools: Sequence[Steps]) -> Drops:
 
 
 ON_DEMAND = {
-    "p2.xlarge": 0.90, "p2.8xlarge": 7.20, "p2.16xlarge": 14.40,
-    "p3.2xlarge": 3.06, "p3.8xlarge": 12.24, "p3.16xlarge": 24.48,
-}  # fmt: skip
+    "p2.xlarge": 0.90,
+    "p2.8xlarge": 7.20,
+    "p2.16xlarge": 14.40,
+    "p3.2xlarge": 3.06,
+    "p3.8xlarge": 12.24,
+    "p3.16xlarge": 24.48,
+}
 
 
 def aws_prices(directory: Path) -> tuple[list[Steps], float]:

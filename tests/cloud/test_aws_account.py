@@ -136,11 +136,15 @@ def test_the_policy_keeps_the_manager_from_what_is_not_its_own(house: AwsHouse):
     marks = [{"Key": DEPLOYMENT_TAG, "Value": OURS}, {"Key": "orchestrator-token", "Value": "t"}]
     kinds = ("instance", "volume", "network-interface")
     plain = {
-        "ImageId": "ami-us-east-1", "InstanceType": GPU.type, "MinCount": 1, "MaxCount": 1,
-        "SubnetId": "subnet-us-east-1a", "SecurityGroupIds": ["sg-us-east-1"],
+        "ImageId": "ami-us-east-1",
+        "InstanceType": GPU.type,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "SubnetId": "subnet-us-east-1a",
+        "SecurityGroupIds": ["sg-us-east-1"],
         "MetadataOptions": {"HttpTokens": "required"},
         "TagSpecifications": [{"ResourceType": kind, "Tags": marks} for kind in kinds],
-    }  # fmt: skip
+    }
     ec2.run_instances(**plain)
     wrong = [
         {"TagSpecifications": []},

@@ -29,10 +29,23 @@ def test_a_whole_account_is_good_in_every_region():
     house = AwsHouse()
     lines = found(house, SETTINGS)
     assert {name for name in lines if not name.startswith("aws")} == {
-        "identity", "clock", "image", "subnet us-east-1a", "subnet us-east-1b", "security group",
-        "S3 endpoint", "types", "quota g on demand", "quota g spot", "quota standard on demand",
-        "quota standard spot", "buying", "reading", "ending", "drills",
-    }  # fmt: skip
+        "identity",
+        "clock",
+        "image",
+        "subnet us-east-1a",
+        "subnet us-east-1b",
+        "security group",
+        "S3 endpoint",
+        "types",
+        "quota g on demand",
+        "quota g spot",
+        "quota standard on demand",
+        "quota standard spot",
+        "buying",
+        "reading",
+        "ending",
+        "drills",
+    }
     assert all(line.ok for line in lines.values()), lines
     assert any(name.startswith("aws us-west-2") for name in lines)
     assert not house.account.instances
@@ -48,38 +61,56 @@ def _open_to_the_world(account):
 
 BAD_DAYS = {
     "an image that is gone": (
-        lambda a: a.images.pop("ami-us-east-1"), "image", r"InvalidAMIID.NotFound.*aws\.images",
+        lambda a: a.images.pop("ami-us-east-1"),
+        "image",
+        r"InvalidAMIID.NotFound.*aws\.images",
     ),
     "an image that is not ready": (
-        lambda a: a.image_says.update({"ami-us-east-1": {"State": "failed"}}), "image", "is failed",
+        lambda a: a.image_says.update({"ami-us-east-1": {"State": "failed"}}),
+        "image",
+        "is failed",
     ),
     "an image for other machines": (
-        lambda a: a.image_says.update({"ami-us-east-1": {"Architecture": "arm64"}}), "image", "x86_64",
+        lambda a: a.image_says.update({"ami-us-east-1": {"Architecture": "arm64"}}),
+        "image",
+        "x86_64",
     ),
     "a subnet that is full": (
-        lambda a: a.free_addresses.update({"subnet-us-east-1a": 3}), "subnet us-east-1a",
+        lambda a: a.free_addresses.update({"subnet-us-east-1a": 3}),
+        "subnet us-east-1a",
         "3 free addresses.*larger subnet",
     ),
     "a subnet that is gone": (
-        lambda a: a.subnets.pop("subnet-us-east-1b"), "subnet us-east-1b", "InvalidSubnetID.NotFound",
+        lambda a: a.subnets.pop("subnet-us-east-1b"),
+        "subnet us-east-1b",
+        "InvalidSubnetID.NotFound",
     ),
     "a subnet of another zone": (
-        lambda a: a.subnets.update({"subnet-us-east-1a": "us-east-1b"}), "subnet us-east-1a",
+        lambda a: a.subnets.update({"subnet-us-east-1a": "us-east-1b"}),
+        "subnet us-east-1a",
         "is in us-east-1b.*us-east-1b=subnet-us-east-1a",
     ),
     "a group that the world may enter": (
-        _open_to_the_world, "security group", r"0\.0\.0\.0/0 to port 22.*remove that rule",
+        _open_to_the_world,
+        "security group",
+        r"0\.0\.0\.0/0 to port 22.*remove that rule",
     ),
     "a group that keeps its own machines out": (
-        lambda a: a.rules.update({"sg-us-east-1": []}), "security group", "none could join.*all traffic",
+        lambda a: a.rules.update({"sg-us-east-1": []}),
+        "security group",
+        "none could join.*all traffic",
     ),
     "no way to S3": (
-        lambda a: a.endpoints.clear(), "S3 endpoint", r"\$3\.78.*gateway endpoint",
+        lambda a: a.endpoints.clear(),
+        "S3 endpoint",
+        r"\$3\.78.*gateway endpoint",
     ),
     "a quota of zero": (
-        lambda a: a.quota.update({("g", "spot"): 0}), "quota g spot", "0 of 0 vCPUs.*Service Quotas",
+        lambda a: a.quota.update({("g", "spot"): 0}),
+        "quota g spot",
+        "0 of 0 vCPUs.*Service Quotas",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("day", BAD_DAYS)

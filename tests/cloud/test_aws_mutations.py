@@ -133,9 +133,11 @@ def under_policy() -> None:
 
 def quota_scene() -> None:
     scenes.test_a_refusal_says_how_far_it_reaches(
-        AwsHouse(), "family", "MaxSpotInstanceCountExceeded",
+        AwsHouse(),
+        "family",
+        "MaxSpotInstanceCountExceeded",
         lambda account: account.quota.update({("g", "spot"): 3}),
-    )  # fmt: skip
+    )
 
 
 SAME_TOKEN = plain(scenes.test_the_same_token_at_once_is_one_machine)
@@ -158,65 +160,86 @@ MISMATCH, SPENT = "IdempotentParameterMismatch", "IdempotentInstanceTerminated"
 BROKEN: dict[str, tuple[Patch, Callable[[], None]]] = {
     "a token is ignored": (tokens_ignored, SAME_TOKEN),
     "another request under a token is taken": (
-        replaced(ec2_actions, "earlier", instead_of_refusal(MISMATCH, None)), ONE_REQUEST,
+        replaced(ec2_actions, "earlier", instead_of_refusal(MISMATCH, None)),
+        ONE_REQUEST,
     ),
     "a spent token starts again": (
-        replaced(ec2_actions, "earlier", instead_of_refusal(SPENT, None)), ONE_REQUEST,
+        replaced(ec2_actions, "earlier", instead_of_refusal(SPENT, None)),
+        ONE_REQUEST,
     ),
     "a token holds in all zones": (tokens_in_one_zone, ONE_ZONE),
     "a refused request leaves its token free": (
-        replaced(ec2_actions, "how_many", forgets_refused_tokens), BINDS,
+        replaced(ec2_actions, "how_many", forgets_refused_tokens),
+        BINDS,
     ),
     "a gang may start in part": (
-        replaced(ec2_actions, "how_many", instead_of_refusal("InsufficientInstanceCapacity", 1)), WHOLE,
+        replaced(ec2_actions, "how_many", instead_of_refusal("InsufficientInstanceCapacity", 1)),
+        WHOLE,
     ),
     "a new id is found at once": (
-        replaced(ec2_actions, "draw", lambda _: lambda *key: 0.0), YOUNG,
+        replaced(ec2_actions, "draw", lambda _: lambda *key: 0.0),
+        YOUNG,
     ),
     "no launch fails after its answer": (
-        replaced(Account, "fail", lambda _: lambda self, x, at_s, code: None), FAILS,
+        replaced(Account, "fail", lambda _: lambda self, x, at_s, code: None),
+        FAILS,
     ),
     "a launch that fails leaves its disk": (
-        replaced(Account, "drop_volume", lambda _: lambda self, volume, at_s, by: None), FAILS,
+        replaced(Account, "drop_volume", lambda _: lambda self, volume, at_s, by: None),
+        FAILS,
     ),
     "shutdown only ever stops": (replaced(Account, "shut_down", stops_only), SHUTS),
     "a disk stays": (
-        replaced(Account, "drop_volume", lambda _: lambda self, volume, at_s, by: None), GOES,
+        replaced(Account, "drop_volume", lambda _: lambda self, volume, at_s, by: None),
+        GOES,
     ),
     "a network interface stays": (
-        replaced(Account, "drop_nic", lambda _: lambda self, nic, at_s, by: None), GOES,
+        replaced(Account, "drop_nic", lambda _: lambda self, nic, at_s, by: None),
+        GOES,
     ),
     "tags of a launch are lost": (
-        replaced(ec2_actions, "_tags_for", lambda _: lambda params, kind: {}), GOES,
+        replaced(ec2_actions, "_tags_for", lambda _: lambda params, kind: {}),
+        GOES,
     ),
     "every machine gets a public address": (
-        replaced(ec2_actions._Order, "__init__", always_public), GOES,
+        replaced(ec2_actions._Order, "__init__", always_public),
+        GOES,
     ),
     "the first hour is paid": (
-        replaced(ec2_account, "_free_first_hour", lambda _: lambda line: False), TAKEN,
+        replaced(ec2_account, "_free_first_hour", lambda _: lambda line: False),
+        TAKEN,
     ),
     "nobody says why a machine ended": (
-        replaced(ec2_reads, "described", without_reason), TAKEN,
+        replaced(ec2_reads, "described", without_reason),
+        TAKEN,
     ),
-    "filters let all pass": (replaced(ec2_reads, "like", lambda _: lambda told, one: True), FOREIGN),
+    "filters let all pass": (
+        replaced(ec2_reads, "like", lambda _: lambda told, one: True),
+        FOREIGN,
+    ),
     "a long list ends with its first page": (replaced(ec2_reads, "paged", first_page_only), PAGES),
     "prices begin with the window": (
-        replaced(ec2_reads, "paged", without_what_was_before), PRICES,
+        replaced(ec2_reads, "paged", without_what_was_before),
+        PRICES,
     ),
     "quotas are not kept": (
-        replaced(ec2_actions, "_check_quota", lambda _: lambda call, order, count: None), quota_scene,
+        replaced(ec2_actions, "_check_quota", lambda _: lambda call, order, count: None),
+        quota_scene,
     ),
     "any signature is right": (
-        replaced(ec2, "_signature", lambda _: lambda key, scope, *more: scope.group(5)), KEYS,
+        replaced(ec2, "_signature", lambda _: lambda key, scope, *more: scope.group(5)),
+        KEYS,
     ),
     "any date is right": (replaced(ec2, "SKEW_MAX_S", lambda _: 1e9), KEYS),
     "any profile exists": (
-        replaced(ec2_actions._Order, "_check_rest", lambda _: lambda self, params, account: None), SETTINGS,
+        replaced(ec2_actions._Order, "_check_rest", lambda _: lambda self, params, account: None),
+        SETTINGS,
     ),
     "any policy allows everything": (
-        replaced(ec2_policy, "allows", lambda _: lambda *args: True), under_policy,
+        replaced(ec2_policy, "allows", lambda _: lambda *args: True),
+        under_policy,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("promise", sorted(BROKEN))

@@ -408,11 +408,19 @@ def test_a_stopped_machine_is_seen_as_one_that_costs(house: AwsHouse):
     ("scope", "code", "spoil"),
     [
         ("family", "MaxSpotInstanceCountExceeded", lambda a: a.quota.update({("g", "spot"): 3})),
-        ("zone", "InsufficientFreeAddressesInSubnet", lambda a: a.free_addresses.update({"subnet-us-east-1a": 0})),
+        (
+            "zone",
+            "InsufficientFreeAddressesInSubnet",
+            lambda a: a.free_addresses.update({"subnet-us-east-1a": 0}),
+        ),
         ("pool", "Unsupported", lambda a: a.room.update({("us-east-1a", "g5.xlarge", "sold"): 0})),
-        ("pool", "SpotMaxPriceTooLow", lambda a: a.prices.update({("us-east-1a", "g5.xlarge"): [(0.0, 9.0)]})),
+        (
+            "pool",
+            "SpotMaxPriceTooLow",
+            lambda a: a.prices.update({("us-east-1a", "g5.xlarge"): [(0.0, 9.0)]}),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_says_how_far_it_reaches(house: AwsHouse, scope: str, code: str, spoil):
     async def scene(provider: AwsProvider):
         spoil(house.account)

@@ -146,18 +146,38 @@ def garbled(nth: int) -> Answer | Exception:
     pick = lambda what, of: of[int(draw(nth, what) * len(of))]  # noqa: E731
     whole = {"value": [{"name": "t-1", "location": "eastus", "tags": {"a": "b"}}], "Items": [{}]}
     bodies = [
-        b"", b"{", b"null", b"[]", b"7", b'"x"', b"\xff\xfe", b"<html>502</html>", b"{}" * 2,
-        b"[" * 5000, json.dumps(whole).encode(), b'{"value": null}', b'{"value": 3, "Items": 3}',
-        b'{"value": [null]}', b'{"error": []}', b'{"error": {"code": 7, "message": {}}}',
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"7",
+        b'"x"',
+        b"\xff\xfe",
+        b"<html>502</html>",
+        b"{}" * 2,
+        b"[" * 5000,
+        json.dumps(whole).encode(),
+        b'{"value": null}',
+        b'{"value": 3, "Items": 3}',
+        b'{"value": [null]}',
+        b'{"error": []}',
+        b'{"error": {"code": 7, "message": {}}}',
         json.dumps({"value": [], "nextLink": "http://elsewhere.invalid/next"}).encode(),
         json.dumps({"Items": [], "NextPageLink": "http://elsewhere.invalid/next"}).encode(),
-        json.dumps({"value": [{**whole["value"][0], "tags": {"orchestrator-deployment": OURS}}]}).encode(),
+        json.dumps(
+            {"value": [{**whole["value"][0], "tags": {"orchestrator-deployment": OURS}}]}
+        ).encode(),
         json.dumps({"error": {"code": pick("code", TABLE).code, "message": "x"}}).encode(),
-    ]  # fmt: skip
+    ]
     headers = [
-        {}, {"Retry-After": "soon"}, {"Retry-After": "-3"}, {"Retry-After": "1e99"},
-        {"Content-Type": "text/html"}, {"Content-Encoding": "gzip"}, {"Location": "::"},
-    ]  # fmt: skip
+        {},
+        {"Retry-After": "soon"},
+        {"Retry-After": "-3"},
+        {"Retry-After": "1e99"},
+        {"Content-Type": "text/html"},
+        {"Content-Encoding": "gzip"},
+        {"Location": "::"},
+    ]
     if draw(nth, "raise") < 0.1:
         return pick(
             "exception", [OSError("reset"), ValueError("odd"), KeyError("x"), TimeoutError()]

@@ -29,9 +29,15 @@ def test_a_whole_subscription_is_good():
     lines = found(door)
     assert all(line.ok for line in lines.values()), lines
     assert {name for name in lines if "quota" not in name} == {
-        "sign-in", "clock", "image", "permissions", "eastus subnet", "eastus storage endpoint",
-        "eastus security group", "eastus types",
-    }  # fmt: skip
+        "sign-in",
+        "clock",
+        "image",
+        "permissions",
+        "eastus subnet",
+        "eastus storage endpoint",
+        "eastus security group",
+        "eastus types",
+    }
     assert "eastus quota all spot" in lines
     assert set(door.vms) == before
     assert not {action.rpartition("/")[2] for action in door.called} & {"write", "delete", "action"}
@@ -39,39 +45,56 @@ def test_a_whole_subscription_is_good():
 
 def rule(access: str, source: str, priority: int, port: str = "*") -> dict:
     return {
-        "priority": priority, "direction": "Inbound", "access": access,
-        "sourceAddressPrefix": source, "destinationPortRange": port,
-    }  # fmt: skip
+        "priority": priority,
+        "direction": "Inbound",
+        "access": access,
+        "sourceAddressPrefix": source,
+        "destinationPortRange": port,
+    }
 
 
 BAD_DAYS = {
     "an image version that is gone": (
-        lambda d: d.images.clear(), "image", "GalleryImageNotFound.*azure.image",
+        lambda d: d.images.clear(),
+        "image",
+        "GalleryImageNotFound.*azure.image",
     ),
     "an image that was not replicated": (
-        lambda d: d.images.update({"1.0.0": ["westus"]}), "image", "not in eastus; replicate",
+        lambda d: d.images.update({"1.0.0": ["westus"]}),
+        "image",
+        "not in eastus; replicate",
     ),
     "a group that the world may enter": (
-        lambda d: d.rules.append(rule("Allow", "Internet", 50, "22")), "eastus security group",
+        lambda d: d.rules.append(rule("Allow", "Internet", 50, "22")),
+        "eastus security group",
         "admits everybody to port 22.*remove that rule",
     ),
     "a group that keeps its own machines out": (
-        lambda d: d.rules.append(rule("Deny", "*", 50)), "eastus security group", "none could join",
+        lambda d: d.rules.append(rule("Deny", "*", 50)),
+        "eastus security group",
+        "none could join",
     ),
     "no group at all": (
-        lambda d: d.subnet.pop("networkSecurityGroup"), "eastus security group", "has none",
+        lambda d: d.subnet.pop("networkSecurityGroup"),
+        "eastus security group",
+        "has none",
     ),
     "a subnet that is full": (
-        lambda d: d.subnet.update({"addressPrefix": "10.40.0.0/28"}), "eastus subnet",
+        lambda d: d.subnet.update({"addressPrefix": "10.40.0.0/28"}),
+        "eastus subnet",
         "11 free addresses.*larger subnet",
     ),
     "no way to storage": (
-        lambda d: d.subnet.pop("serviceEndpoints"), "eastus storage endpoint", "Microsoft.Storage",
+        lambda d: d.subnet.pop("serviceEndpoints"),
+        "eastus storage endpoint",
+        "Microsoft.Storage",
     ),
     "a spot quota of zero": (
-        lambda d: setattr(d, "dials", NO_SPOT), "eastus quota all spot", "0 of 0 vCPUs.*Quotas",
+        lambda d: setattr(d, "dials", NO_SPOT),
+        "eastus quota all spot",
+        "0 of 0 vCPUs.*Quotas",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("day", BAD_DAYS)

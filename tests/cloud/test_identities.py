@@ -60,9 +60,15 @@ def test_a_machine_of_the_local_cloud_is_known_by_its_document(tmp_path: Path):
     """The key stays for the cloud's next life; another cloud's machines are doubted."""
     pool = Pool("local", "east", "east-a", "small")
     machine = Machine(
-        id="i-1", token="t", pool=pool, market="spot", state="running", launched_at_s=0.0,
-        tags={}, address="127.1.1.1",
-    )  # fmt: skip
+        id="i-1",
+        token="t",
+        pool=pool,
+        market="spot",
+        state="running",
+        launched_at_s=0.0,
+        tags={},
+        address="127.1.1.1",
+    )
     first, other = tmp_path / "1", tmp_path / "2"
     first.mkdir()
     other.mkdir()

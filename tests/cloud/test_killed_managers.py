@@ -94,10 +94,13 @@ def _others(house: AwsHouse) -> None:
             {"Key": "orchestrator-token", "Value": "t-0"},
         ]
         ec2.run_instances(
-            ImageId="ami-us-east-1", InstanceType="m7i.xlarge", MinCount=1, MaxCount=1,
+            ImageId="ami-us-east-1",
+            InstanceType="m7i.xlarge",
+            MinCount=1,
+            MaxCount=1,
             ClientToken=f"hand-{owner}",
             TagSpecifications=[{"ResourceType": "instance", "Tags": tags if owner else tags[1:]}],
-        )  # fmt: skip
+        )
 
 
 ARM_DIALS = (

@@ -199,10 +199,25 @@ def test_other_systems_are_left_out_and_times_without_a_zone_are_utc(
     time.tzset()
     named = {"AvailabilityZone": POOL.zone, "InstanceType": POOL.type}
     rows = [
-        {**named, "Timestamp": "2026-03-29T01:30:00", "SpotPrice": "0.03", "ProductDescription": "Linux/UNIX"},
-        {**named, "Timestamp": "2026-03-29T03:30:00", "SpotPrice": "0.04", "ProductDescription": "Linux/UNIX"},
-        {**named, "Timestamp": "2026-03-29T03:30:00", "SpotPrice": "0.09", "ProductDescription": "Windows"},
-    ]  # fmt: skip
+        {
+            **named,
+            "Timestamp": "2026-03-29T01:30:00",
+            "SpotPrice": "0.03",
+            "ProductDescription": "Linux/UNIX",
+        },
+        {
+            **named,
+            "Timestamp": "2026-03-29T03:30:00",
+            "SpotPrice": "0.04",
+            "ProductDescription": "Linux/UNIX",
+        },
+        {
+            **named,
+            "Timestamp": "2026-03-29T03:30:00",
+            "SpotPrice": "0.09",
+            "ProductDescription": "Windows",
+        },
+    ]
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"SpotPriceHistory": rows}))
     try:

@@ -32,11 +32,9 @@ def market(seed: int, types: int) -> SpotMarket:
     catalogue = Catalogue(
         cloud="local",
         types=tuple(local_type(f"type-{nth}", 1, 1.0) for nth in range(types)),
-        zones=tuple(
-            Zone(name=f"zone-{nth}", region="region", dialect="ec2") for nth in range(4)
-        ),
+        zones=tuple(Zone(name=f"zone-{nth}", region="region", dialect="ec2") for nth in range(4)),
         pool_machines=MACHINES,
-    )  # fmt: skip
+    )
     return SpotMarket(catalogue, seed=seed)
 
 

@@ -36,9 +36,14 @@ SCOPE = re.compile(
 )
 MUTATING = ("Run", "Terminate", "Create", "Delete", "Cancel", "Modify")
 GARBLED: tuple[tuple[int, bytes], ...] = (
-    (200, b""), (200, b"<html>busy</html>"), (200, b"<RunInstancesResponse><instancesSet><item>"),
-    (502, b"Bad Gateway"), (500, b"\xff\xfe\x00"), (302, b""), (204, b""),
-)  # fmt: skip
+    (200, b""),
+    (200, b"<html>busy</html>"),
+    (200, b"<RunInstancesResponse><instancesSet><item>"),
+    (502, b"Bad Gateway"),
+    (500, b"\xff\xfe\x00"),
+    (302, b""),
+    (204, b""),
+)
 
 
 class Key(msgspec.Struct, kw_only=True):

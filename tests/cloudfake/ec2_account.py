@@ -21,9 +21,13 @@ MINIMUM_S = 60.0  # of a machine that has run
 
 State = Literal["pending", "running", "shutting-down", "terminated", "stopping", "stopped"]
 CODES = {
-    "pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64,
+    "pending": 0,
+    "running": 16,
+    "shutting-down": 32,
+    "terminated": 48,
+    "stopping": 64,
     "stopped": 80,
-}  # fmt: skip
+}
 MESSAGES = {
     "Client.UserInitiatedShutdown": "User initiated shutdown",
     "Client.InstanceInitiatedShutdown": "Instance initiated shutdown",
@@ -220,9 +224,11 @@ class Account:
         return sum(
             self.kinds[x.type].vcpus
             for x in self.alive()
-            if x.region == region and x.market == market and self.kinds[x.type].group == group
+            if x.region == region
+            and x.market == market
+            and self.kinds[x.type].group == group
             and x.state not in ("stopping", "stopped")
-        )  # fmt: skip
+        )
 
     def free(self, zone: str, type_name: str, market: str) -> int:
         held = sum((x.zone, x.type, x.market) == (zone, type_name, market) for x in self.alive())

@@ -289,9 +289,16 @@ def _start(call: Call, order: _Order, index: int, reservation: str) -> Instance:
     owner = order.tags["instance"].get(DEPLOYMENT, "")
     token = order.tags["instance"].get(TOKEN) or x.token
     account.own(
-        x.id, "machine", owner, at_s, 0.0,
-        token=token, zone=x.zone, market=x.market, asked=call.params["MaxCount"],
-    )  # fmt: skip
+        x.id,
+        "machine",
+        owner,
+        at_s,
+        0.0,
+        token=token,
+        zone=x.zone,
+        market=x.market,
+        asked=call.params["MaxCount"],
+    )
     account.books.lines[x.id].steps.clear()  # a pending machine costs nothing
     _attach(call, order, x)
     if draw(dials.seed, "fails", x.id) < dials.fails_after_share:
@@ -314,28 +321,42 @@ def _attach(call: Call, order: _Order, x: Instance) -> None:
         disks[device] = root | entry.get("Ebs", {})
     for device, disk in disks.items():
         volume = Volume(
-            id=account.new_id("vol"), zone=x.zone, gib=disk["VolumeSize"], instance=x.id,
-            goes_along=disk["DeleteOnTermination"], created_s=at_s, tags=order.tags["volume"],
-        )  # fmt: skip
+            id=account.new_id("vol"),
+            zone=x.zone,
+            gib=disk["VolumeSize"],
+            instance=x.id,
+            goes_along=disk["DeleteOnTermination"],
+            created_s=at_s,
+            tags=order.tags["volume"],
+        )
         account.volumes[volume.id] = volume
         x.volumes[device] = volume.id
         account.own(
             volume.id, "disk", volume.tags.get(DEPLOYMENT, ""), at_s, volume.gib * GIB_USD_PER_H
         )
     nic = Nic(
-        id=account.new_id("eni"), zone=x.zone, instance=x.id, goes_along=order.nic_goes,
-        created_s=at_s, tags=order.tags["network-interface"],
-    )  # fmt: skip
+        id=account.new_id("eni"),
+        zone=x.zone,
+        instance=x.id,
+        goes_along=order.nic_goes,
+        created_s=at_s,
+        tags=order.tags["network-interface"],
+    )
     account.nics[nic.id] = nic
     x.nic = nic.id
     usd_per_h = ADDRESS_USD_PER_H if order.public else 0.0
     account.own(nic.id, "nic", nic.tags.get(DEPLOYMENT, ""), at_s, usd_per_h)
     if order.market == "spot":
         request = SpotRequest(
-            id=account.new_id("sir"), region=x.region, instance=x.id, state="active",
-            status="fulfilled", created_s=at_s, updated_s=at_s,
+            id=account.new_id("sir"),
+            region=x.region,
+            instance=x.id,
+            state="active",
+            status="fulfilled",
+            created_s=at_s,
+            updated_s=at_s,
             tags=order.tags["spot-instances-request"],
-        )  # fmt: skip
+        )
         account.spot_requests[request.id] = request
         x.spot_request = request.id
 

@@ -228,9 +228,15 @@ def joining(house: RunningHouse) -> str:
     client = JoinDoor(door.address, door.fingerprint)
     pool = Pool("local", "east", "east-a", "small")
     machine = Machine(
-        id="i-none", token="t", pool=pool, market="spot", state="running", launched_at_s=0.0,
-        tags={}, address="127.0.0.1",
-    )  # fmt: skip
+        id="i-none",
+        token="t",
+        pool=pool,
+        market="spot",
+        state="running",
+        launched_at_s=0.0,
+        tags={},
+        address="127.0.0.1",
+    )
     try:
         ticket = client.call("GET", "/nonce", None, 20.0)
         signature = Signer(house.places.cloud_dir).sign(machine, ticket["nonce"], time.time())

@@ -144,8 +144,13 @@ def test_nothing_has_happened_later_than_now(server, tmp_path):
         await store.xadd(INBOX, {"e": msgspec.json.encode(ahead)})
         clock, quotes = VirtualClock(1000.0), QuoteStore(tmp_path)
         world = LiveWorld(
-            store=store, journal=journal, providers={}, engine=NoMachines(), clock=clock, quotes=quotes
-        )  # fmt: skip
+            store=store,
+            journal=journal,
+            providers={},
+            engine=NoMachines(),
+            clock=clock,
+            quotes=quotes,
+        )
         await world.open(tick(1000.0))
         heard = [await world.next_event(2000.0) for _ in range(2)]
         await asyncio.wait_for(world.close(), PATIENCE_S)  # also while it asks for what comes next
@@ -175,8 +180,12 @@ def test_a_manager_that_cannot_read_its_journal_says_so_where_people_look(server
     store.hset(SNAPSHOT, mapping={"id": "0-0", "state": b"\x6b}"})
     places = Places(tmp_path / "redis-house")
     order = Order(
-        state_dir=str(places.state_dir), redis_url=server.url, ray_address="", config_path=None, house="one"
-    )  # fmt: skip
+        state_dir=str(places.state_dir),
+        redis_url=server.url,
+        ray_address="",
+        config_path=None,
+        house="one",
+    )
     program = f"from orchestrator.live.manager import Manager; Manager({msgspec.json.encode(order)!r})._thread.join()"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=120, check=False)
     assert ran.returncode == 1

@@ -105,8 +105,12 @@ def test_a_manager_without_redis_does_not_end_before_redis_is_back(
     places.make()
     places.log("loop").symlink_to("/dev/full")
     order = Order(
-        state_dir=str(places.state_dir), redis_url=server.url, ray_address="", config_path=None, house="",
-    )  # fmt: skip
+        state_dir=str(places.state_dir),
+        redis_url=server.url,
+        ray_address="",
+        config_path=None,
+        house="",
+    )
     server.stop()
     ended = threading.Event()
     monkeypatch.setattr(manager, "live", _no_redis)

@@ -54,9 +54,13 @@ def inbox(server: Any, store: Any, tmp_path: Any) -> Any:
         journal = RedisJournal(client)
         epoch = await journal.take_over()
         world = LiveWorld(
-            store=client, journal=journal, providers={}, engine=NoMachines(),
-            clock=VirtualClock(1000.0), quotes=QuoteStore(tmp_path),
-        )  # fmt: skip
+            store=client,
+            journal=journal,
+            providers={},
+            engine=NoMachines(),
+            clock=VirtualClock(1000.0),
+            quotes=QuoteStore(tmp_path),
+        )
         shown: list[State] = []
 
         async def show(state: State) -> None:

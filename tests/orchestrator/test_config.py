@@ -131,36 +131,90 @@ def test_paths_are_resolved_against_the_file(tmp_path):
     ("text", "line"),
     [
         ('[budget]\n\ntotal_usd = "x"', '3: budget.total_usd: found "x"; allowed: a number, '),
-        ("[budget]\ntotl_usd = 1", "2: budget.totl_usd is not a setting; did you mean budget.total_usd?"),
-        ("[manager]\nslots_max = 1", "2: manager.slots_max is not a setting; did you mean job.slots_max?"),
+        (
+            "[budget]\ntotl_usd = 1",
+            "2: budget.totl_usd is not a setting; did you mean budget.total_usd?",
+        ),
+        (
+            "[manager]\nslots_max = 1",
+            "2: manager.slots_max is not a setting; did you mean job.slots_max?",
+        ),
         ("[bugdet]\ntotal_usd = 1", "1: bugdet is not a setting; did you mean budget?"),
         ("# a\nbudget = 3", "2: budget: found 3; allowed: a section, written as [budget]"),
         ("[[job]]\nnan = 3", "1: job: found a list; allowed: a section, written as [job]"),
         ("[job]\nnan = 'no'", '2: job.nan: found "no"; allowed: "fail" or "skip"'),
-        ("[job]\nslots_min = true", "2: job.slots_min: found true; allowed: a whole number, at least 1"),
+        (
+            "[job]\nslots_min = true",
+            "2: job.slots_min: found true; allowed: a whole number, at least 1",
+        ),
         ("[job]\nslots_min = 9", "2: job: slots_min = 9 is above slots_max = 4"),
-        ("[job]\ndepth = 9", "2: job: depth = 9 is above slots_max = 4; every stage needs a worker"),
-        ("[job]\ndepth = 0", '2: job.depth: found 0; allowed: a whole number, at least 1 and at most 10000 or "auto"'),
-        ('[job]\ndepth = "deep"', '2: job.depth: found "deep"; allowed: a whole number, at least 1 and at most 10000 or "auto"'),
-        ("[job]\n\nslots_max = 0", "3: job.slots_max: found 0; allowed: a whole number, at least 1"),
-        ("[job]\ncheckpoint_every_s = nan", "2: job.checkpoint_every_s: found nan; allowed: a number, above 0"),
-        ("[ray]\nhead_address = '8.8.8.8'", '2: ray.head_address: found "8.8.8.8"; allowed: a loopback or private'),
-        ("[ray]\nhead_address = '0.0.0.0'", '2: ray.head_address: found "0.0.0.0"; allowed: a loopback or private'),
-        ("[ray]\nhead_address = 'fe80::1%$(reboot)'", '2: ray.head_address: found "fe80::1%$(reboot)"; allowed: a loopback or private'),
-        ("[ray]\nhead_address = 'me'", '2: ray.head_address: found "me"; allowed: an address in numbers'),
-        ("[dashboard]\nhost = '0.0.0.0'", '2: dashboard.host: found "0.0.0.0"; allowed: a loopback address'),
-        ("[dashboard]\nport = 70000", "2: dashboard.port: found 70000; allowed: a whole number, at least 0 and at most 65535"),
-        ('[manager]\ndeployment = "My Team"', '2: manager.deployment: found "My Team"; allowed: a text in quotes, 1 to 32 small'),
-        ('[manager]\nstate_dir = "a\\u0000b"', '2: manager.state_dir: found "a\\u0000b"; allowed: a text in quotes'),
-        ("[budget]\ntotal_usd = -1", "2: budget.total_usd: found -1; allowed: a number, at least 0"),
-        ("budget.total_usd = 1979-05-27", "1: budget.total_usd: found 1979-05-27; allowed: a number"),
+        (
+            "[job]\ndepth = 9",
+            "2: job: depth = 9 is above slots_max = 4; every stage needs a worker",
+        ),
+        (
+            "[job]\ndepth = 0",
+            '2: job.depth: found 0; allowed: a whole number, at least 1 and at most 10000 or "auto"',
+        ),
+        (
+            '[job]\ndepth = "deep"',
+            '2: job.depth: found "deep"; allowed: a whole number, at least 1 and at most 10000 or "auto"',
+        ),
+        (
+            "[job]\n\nslots_max = 0",
+            "3: job.slots_max: found 0; allowed: a whole number, at least 1",
+        ),
+        (
+            "[job]\ncheckpoint_every_s = nan",
+            "2: job.checkpoint_every_s: found nan; allowed: a number, above 0",
+        ),
+        (
+            "[ray]\nhead_address = '8.8.8.8'",
+            '2: ray.head_address: found "8.8.8.8"; allowed: a loopback or private',
+        ),
+        (
+            "[ray]\nhead_address = '0.0.0.0'",
+            '2: ray.head_address: found "0.0.0.0"; allowed: a loopback or private',
+        ),
+        (
+            "[ray]\nhead_address = 'fe80::1%$(reboot)'",
+            '2: ray.head_address: found "fe80::1%$(reboot)"; allowed: a loopback or private',
+        ),
+        (
+            "[ray]\nhead_address = 'me'",
+            '2: ray.head_address: found "me"; allowed: an address in numbers',
+        ),
+        (
+            "[dashboard]\nhost = '0.0.0.0'",
+            '2: dashboard.host: found "0.0.0.0"; allowed: a loopback address',
+        ),
+        (
+            "[dashboard]\nport = 70000",
+            "2: dashboard.port: found 70000; allowed: a whole number, at least 0 and at most 65535",
+        ),
+        (
+            '[manager]\ndeployment = "My Team"',
+            '2: manager.deployment: found "My Team"; allowed: a text in quotes, 1 to 32 small',
+        ),
+        (
+            '[manager]\nstate_dir = "a\\u0000b"',
+            '2: manager.state_dir: found "a\\u0000b"; allowed: a text in quotes',
+        ),
+        (
+            "[budget]\ntotal_usd = -1",
+            "2: budget.total_usd: found -1; allowed: a number, at least 0",
+        ),
+        (
+            "budget.total_usd = 1979-05-27",
+            "1: budget.total_usd: found 1979-05-27; allowed: a number",
+        ),
         ("budget = { total_usd = {} }", "1: budget.total_usd: found a section; allowed: a number"),
         ("a = [\n1,\n", "3: not TOML: "),
         (b"[job]\n\xff", "2: byte 0xff is not UTF-8 text"),
         ("x = " + "[" * 5000, " values are nested too deeply"),
         (b"#" * (FILE_BYTES_MAX + 1), " larger than 65536 bytes"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line_that_says_where_what_and_what_is_allowed(tmp_path, text, line):
     """File, line, key path, what was found, what is allowed; nothing else."""
     message = mistake(tmp_path, text)
@@ -180,13 +234,22 @@ def test_several_mistakes_are_a_line_each(tmp_path):
 @pytest.mark.parametrize(
     ("env", "line"),
     [
-        ({"BUDGET__TOTAL_USD": "x"}, 'BUDGET__TOTAL_USD: budget.total_usd: found "x"; allowed: a number'),
-        ({"BUDGET__TOTL_USD": "1"}, "BUDGET__TOTL_USD: budget.totl_usd is not a setting; did you mean budget.total_usd?"),
+        (
+            {"BUDGET__TOTAL_USD": "x"},
+            'BUDGET__TOTAL_USD: budget.total_usd: found "x"; allowed: a number',
+        ),
+        (
+            {"BUDGET__TOTL_USD": "1"},
+            "BUDGET__TOTL_USD: budget.totl_usd is not a setting; did you mean budget.total_usd?",
+        ),
         ({"BUDGET": "1"}, "BUDGET: budget is not a setting; allowed in [budget]: total_usd"),
         ({"JOB__SLOTS_MIN": "9"}, "JOB__SLOTS_MIN: job: slots_min = 9 is above slots_max = 4"),
-        ({"MANAGER__API_KEY": "s3cret"}, "MANAGER__API_KEY: manager.api_key: this looks like a secret"),
+        (
+            {"MANAGER__API_KEY": "s3cret"},
+            "MANAGER__API_KEY: manager.api_key: this looks like a secret",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_the_environment_names_the_variable(tmp_path, env, line):
     """The line points at the variable instead of at a file."""
     message = mistake(tmp_path, "", {f"ORCHESTRATOR__{key}": value for key, value in env.items()})
@@ -250,12 +313,29 @@ def test_a_key_is_found_however_it_is_written():
 
 VALUES = st.recursive(
     st.sampled_from(
-        ["1", "-1", "0.5", "inf", "nan", "true", '"x"', '""', "'\\'", "07:32:00", "2020-01-01", '"\\u001b[31m"', "9" * 40, "1e999"]
+        [
+            "1",
+            "-1",
+            "0.5",
+            "inf",
+            "nan",
+            "true",
+            '"x"',
+            '""',
+            "'\\'",
+            "07:32:00",
+            "2020-01-01",
+            '"\\u001b[31m"',
+            "9" * 40,
+            "1e999",
+        ]
     ),
-    lambda inner: st.lists(inner, max_size=2).map(lambda items: f"[{', '.join(items)}]")
-    | inner.map(lambda value: f"{{ k = {value} }}"),
+    lambda inner: (
+        st.lists(inner, max_size=2).map(lambda items: f"[{', '.join(items)}]")
+        | inner.map(lambda value: f"{{ k = {value} }}")
+    ),
     max_leaves=3,
-)  # fmt: skip
+)
 LINES = st.one_of(
     st.sampled_from([f"[{section}]" for section in Config.model_fields] + ["[[job]]", "[x]", ""]),
     st.builds(

@@ -41,12 +41,32 @@ from agent.paramserver.worker import Bound
 
 KEYS = 13
 STEPS = (
-    Stage, Staged, Finished, Close, Fresh, Subscribe, Committed,  # flush
-    Push, PushUp, Received, Saved,  # push
-    Move, Copy, Installed, Route, Grant, Release, Released,  # move
+    Stage,
+    Staged,
+    Finished,
+    Close,
+    Fresh,
+    Subscribe,
+    Committed,  # flush
+    Push,
+    PushUp,
+    Received,
+    Saved,  # push
+    Move,
+    Copy,
+    Installed,
+    Route,
+    Grant,
+    Release,
+    Released,  # move
     Roll,  # roll-back
-    Progress, DoThis, Begun, Completed, Cancel, CancelAck,  # help
-)  # fmt: skip
+    Progress,
+    DoThis,
+    Begun,
+    Completed,
+    Cancel,
+    CancelAck,  # help
+)
 
 
 class Counter(Application):

@@ -84,12 +84,16 @@ def test_workers_that_train_in_different_turns_are_stopped(crew: Crew) -> None:
     ("body", "why"),
     [
         ("    pass", "no step of it called session.backward"),
-        ("    optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()",
-         "step 0 changed the model or the optimizer without session.backward"),
-        (f"    if step == 2:\n        torch.nn.init.zeros_(model.weight)\n        continue\n{TRAINS}",
-         "step 2 changed the model or the optimizer without session.backward"),
+        (
+            "    optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()",
+            "step 0 changed the model or the optimizer without session.backward",
+        ),
+        (
+            f"    if step == 2:\n        torch.nn.init.zeros_(model.weight)\n        continue\n{TRAINS}",
+            "step 2 changed the model or the optimizer without session.backward",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_loop_that_trains_by_itself_or_never_is_refused(
     body: str, why: str, player: Player, tmp_path: Path
 ) -> None:

@@ -27,9 +27,16 @@ from orchestrator.validity import conflict_in
 from tests.simulation.fuzzed import FLOATS, INTS, WORDS
 
 SAID_BY_INSTANCES = (
-    AgentJoined | AgentLost | JobProfiled | Logged | NoticeSeen | Paced | WorkerLost
-    | WorkerProving | WorkerReady
-)  # fmt: skip
+    AgentJoined
+    | AgentLost
+    | JobProfiled
+    | Logged
+    | NoticeSeen
+    | Paced
+    | WorkerLost
+    | WorkerProving
+    | WorkerReady
+)
 DAMAGED = 0.1  # of these reports
 SEEDS, BLOCK = 36, 12
 # What a job comes to may be wrong, because what its workers said was.

@@ -18,9 +18,16 @@ from tests.simulation.drawn import Drawer, encoded, kinds_of
 
 MESSAGES = int(os.environ.get("SPOT_FUZZ", "100000"))
 UNCHECKED = {  # numbers that no decision rests on, and those that may be anything
-    "Digest.bits", "Digest.norms", "Computed.loss", "Computed.graph", "Prepared.loss",
-    "Numbers.steps", "OutputFile.checksum", "OutputFile.marks", "Profile.version",
-}  # fmt: skip
+    "Digest.bits",
+    "Digest.norms",
+    "Computed.loss",
+    "Computed.graph",
+    "Prepared.loss",
+    "Numbers.steps",
+    "OutputFile.checksum",
+    "OutputFile.marks",
+    "Profile.version",
+}
 
 
 @pytest.mark.parametrize("wildness", [0.0, 0.02, 0.2])

@@ -86,9 +86,10 @@ def parts_of(state: State, job: Job) -> list[Any]:
 def poison(dice: Random, part: Any) -> str:
     """Change one value to something that no manager would have written; its name."""
     names = [
-        name for name in part.__struct_fields__
+        name
+        for name in part.__struct_fields__
         if isinstance(getattr(part, name), (int, float, dict)) or getattr(part, name) is None
-    ]  # fmt: skip
+    ]
     dicts = [name for name in names if isinstance(getattr(part, name), dict)]
     name = dice.choice(dicts if dicts and dice.random() < 0.3 else names)
     value = getattr(part, name)

@@ -77,10 +77,12 @@ def make_job(**changes: Any) -> JobView:
         chains=tuple(
             (SeatView(machine=machine, slot=slot, microbatch_s=took_s, slow=slow),)
             for machine, slot, took_s, slow in (
-                ("m-19c2", 0, 0.021, 1.0), ("m-88e0", 0, 0.022, 1.0), ("m-88e0", 1, 0.034, 1.56),
+                ("m-19c2", 0, 0.021, 1.0),
+                ("m-88e0", 0, 0.022, 1.0),
+                ("m-88e0", 1, 0.034, 1.56),
             )
         ),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(job, **changes)
 
 
@@ -108,50 +110,160 @@ def make_view(**changes: Any) -> View:
     """A quarter of an hour of a small run: four preemptions, one machine about to go."""
     machines = (
         make_machine(id="m-19c2"),
-        make_machine(id="m-88e0", pool="local/local-b/local.large", price_usd_per_h=0.0594, on_demand_usd_per_h=0.192, cost_usd=0.0083),
-        make_machine(id="m-d41b", state="noticed", launched_at_s=T0 - 402, cost_usd=0.0034, why_bought="replaces m-73aa, taken away with 120 s of warning"),
-        make_machine(id="m-f6d0", pool="local/local-c/local.small", state="booting", boot={"admitted": 2.0, "node": 5.0}, launched_at_s=T0 - 6, cost_usd=0.0001, price_usd_per_h=0.0338, why_bought="replaces m-d41b, which goes at 14:13:42; second cheapest pool"),
-        make_machine(id="m-73aa", state="ended", launched_at_s=T0 - 600, ended_at_s=T0 - 401, cost_usd=0.0017, why_ended="taken away by the provider, as announced 120 s before"),
-        make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
-    )  # fmt: skip
+        make_machine(
+            id="m-88e0",
+            pool="local/local-b/local.large",
+            price_usd_per_h=0.0594,
+            on_demand_usd_per_h=0.192,
+            cost_usd=0.0083,
+        ),
+        make_machine(
+            id="m-d41b",
+            state="noticed",
+            launched_at_s=T0 - 402,
+            cost_usd=0.0034,
+            why_bought="replaces m-73aa, taken away with 120 s of warning",
+        ),
+        make_machine(
+            id="m-f6d0",
+            pool="local/local-c/local.small",
+            state="booting",
+            boot={"admitted": 2.0, "node": 5.0},
+            launched_at_s=T0 - 6,
+            cost_usd=0.0001,
+            price_usd_per_h=0.0338,
+            why_bought="replaces m-d41b, which goes at 14:13:42; second cheapest pool",
+        ),
+        make_machine(
+            id="m-73aa",
+            state="ended",
+            launched_at_s=T0 - 600,
+            ended_at_s=T0 - 401,
+            cost_usd=0.0017,
+            why_ended="taken away by the provider, as announced 120 s before",
+        ),
+        make_machine(
+            id="m-0e77",
+            state="ended",
+            launched_at_s=T0 - 610,
+            ended_at_s=T0 - 203,
+            cost_usd=0.0035,
+            why_ended="taken away by the provider without notice",
+        ),
+    )
     pools = tuple(
-        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left", evicted_in_1h=0.034)
-        for zone, size, slots, spot, od, held, blocked in (
-            ("a", "small", 1, 0.0312, 0.096, 2, None), ("a", "large", 2, 0.0671, 0.192, 0, None),
-            ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130), ("b", "large", 2, 0.0594, 0.192, 1, None),
-            ("c", "small", 1, 0.0338, 0.096, 1, None), ("c", "large", 2, None, 0.192, 0, None),
+        PoolView(
+            pool=f"local/local-{zone}/local.{size}",
+            slots=slots,
+            spot_usd_per_h=spot,
+            on_demand_usd_per_h=od,
+            held=held,
+            blocked_until_s=blocked,
+            blocked_because="" if blocked is None else "NoCapacity: no machine left",
+            evicted_in_1h=0.034,
         )
-    )  # fmt: skip
+        for zone, size, slots, spot, od, held, blocked in (
+            ("a", "small", 1, 0.0312, 0.096, 2, None),
+            ("a", "large", 2, 0.0671, 0.192, 0, None),
+            ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130),
+            ("b", "large", 2, 0.0594, 0.192, 1, None),
+            ("c", "small", 1, 0.0338, 0.096, 1, None),
+            ("c", "large", 2, None, 0.192, 0, None),
+        )
+    )
     events = tuple(
         Sentence(at_s=T0 - ago, who=who, what=what, because=because)
         for ago, who, what, because in (
             (640, "gpt-7f3a", "was submitted", "examples/gpt.py --steps 4000, at most $1.00"),
-            (598, "m-19c2", "bought in local/local-a/local.small", "$0.031 per slot-hour is the cheapest of 6 pools"),
+            (
+                598,
+                "m-19c2",
+                "bought in local/local-a/local.small",
+                "$0.031 per slot-hour is the cheapest of 6 pools",
+            ),
             (521, "m-73aa", "will be taken away in 120 s", "the provider announced it"),
-            (520, "m-d41b", "bought in local/local-a/local.small", "a replacement is ready before m-73aa goes"),
-            (403, "gpt-7f3a", "morphs to 1x3 at step 988", "m-73aa leaves at a step boundary; nothing is computed twice"),
+            (
+                520,
+                "m-d41b",
+                "bought in local/local-a/local.small",
+                "a replacement is ready before m-73aa goes",
+            ),
+            (
+                403,
+                "gpt-7f3a",
+                "morphs to 1x3 at step 988",
+                "m-73aa leaves at a step boundary; nothing is computed twice",
+            ),
             (203, "m-0e77", "is gone", "its connection was reset; no notice had been given"),
-            (203, "gpt-7f3a", "morphs to 1x2 at step 1 703", "one worker of three is gone; the step is shared out again"),
-            (120, "local/local-b/local.small", "is avoided for 3 min", "it has no machine left to give"),
+            (
+                203,
+                "gpt-7f3a",
+                "morphs to 1x2 at step 1 703",
+                "one worker of three is gone; the step is shared out again",
+            ),
+            (
+                120,
+                "local/local-b/local.small",
+                "is avoided for 3 min",
+                "it has no machine left to give",
+            ),
             (31, "m-d41b", "will be taken away in 120 s", "the provider announced it"),
-            (6, "m-f6d0", "bought in local/local-c/local.small", "$0.034 per slot-hour; replaces m-d41b before it goes"),
+            (
+                6,
+                "m-f6d0",
+                "bought in local/local-c/local.small",
+                "$0.034 per slot-hour; replaces m-d41b before it goes",
+            ),
         )
-    )  # fmt: skip
+    )
     done = make_job(
-        id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
-        step=500, steps_total=500, loss=0.4119, chains=(), workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
-        machines=0, reserved_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
-        budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, took_s=690.0, eta_s=None, recoveries_s=(0.071,),
-        backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
-    )  # fmt: skip
+        id="mlp-02cc",
+        script="examples/mlp.py",
+        status="SUCCEEDED",
+        because="all 500 steps are committed",
+        step=500,
+        steps_total=500,
+        loss=0.4119,
+        chains=(),
+        workers=0,
+        layout="1x2",
+        preemptions=1,
+        spent_usd=0.061,
+        machines=0,
+        reserved_usd=0.0,
+        now_usd_per_h=0.0,
+        on_demand_usd=0.183,
+        saved_usd=0.122,
+        budget_usd=None,
+        submitted_at_s=T0 - 2400,
+        ended_at_s=T0 - 1710,
+        took_s=690.0,
+        eta_s=None,
+        recoveries_s=(0.071,),
+        backup_step=500,
+        checkpoint_step=500,
+        export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
+    )
     cost = CostView(
-        spent_usd=0.2451, reserved_usd=0.0312, budget_usd=5.0, now_usd_per_h=0.1556,
-        on_demand_usd=0.7420, saved_usd=0.4969, manager_usd=0.0, machines=4,
-    )  # fmt: skip
+        spent_usd=0.2451,
+        reserved_usd=0.0312,
+        budget_usd=5.0,
+        now_usd_per_h=0.1556,
+        on_demand_usd=0.7420,
+        saved_usd=0.4969,
+        manager_usd=0.0,
+        machines=4,
+    )
     view = View(
-        at_s=T0, epoch=2, deployment="default", jobs=(make_job(), done), machines=machines,
-        pools=pools, cost=cost, events=events,
-    )  # fmt: skip
+        at_s=T0,
+        epoch=2,
+        deployment="default",
+        jobs=(make_job(), done),
+        machines=machines,
+        pools=pools,
+        cost=cost,
+        events=events,
+    )
     return msgspec.structs.replace(view, **changes)
 
 
@@ -178,9 +290,15 @@ class FakeSource:
 
     def house(self) -> House:
         return House(
-            pid=1, redis_url="", dashboard_url="", ray_address="", ray_dashboard="", local_cloud="",
-            deployment="default", started_at_s=T0,
-        )  # fmt: skip
+            pid=1,
+            redis_url="",
+            dashboard_url="",
+            ray_address="",
+            ray_dashboard="",
+            local_cloud="",
+            deployment="default",
+            started_at_s=T0,
+        )
 
     def post(self, event: AnyEvent) -> None:
         self.posted.append(event)
@@ -198,14 +316,30 @@ class Browser:
     def __init__(self, binary: str, profile: Path) -> None:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]  # fmt: skip
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+        ]
         launch = f"import os, sys; os.dup2({commands}, 103); os.dup2({answers}, 104); os.dup2(103, 3); os.dup2(104, 4); os.execv(sys.argv[1], sys.argv[1:])"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", launch, binary, *flags,
-             "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            [
+                sys.executable,
+                "-c",
+                launch,
+                binary,
+                *flags,
+                "--remote-debugging-pipe",
+                f"--user-data-dir={profile}",
+                "about:blank",
+            ],
             env={**os.environ, "TMPDIR": str(profile)},
-            pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(commands, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(commands)
         os.close(answers)
         self._buffer, self._calls, self._session = b"", 0, None
@@ -277,8 +411,11 @@ class Browser:
     def shape(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=scale, mobile=False,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 

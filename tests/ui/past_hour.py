@@ -24,9 +24,16 @@ def write_past(places: Places) -> None:
         (601, "join", "", "m-88e0", "has joined", "it proved that it computes the same"),
         (1750, "notice", "", "m-73aa", "will be taken away in 120 s", "the provider announced it"),
         (1800, "eviction", "", "m-73aa", "is gone", "as announced 120 s before"),
-        (1800, "layout", "gpt-7f3a", "gpt-7f3a", "morphs to 1x2 at step 1 800", "one worker of three is gone"),
+        (
+            1800,
+            "layout",
+            "gpt-7f3a",
+            "gpt-7f3a",
+            "morphs to 1x2 at step 1 800",
+            "one worker of three is gone",
+        ),
         (2400, "checkpoint", "gpt-7f3a", "gpt-7f3a", "note", "gpt-7f3a: checkpoint of step 1800"),
-    ]  # fmt: skip
+    ]
     spent = [("useful", 0.170), ("waiting", 0.041), ("redone", 0.012), ("manager", 0.0221)]
     file = store.writing(places.history)
     with store.turn(file):

@@ -123,11 +123,15 @@ def test_a_session_that_is_left_opens_nothing_any_more(house, caller):
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Origin": "http://127.0.0.1:1"}, 403), ({"Origin": "null"}, 403), ({"Origin": "https://evil.example"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403), ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "OWN"}, 200),
     ],
-)  # fmt: skip
+)
 def test_another_site_makes_the_browser_do_nothing(house, caller, headers, expected):
     """Not even with the right session, and another port is another site."""
     own = {key: value.replace("OWN", house.url.rstrip("/")) for key, value in headers.items()}

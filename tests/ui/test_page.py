@@ -36,8 +36,17 @@ def test_the_first_line_is_the_money(page):
         "Object.fromEntries([...document.querySelectorAll('.cost')].map(x => [...x.children].map(y => y.innerText)).map(([name, ...rest]) => [name, rest]))"
     )
     assert list(shown) == [
-        "Spent", "Reserved", "Budget left", "Now", "Cost of work", "On demand", "Saved", "Work lost", "Finish", "Final cost",
-    ]  # fmt: skip
+        "Spent",
+        "Reserved",
+        "Budget left",
+        "Now",
+        "Cost of work",
+        "On demand",
+        "Saved",
+        "Work lost",
+        "Finish",
+        "Final cost",
+    ]
     assert shown["Spent"][:2] == ["$0.245", "of $5.00"]
     assert shown["Reserved"] == ["$0.031", "for what is held"]
     assert shown["Budget left"][0] == "$4.72"
@@ -158,10 +167,15 @@ def test_names_cannot_become_markup(page, house, make):
     house.source.now = make.view(
         jobs=(make.job(id=EVIL, script=EVIL, because=EVIL, layout=EVIL, export_uri=EVIL),),
         machines=(make.machine(id=EVIL, pool=EVIL, why_bought=EVIL, state=EVIL),),
-        pools=tuple(type(p)(**{**{f: getattr(p, f) for f in p.__struct_fields__}, "pool": EVIL}) for p in base.pools[:1]),
-        events=tuple(type(e)(at_s=e.at_s, who=EVIL, what=EVIL, because=EVIL) for e in base.events[:1]),
+        pools=tuple(
+            type(p)(**{**{f: getattr(p, f) for f in p.__struct_fields__}, "pool": EVIL})
+            for p in base.pools[:1]
+        ),
+        events=tuple(
+            type(e)(at_s=e.at_s, who=EVIL, what=EVIL, because=EVIL) for e in base.events[:1]
+        ),
         deployment=EVIL,
-    )  # fmt: skip
+    )
     page.wait_for("document.querySelector('#jobs').innerText.includes('onerror')")
     assert page.run("document.querySelectorAll('main img, main script').length") == 0
     assert page.run("document.title").startswith("60 %")

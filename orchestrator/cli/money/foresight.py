@@ -57,9 +57,12 @@ def what_if(  # noqa: PLR0913 - a parameter per option
     ends_at_s = None if deadline is None else deadline_s(deadline, time.time()) + client.ahead_s()
     names = None if regions is None else tuple(part for part in regions.split(",") if part)
     terms = Terms(
-        budget_usd=budget, deadline_s=ends_at_s, regions=names,
-        slots_max=slots_max, on_demand=on_demand,
-    )  # fmt: skip
+        budget_usd=budget,
+        deadline_s=ends_at_s,
+        regions=names,
+        slots_max=slots_max,
+        on_demand=on_demand,
+    )
     now, then = _outcomes(client.house().redis_url, one.id, terms)
     command.answer({"job": one.id, "now": now, "then": then}, _table(now, then), *_said(then))
 

@@ -84,9 +84,11 @@ def _lines(lines: Sequence[Spent], by: By, total_usd: float) -> Table:
         parts = [found.get(cause, 0.0) for cause in WIDE]
         made.add_row(
             line.key or "(no machine)" if by in ("machine", "pool") else line.key or "(the house)",
-            usd(line.usd), f"{line.hours:,.1f}", *(usd(part) if part else "-" for part in parts),
+            usd(line.usd),
+            f"{line.hours:,.1f}",
+            *(usd(part) if part else "-" for part in parts),
             usd(line.usd - sum(parts)),
-        )  # fmt: skip
+        )
     made.add_section()
     if len(lines) > len(shown):
         rest = sum(line.usd for line in lines) - sum(line.usd for line in shown)

@@ -40,10 +40,16 @@ def trace(
     out.write_text(gantt.measured(seen, profile), encoding="utf-8")
     took_s = max(m.end_s for moments in seen.workers.values() for m in moments)
     command.answer(
-        {"job": one.id, "step": seen.step, "took_s": took_s, "predicted": profile is not None, "file": str(out)},
+        {
+            "job": one.id,
+            "step": seen.step,
+            "took_s": took_s,
+            "predicted": profile is not None,
+            "file": str(out),
+        },
         f"step {seen.step} of {one.id} took {took_s:.3g} s: {out}",
         *(() if profile else (f"nothing is predicted: {unmeasured(one)}",)),
-    )  # fmt: skip
+    )
 
 
 def unmeasured(job: JobView) -> str:

@@ -35,8 +35,11 @@ OLD_S = 600.0  # who was away does not want to hear of all that was long ago
 ANSWER_S_MAX = 10.0
 LOOK_S = 0.5
 WORDS: dict[Kind, str] = {
-    "budget": "Budget", "eviction": "Machine taken", "failure": "Job failed", "finish": "Job ended",
-}  # fmt: skip
+    "budget": "Budget",
+    "eviction": "Machine taken",
+    "failure": "Job failed",
+    "finish": "Job ended",
+}
 
 Mail = Callable[[Happening], bytes | None]
 

@@ -43,9 +43,15 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
-            worker=f"w{lives}", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(1.0),
+            worker=f"w{lives}",
+            ready=object(),
+            close=lambda: None,
+            noticed=False,
+            hung_s=0.0,
+            proven=True,
+            beats=Pace(1.0),
             silent_s=lambda _: 4.0 * SILENT_S - 0.1,
-        )  # fmt: skip
+        )
         job.roster.members[silent.worker] = silent
         job.roster.layout = data_parallel(lives, 1, (silent.worker,))
         job.tick(0.0, 0.0)
@@ -91,9 +97,15 @@ def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -
         order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
     )
     silent: Any = SimpleNamespace(
-        worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(1.0),
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        noticed=False,
+        hung_s=0.0,
+        proven=True,
+        beats=Pace(1.0),
         silent_s=lambda _: 2.0 * SILENT_S,
-    )  # fmt: skip
+    )
     job.roster.members["w1"] = silent
     job.roster.layout = data_parallel(1, 1, ("w1",))
     job.roster.recorders.begin("w1")
@@ -182,9 +194,19 @@ def test_who_came_back_to_a_restarted_keeper_knows_who_lives(tmp_path: Path) -> 
     """Its connection to the other holds, so the other is waited for; it breaks, and the other is lost at once."""
     job, said = restarted(tmp_path, "w1", "w2")
     job.roster.members["w1"] = back = SimpleNamespace(
-        worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(0.15),
-        generation=1, version=0, held=None, step=0, silent_s=lambda _: 0.0,
-    )  # fmt: skip
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        noticed=False,
+        hung_s=0.0,
+        proven=True,
+        beats=Pace(0.15),
+        generation=1,
+        version=0,
+        held=None,
+        step=0,
+        silent_s=lambda _: 0.0,
+    )
     ticks(job, 1.0, 1.0 + 3.0 * RECONNECT_S)
     assert said.reports == []
     job.roster.suspect("w2", back.worker, 0.0)
@@ -203,11 +225,22 @@ def test_silence_is_measured_by_how_late_others_are(tmp_path: Path) -> None:
     job.roster.layout = data_parallel(1, 2, ("w1", "w2"))
     one, other = (
         SimpleNamespace(
-            worker=worker, ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(0.15),
-            generation=1, version=0, held=None, post=lambda _: None, fresh=False, silent_s=lambda _, s=s: s,
+            worker=worker,
+            ready=object(),
+            close=lambda: None,
+            noticed=False,
+            hung_s=0.0,
+            proven=True,
+            beats=Pace(0.15),
+            generation=1,
+            version=0,
+            held=None,
+            post=lambda _: None,
+            fresh=False,
+            silent_s=lambda _, s=s: s,
         )
         for worker, s in (("w1", 0.0), ("w2", 1.5 * SILENT_S))
-    )  # fmt: skip
+    )
     job.roster.members |= {"w1": one, "w2": other}
     for at in range(1, 10):
         one.beats.come(0.6 * at)

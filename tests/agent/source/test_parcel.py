@@ -79,11 +79,13 @@ def test_the_next_job_in_a_process_has_its_own_modules(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         files = {
-            "train.py": File(b"import mine, mine_too.deep\nfrom pathlib import Path\nx = (mine.x, mine_too.deep.x, Path('data').read_text())\n"),
+            "train.py": File(
+                b"import mine, mine_too.deep\nfrom pathlib import Path\nx = (mine.x, mine_too.deep.x, Path('data').read_text())\n"
+            ),
             "mine.py": File(f"x = {number}\n".encode()),
             "mine_too/deep.py": File(f"x = {number}\n".encode()),
             "data": File(str(number).encode()),
-        }  # fmt: skip
+        }
         script = unpack(read(pack("train.py", files), ""), folder)
         with at_home(folder, script):
             assert runpy.run_path(str(script))["x"] == (number, number, str(number))

@@ -275,11 +275,17 @@ def test_a_budget_covers_the_whole_hour_where_hours_are_paid(hand: Any) -> None:
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
-        ({"budget_usd": 0.02, "manager_usd_per_h": 5.0}, "of it for the manager's own machine: the cheapest way"),
-        ({"usd_per_h_max": 1.0, "manager_usd_per_h": 5.0}, "the manager's own machine alone costs $5.0000"),
+        (
+            {"budget_usd": 0.02, "manager_usd_per_h": 5.0},
+            "of it for the manager's own machine: the cheapest way",
+        ),
+        (
+            {"usd_per_h_max": 1.0, "manager_usd_per_h": 5.0},
+            "the manager's own machine alone costs $5.0000",
+        ),
         ({"usd_per_h_max": 0.0}, "$0.0000 may be spent per hour"),
     ],
-)  # fmt: skip
+)
 def test_a_budget_below_the_managers_own_machine_is_refused(
     hand: Any, limits: Any, says: str
 ) -> None:

@@ -31,12 +31,17 @@ def machines(h: Any, launch: Launch) -> list[Machine]:
     """What the cloud starts for it."""
     made = [
         Machine(
-            id=f"i-{launch.request.token}-{index}", token=launch.request.token, index=index,
-            pool=launch.request.pool, market="spot", state="running", launched_at_s=h.at_s,
+            id=f"i-{launch.request.token}-{index}",
+            token=launch.request.token,
+            index=index,
+            pool=launch.request.pool,
+            market="spot",
+            state="running",
+            launched_at_s=h.at_s,
             tags=launch.request.tags,
         )
         for index in range(launch.request.count)
-    ]  # fmt: skip
+    ]
     h.machines |= {machine.id: machine for machine in made}
     return made
 
@@ -129,8 +134,13 @@ def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand: 
     """Not while one of them has yet to run, as it may be about to use it."""
     h, (launch,) = asking(hand, 2)
     first, second = machines(h, launch)
-    disk = Leftover(ref=Ref(PLACE, "disk-1"), kind="disk", created_at_s=h.at_s - 100.0,
-                    token=launch.request.token, tags=launch.request.tags)  # fmt: skip
+    disk = Leftover(
+        ref=Ref(PLACE, "disk-1"),
+        kind="disk",
+        created_at_s=h.at_s - 100.0,
+        token=launch.request.token,
+        tags=launch.request.tags,
+    )
 
     def swept() -> list[str]:
         h.at_s += 5.0

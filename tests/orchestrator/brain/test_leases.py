@@ -186,10 +186,15 @@ def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says
         ended_s = began_s + 12.0
     out = h.listed(
         msgspec.structs.replace(
-            stray, pool=launch.request.pool, tags=launch.request.tags, launched_at_s=began_s,
-            state="terminated", ended_by="provider", ended_at_s=ended_s,
+            stray,
+            pool=launch.request.pool,
+            tags=launch.request.tags,
+            launched_at_s=began_s,
+            state="terminated",
+            ended_by="provider",
+            ended_at_s=ended_s,
         )
-    )  # fmt: skip
+    )
     held_h = (12.0 if ended_s is not None else 20.0) / 3600.0
     spent = spent_usd(h.state.account, h.at_s)
     assert spent == pytest.approx(h.state.pools[stray.pool.key].spot_usd_per_h * held_h)

@@ -195,10 +195,12 @@ def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
     compute_s = h.job.layouts.profile.sections[0].forward_s
     h.see(
         Paced(
-            at_s=h.at_s, job="job", generation=h.job.layouts.generation,
+            at_s=h.at_s,
+            job="job",
+            generation=h.job.layouts.generation,
             microbatch_s=dict.fromkeys(h.job.layouts.current.workers, each),
         )
-    )  # fmt: skip
+    )
     h.train(10.0 * (WINDOW + 1), step_s=2 * before.step_s)
     assert "and microbatches 1.00 times: computing is scaled by that" in h.words(h.said)
     assert h.job.layouts.profile.sections[0].forward_s == pytest.approx(compute_s, rel=1e-3)

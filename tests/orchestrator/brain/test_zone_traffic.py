@@ -109,9 +109,16 @@ def test_steps_of_each_layout_cost_its_own_traffic(hand: Any) -> None:
     assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
     committed(both + 1, 10)
     step = h.job.progress.step
-    h.see(JobCompleted(
-        at_s=h.at_s, job="job", step=step + 2, loss=1.0, weights_sha="0" * 64, export_uri="",
-    ))  # fmt: skip
+    h.see(
+        JobCompleted(
+            at_s=h.at_s,
+            job="job",
+            step=step + 2,
+            loss=1.0,
+            weights_sha="0" * 64,
+            export_uri="",
+        )
+    )
     assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
 
 
@@ -143,17 +150,13 @@ def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profil
     h.start()
     pools = tuple(known.pool for known in h.state.pools.values())
     made = profile(4, memory=64e9)
-    model = preview.Model(
-        job="before", profile=made, microbatches=8, stages_max=4, uncuttable=""
-    )  # fmt: skip
+    model = preview.Model(job="before", profile=made, microbatches=8, stages_max=4, uncuttable="")
     small = {pool.zone: pool for pool in pools if pool.type == "small"}
     parts = tuple(
         Acquire(pool=pool, market="spot", bid_usd_per_h=None, count=1, because="a test")
         for pool in small.values()
     )
-    wanted = Purchase(
-        acquire=parts, release=(), because="", runner_up="", cost_usd_per_work=None
-    )  # fmt: skip
+    wanted = Purchase(acquire=parts, release=(), because="", runner_up="", cost_usd_per_work=None)
     for usd_per_gb, workers in ((0.0, 2), (1e-4, 2), (1e3, 1)):
         sold = preview.PlannedSale(
             places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
@@ -179,11 +182,16 @@ def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:
 def seats(zones: str, usd_per_gb: float = 0.02) -> tuple[Seat, ...]:
     return tuple(
         Seat(
-            worker=f"w{n}", machine=f"m{n}", zone=zone, region="r", usd_per_h=0.5,
-            zone_usd_per_gb=usd_per_gb, region_usd_per_gb=usd_per_gb,
+            worker=f"w{n}",
+            machine=f"m{n}",
+            zone=zone,
+            region="r",
+            usd_per_h=0.5,
+            zone_usd_per_gb=usd_per_gb,
+            region_usd_per_gb=usd_per_gb,
         )
         for n, zone in enumerate(zones)
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,9 +207,12 @@ def test_a_layout_uses_the_seats_whose_work_pays(
     zones: str, gradient_bytes: float, inside: str
 ) -> None:
     asked = Question(
-        microbatches=12, seats=seats(zones), workers_max=4, gradient_bytes=gradient_bytes,
+        microbatches=12,
+        seats=seats(zones),
+        workers_max=4,
+        gradient_bytes=gradient_bytes,
         slot_step_s=4.0,
-    )  # fmt: skip
+    )
     choice = choose(asked)
     by_name = {seat.worker: seat.zone for seat in asked.seats}
     assert "".join(by_name[w] for r in choice.replicas for w in r.workers) == inside

@@ -17,8 +17,14 @@ HOUR_S = 3600.0
 
 def happening(number: int, at_s: float, job: str = "") -> Happening:
     return Happening(
-        id=f"{number}-0", at_s=at_s, kind="note", job=job, who=f"m-{number}", what="note", because="it is so"
-    )  # fmt: skip
+        id=f"{number}-0",
+        at_s=at_s,
+        kind="note",
+        job=job,
+        who=f"m-{number}",
+        what="note",
+        because="it is so",
+    )
 
 
 def test_before_there_is_a_file_every_answer_is_empty(places: Places) -> None:

@@ -23,9 +23,14 @@ SECRET = "0123456789abcdef" * 4
 
 def eviction(number: int, at_s: float = T0, kind: str = "eviction") -> Happening:
     return Happening(
-        id=f"{1_800_000_000_000 + number}-0", at_s=at_s, kind=kind, job="gpt-1", who="i-1", what="note",
+        id=f"{1_800_000_000_000 + number}-0",
+        at_s=at_s,
+        kind=kind,
+        job="gpt-1",
+        who="i-1",
+        what="note",
         because="i-1 was taken by the provider; held 0.20 h for $0.0123",
-    )  # fmt: skip
+    )
 
 
 class Receiver:
@@ -122,9 +127,14 @@ def test_old_events_are_told_to_nobody_and_the_outbox_is_bounded(
 
 def test_names_in_a_message_call_nobody() -> None:
     evil = Happening(
-        id="1-0", at_s=T0, kind="failure", job="<!channel>", who="<!channel>", what="note",
+        id="1-0",
+        at_s=T0,
+        kind="failure",
+        job="<!channel>",
+        who="<!channel>",
+        what="note",
         because="FAILED: <@everyone> & more",
-    )  # fmt: skip
+    )
     text = json.loads(message(evil, "home"))["text"]
     assert "<" not in text and "&lt;!channel&gt;" in text
 

@@ -91,9 +91,15 @@ class Scene:
     def machine(self, machine_id: str = "i-1", address: str = "127.0.0.1") -> Machine:
         pool = Pool("local", "east", "east-a", "small")
         return Machine(
-            id=machine_id, token="t", pool=pool, market="spot", state="running",
-            launched_at_s=0.0, tags={}, address=address,
-        )  # fmt: skip
+            id=machine_id,
+            token="t",
+            pool=pool,
+            market="spot",
+            state="running",
+            launched_at_s=0.0,
+            tags={},
+            address=address,
+        )
 
     def application(self, machine: Machine, ticket: dict, **changed: object) -> dict:
         """What an honest machine posts, but for what is changed."""
@@ -101,6 +107,10 @@ class Scene:
         signed_s = float(changed.pop("signed_s", time.time()))
         proof = {"signature": self.signer.sign(machine, nonce, signed_s)}
         asked = {
-            "cloud": "local", "deployment": "ours", "ticket": ticket, "claim": CLAIM, "proof": proof,
-        }  # fmt: skip
+            "cloud": "local",
+            "deployment": "ours",
+            "ticket": ticket,
+            "claim": CLAIM,
+            "proof": proof,
+        }
         return json.loads(json.dumps({**asked, **changed}))

@@ -56,15 +56,19 @@ class RayHead:
     def start(self) -> "RayHead":
         boot, order = self.directory.parent / "boot", self.directory.parent / "order"
         asked = HeadOrder(
-            host=ADDRESS, port=self.port, dashboard_port=None, folder=str(self.directory),
-            object_store_bytes=80_000_000, boot=str(boot),
+            host=ADDRESS,
+            port=self.port,
+            dashboard_port=None,
+            folder=str(self.directory),
+            object_store_bytes=80_000_000,
+            boot=str(boot),
             told={
                 "SPOT_HEAD": self.address,
                 "RAY_AUTH_MODE": "token",
                 "RAY_AUTH_TOKEN": self.token,
                 "SPOT_OBJECT_STORE_BYTES": "80000000",
             },
-        )  # fmt: skip
+        )
         private.write(order, msgspec.json.encode(asked))
         with (self.directory.parent / "head.log").open("ab") as log:
             self.process = subprocess.Popen(

@@ -127,9 +127,12 @@ def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Pa
     assert "aws.pem cannot be read (No such file or directory)" in said[0]
     assert "azure.pem holds no certificates that can be read" in said[1]
     order = DoorOrder(
-        redis_url="", deployment="ours", local=False,
-        aws_certificates=config.aws.certificates, azure_certificates=config.azure.certificates,
-    )  # fmt: skip
+        redis_url="",
+        deployment="ours",
+        local=False,
+        aws_certificates=config.aws.certificates,
+        azure_certificates=config.azure.certificates,
+    )
     assert verifiers(order, Places(tmp_path)) == {}
 
 

@@ -195,9 +195,12 @@ def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> No
     for n in range(1, 12):
         spikes += [PriceStep(n * 2.7 * HOUR_S, 3.0), PriceStep(n * 2.7 * HOUR_S + 600.0, 0.2)]
     settings = Settings(
-        deployment="simulated", billing="aws_2016", rethink_s=30.0, control_period_s=10.0,
+        deployment="simulated",
+        billing="aws_2016",
+        rethink_s=30.0,
+        control_period_s=10.0,
         listing_period_s=30.0,
-    )  # fmt: skip
+    )
     scenario = Scenario(days=1, job_slots=2, steps=STEPS_FOREVER, settings=settings)
     market = SpotMarket(catalogue, replay={pool: spikes})
     world = SimulatedWorld(SimulatedCloud(market, "simulated"), scenario)

@@ -42,7 +42,7 @@ class DoubleConv(nn.Sequential):
         super().__init__(
             nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
             nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-        )  # fmt: skip
+        )
 
 
 class UNet(nn.Module):
