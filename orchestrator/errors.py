@@ -11,6 +11,7 @@ OrchestratorError
 │   └── Between              a house is starting or ending
 ├── Silent                   client: Redis does not answer; a `redis.ConnectionError` too
 │   └── NoRoom               Redis cannot answer before the disk has room
+├── Refused                  wishes: the manager would do nothing about it
 ├── Superseded               world: a newer manager took over
 ├── Diverged                 world: a replayed decision differs from the journal's
 ├── Unreadable               journal: it is damaged, or of another version

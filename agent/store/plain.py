@@ -572,7 +572,7 @@ def _what(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"is a tensor of a kind of its own ({kind}): keep it as a plain tensor"
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return f"has a state_dict: give it to Session(...) by itself, in place of what holds it ({kind})"
+        return f"is a {kind}: give it to Session(...) by itself, in place of what holds it"
     if isinstance(value, np.ndarray | np.generic):
         return f"is a {kind} of {value.dtype}, which cannot be saved: keep it as float, int or bool of up to 64 bits"
     if isinstance(value, torch.Generator):

@@ -110,17 +110,17 @@ class Books(msgspec.Struct, kw_only=True):
         self.lines[lease.token] = new
         if old is None:
             old = Line(lease.from_s, lease.job, 0.0, 0.0, 0.0, new.usd_per_h, new.causes, False)
-        if old.ended:
-            return
         until_s = max(old.at_s, min(lease.ended_at_s or self.at_s, self.at_s))
         usd, billed_usd = new.machine_usd - old.machine_usd, 0.0
-        if new.ended:
+        if old.ended:  # a list has said better what it cost
+            usd, billed_usd = 0.0, usd
+        elif new.ended:
             run_usd = old.usd_per_h * (until_s - old.at_s) / HOUR_S
             usd, billed_usd = run_usd, usd - run_usd
-        if abs(billed_usd) < WORTH_A_LINE_USD:
+        if abs(billed_usd) < WORTH_A_LINE_USD and not old.ended:
             usd, billed_usd = usd + billed_usd, 0.0
         took_h = (until_s - old.at_s) / HOUR_S
-        for cause, share in old.causes:
+        for cause, share in () if old.ended else old.causes:
             yield _charge(lease, old, until_s, cause, usd * share, took_h * share)
         more: tuple[tuple[Cause, float], ...] = (
             ("disk", new.disk_usd - old.disk_usd),

@@ -12,7 +12,7 @@ from orchestrator.brain import ledger
 from orchestrator.history.records import Cause, JobReading, LeaseReading, Reading
 from orchestrator.state import Job, Lease, State
 
-ENDED_SHOWN_S = 300.0  # a machine stays in readings so long, so that its last line is not missed
+ENDED_SHOWN_S = 3900.0  # a machine stays in readings so long, because lists may correct its bill
 JOBS_SHOWN_S = 600.0  # the same for a job that has ended and holds nothing
 
 
@@ -58,7 +58,7 @@ def _lease(lease: Lease, at_s: float, causes: tuple[tuple[Cause, float], ...]) -
         lease.job,
         lease.pool.key,
         lease.request.market,
-        lease.prices[0][0],
+        lease.prices[0][0] if lease.prices else lease.disk_from_s,
         lease.ended_at_s,
         ledger.cost_so_far_usd(lease, at_s),
         ledger.disk_so_far_usd(lease, at_s),

@@ -183,7 +183,7 @@ def test_every_look_has_a_document(housed, submitted):
     assert logs["job"] == submitted
     assert all(set(line) == {"worker", "line"} for line in logs["lines"])
     events = housed("events", "--json", "--last", "3").json["events"]
-    assert [set(event) for event in events] == [{"at_s", "who", "what", "because"}] * 3
+    assert [set(event) for event in events] == [{"at_s", "who", "what", "because", "job"}] * 3
     cost = housed("cost", "--json").json
     assert set(cost) == {"cost", "jobs", "machines"}
     assert {"spent_usd", "saved_usd", "on_demand_usd", "now_usd_per_h"} <= set(cost["cost"])
@@ -335,8 +335,10 @@ def _launches(housed):
     return sum(b'"type":"Launch"' in row[b"a"] for _, row in rows)
 
 
-def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed):
+def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed, submitted, until):
     """Read while it grows, saved as a file, and replayed from there too."""
+    assert _status_of(housed, submitted)  # so that there is a job in it
+    until(lambda: len(_journal(housed)) > 10)
     running = housed("tools", "replay", "--save", "incident.jsonl", "--json")
     assert (running.code, running.err) == (0, "")
     assert running.json["events"] > 10

@@ -93,8 +93,8 @@ def test_too_many_names_are_refused(job: Job) -> None:
 
 def test_a_file_that_is_not_there_is_explained(tmp_path: Path) -> None:
     for name, words in [
-        ("data/x.txt", "data/x.txt is not on this machine: .* --with data/x.txt"),
-        ("/home/somebody/x.txt", "/home/somebody/x.txt is not on this machine: .* --with PATH"),
+        ("data/x.txt", "data/x.txt is not on this machine: .*`--with data/x.txt`"),
+        ("/home/somebody/x.txt", "/home/somebody/x.txt is not on this machine: .*`--with PATH`"),
         (str(tmp_path / "metrics.csv"), "metrics.csv is not in session.output on this worker"),
     ]:
         with pytest.raises(FileNotFoundError) as caught, open(name):  # noqa: PTH123

@@ -77,7 +77,7 @@ def test_a_recorder_that_is_killed_again_and_again_writes_every_line_once(
     for job in state.jobs.values():
         own_usd = sum(line.usd for line in history.money(job.id))
         assert own_usd == pytest.approx(ledger.spent_usd(job.account, state.now_s), abs=CENT)
-    costs = {lease.token: lease.cost_usd for lease in state.ended_leases}
+    costs = {lease.token: lease.cost_usd for lease in state.ended_leases.values()}
     held = {one.token: one.usd for one in history.machines()}
     assert held == {token: pytest.approx(costs[token], abs=CENT) for token in held}
     assert history.series("spent_usd", 0.0, state.now_s)[-1].last == pytest.approx(
