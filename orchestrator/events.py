@@ -193,11 +193,11 @@ class JobResumed(Event, frozen=True, kw_only=True):
 
 
 class JobChanged(Event, frozen=True, kw_only=True):
-    """A person sets both bounds of a job; None is no bound."""
+    """A person sets bounds of a job; None is no bound, and a kept one stays as it is."""
 
     job: JobName
-    budget_usd: Usd | None
-    deadline_s: Time | None
+    budget_usd: Usd | Literal["kept"] | None
+    deadline_s: Time | Literal["kept"] | None
     by: Name
 
 

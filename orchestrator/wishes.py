@@ -78,15 +78,15 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
     if job.status == "SUCCEEDED":
         raise Refused(f"{job.id} has reached its last step; its bounds change nothing any more")
     owed = job.spent_usd + job.reserved_usd
-    if budget is not None and budget < owed:
+    if budget_usd != "kept" and budget is not None and budget < owed:
         raise Refused(
             f"{job.id} has spent or reserved {usd(owed)}, more than {usd(budget)}; "
             f"to spend nothing more: orchestrator cancel {job.id}"
         )
-    if deadline is not None and deadline <= asker.at_s:
+    if deadline_s != "kept" and deadline is not None and deadline <= asker.at_s:
         raise Refused(f"that deadline passed {duration(asker.at_s - deadline)} ago")
     event = JobChanged(
-        at_s=asker.at_s, job=job.id, budget_usd=budget, deadline_s=deadline, by=asker.by
+        at_s=asker.at_s, job=job.id, budget_usd=budget_usd, deadline_s=deadline_s, by=asker.by
     )
     return Wish(
         event=event, would=f"{_of_budget(job, budget)} {_of_deadline(job, deadline, asker)}"

@@ -240,21 +240,18 @@ def _state(vm: Vm, view: View | None, market: Market) -> tuple[MachineState, Ref
     "Failed" is the state of a creation, of a change and of a deletion that failed. A machine that
     runs although its creation is not what failed is a running machine: only its deletion was.
     """
-    power = view.power if view else ""
-    match vm.properties.provisioning_state:
-        case "Creating":
-            return "pending", None
-        case "Deleting":
-            return "stopping", None
-        case "Failed":
-            row = refusals.row_of(view.code, view.text) if view else None
-            if power == "running" and (row is None or row.code == refusals.NOT_DELETED):
-                return "running", None
-            code = (view.code if view else "") or "Failed"
-            return "failed", refusals.refusal(code, view.text if view else "", market)
-    if power in ("stopped", "stopping", "deallocated", "deallocating"):
-        return "stopped", None
-    return "running", None
+    power, provisioning = view.power if view else "", vm.properties.provisioning_state
+    if provisioning == "Creating" or (provisioning == "Failed" and view is None):
+        return "pending", None  # why one has failed is not known before it was looked at
+    if provisioning == "Deleting":
+        return "stopping", None
+    if provisioning == "Failed" and view is not None:
+        row = refusals.row_of(view.code, view.text)
+        if power == "running" and (row is None or row.code == refusals.NOT_DELETED):
+            return "running", None
+        return "failed", refusals.refusal(view.code or "Failed", view.text, market)
+    stopped = power in ("stopped", "stopping", "deallocated", "deallocating")
+    return ("stopped" if stopped else "running"), None
 
 
 def part_pattern(deployment: str) -> re.Pattern[str]:

@@ -292,7 +292,13 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
     at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
     given_back = lease.state == "ending" and machine.ended_by != "provider"
     if machine.state == "failed" and not given_back:
-        _never_ran(state, out, lease, machine, machine.launched_at_s)
+        if lease.state in ("intended", "pending"):
+            _never_ran(state, out, lease, machine, machine.launched_at_s)
+            return
+        # It ran, so it has cost, whatever its cloud says of its launch now.
+        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} is listed as failed")
+        if not machine.gone:
+            _end_orphan(state, out, machine, f"{machine.id} is listed as failed")
         return
     if lease.state == "intended":
         if machine.gone:

@@ -589,9 +589,11 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
     job = state.jobs.get(event.job)
     if job is None:
         return
+    budget_usd = job.spec.budget_usd if event.budget_usd == "kept" else event.budget_usd
+    deadline_s = job.spec.deadline_s if event.deadline_s == "kept" else event.deadline_s
     owed_usd = ledger.spent_usd(job.account, state.now_s)
     owed_usd += ledger.committed_usd(job.account, state.now_s)
-    if event.budget_usd is not None and event.budget_usd < owed_usd:
+    if isinstance(event.budget_usd, int | float) and event.budget_usd < owed_usd:
         note(
             out,
             job.id,
@@ -600,13 +602,13 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
         )
         return
     wall_s = state.now_s - state.skew_s
-    if event.deadline_s is not None and event.deadline_s <= wall_s:
+    if isinstance(event.deadline_s, int | float) and event.deadline_s <= wall_s:
         note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed")
         return
-    job.spec = replace(job.spec, budget_usd=event.budget_usd, deadline_s=event.deadline_s)
-    job.account.cap_usd = event.budget_usd
-    budget = "no budget" if event.budget_usd is None else f"a budget of {usd(event.budget_usd)}"
-    left_s = None if event.deadline_s is None else event.deadline_s - wall_s
+    job.spec = replace(job.spec, budget_usd=budget_usd, deadline_s=deadline_s)
+    job.account.cap_usd = budget_usd
+    budget = "no budget" if budget_usd is None else f"a budget of {usd(budget_usd)}"
+    left_s = None if deadline_s is None else deadline_s - wall_s
     deadline = "no deadline" if left_s is None else f"a deadline in {duration(left_s)}"
     note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}")
     if not job.ended:

@@ -320,7 +320,7 @@ def change_past_price(state: State, pool: Pool, price_usd_per_h: float, since_s:
     """Charge a new price for machines that ended between its date and now."""
     for lease in reversed(state.ended_leases.values()):
         if (lease.ended_at_s or 0.0) <= since_s:
-            return
+            continue  # they are in the order in which they were last heard of
         if lease.pool != pool or lease.request.market != "spot" or not lease.prices:
             continue
         bid = lease.request.bid_usd_per_h

@@ -12,7 +12,6 @@ from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
-from orchestrator.events import JobChanged
 from orchestrator.view import JobView
 from orchestrator.wishes import RESUMABLE
 
@@ -103,19 +102,23 @@ def change(
     """Give a job another budget or deadline; what would come of it is said first."""
     if budget is None and deadline is None:
         raise CommandError("nothing to change: give --budget, --deadline or both", USAGE)
-    client, asker = command.client(), _asker()
+    client = command.client()
+    asker = wishes.Asker(by=BY, at_s=time.time() + client.ahead_s())
     one = find(client, job)
     budget_usd: wishes.Bound = "kept" if budget is None else _amount("--budget", budget)
     hours: wishes.Bound = "kept" if deadline is None else _amount("--deadline", deadline)
     until_s = asker.at_s + hours * HOUR_S if isinstance(hours, float) else hours
     wish = wishes.change(one, budget_usd, until_s, asker)
-    assert isinstance(wish.event, JobChanged)
-    wanted = (wish.event.budget_usd, wish.event.deadline_s)
     command.say(Text(wish.would))
     if not (yes or command.json) and sys.stdin.isatty() and not typer.confirm("Change it?"):
         raise CommandError("nothing was changed")
     client.post(wish.event)
-    _answer_change(command, client, one.id, lambda now: (now.budget_usd, now.deadline_s) == wanted)
+    _answer_change(
+        command,
+        client,
+        one.id,
+        lambda now: budget_usd in ("kept", now.budget_usd) and until_s in ("kept", now.deadline_s),
+    )
 
 
 def _amount(option: str, text: str) -> float | None:

@@ -28,6 +28,7 @@ DAY_S = 86_400.0
 KEY_S = 30 * DAY_S
 SESSION_S = DAY_S
 KEPT_MAX = 1_000
+SESSIONS_MAX = 100  # of one key; its oldest go first
 HALF_BYTES = 32
 HALF = re.compile(f"[0-9a-f]{{{2 * HALF_BYTES}}}")
 SEPARATOR = "."
@@ -40,6 +41,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     until_s: float
     session: bool = False
+    parent: str = ""  # the key that opened this session
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,14 +92,20 @@ class Keys:
         token = secrets.token_hex(HALF_BYTES)
         until_s = min(access.until_s, time.time() + SESSION_S)
         sha = _sha(joined(cookie, token))
-        opened = Access(sha256=sha, role=access.role, until_s=until_s, session=True)
+        opened = Access(
+            sha256=sha, role=access.role, until_s=until_s, session=True, parent=access.sha256
+        )
         with self._changed() as kept:
+            others = [one for one in kept if one.parent == access.sha256]
+            for one in others[: max(0, len(others) + 1 - SESSIONS_MAX)]:
+                kept.remove(one)
             kept.append(opened)
         return Session(cookie=cookie, token=token, access=opened)
 
     def end(self, access: Access) -> None:
+        """End a key or a session, and the sessions that the key has opened."""
         with self._changed() as kept:
-            kept[:] = [one for one in kept if one.sha256 != access.sha256]
+            kept[:] = [one for one in kept if access.sha256 not in (one.sha256, one.parent)]
 
     def opened_by(self, key: str) -> Access | None:
         """Return what the key opens now; keys are looked up by their hash, which tells no time."""

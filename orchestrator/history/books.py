@@ -91,7 +91,9 @@ class Books(msgspec.Struct, kw_only=True):
         return charges
 
     def _job(self, name: str) -> JobLine:
-        return self.jobs.setdefault(name, JobLine(0.0, 0.0))
+        line = self.jobs.pop(name) if name in self.jobs else JobLine(0.0, 0.0)
+        self.jobs[name] = line  # the newest last
+        return line
 
     def _lease(self, lease: LeaseReading) -> Iterator[Charge]:
         """Yield what a machine has cost since its line was written, and write the next one."""

@@ -46,9 +46,8 @@ def reading_of(state: State, at_s: float) -> Reading:
 
 def _just_ended(state: State, at_s: float) -> Iterator[Lease]:
     for lease in reversed(state.ended_leases.values()):
-        if (lease.ended_at_s or 0.0) < at_s - ENDED_SHOWN_S:
-            return
-        yield lease
+        if (lease.ended_at_s or 0.0) >= at_s - ENDED_SHOWN_S:
+            yield lease
 
 
 def _lease(lease: Lease, at_s: float, causes: tuple[tuple[Cause, float], ...]) -> LeaseReading:

@@ -114,6 +114,13 @@ class Writer:
         """Return the names of the series that begin so."""
         return [name for name in self._series if name.startswith(prefix)]
 
+    def _close_past(self, now_s: float) -> None:
+        """Close the rows whose time is over, because a job that has ended notes nothing more."""
+        for (name, tier), bucket in list(self._open.items()):
+            if bucket.at_s + store.TIERS[tier].bucket_s <= now_s:
+                self._closed.append((name, tier, bucket))
+                del self._open[name, tier]
+
     # --- a turn -----------------------------------------------------------------------------
 
     def flush(self, *, last: bool = False) -> list[Happening]:
@@ -125,6 +132,7 @@ class Writer:
             self._closed += [(name, tier, bucket) for (name, tier), bucket in self._open.items()]
             self._open.clear()
         now_s = max(self.seen_s, self.books.at_s)  # the manager's time, not that of this process
+        self._close_past(now_s)
         events = [self._placed(event) for event in self._events]
         with store.turn(self._file):
             self._write_points()

@@ -10,7 +10,6 @@ program needs is in `metadata`.
 
 import hashlib
 import hmac
-import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -90,8 +89,8 @@ class Sender:
         while not over.wait(LOOK_S):
             try:
                 self.send_due(time.time())
-            except sqlite3.Error as error:
-                _say(f"the outbox cannot be read ({error}); trying again")
+            except Exception as error:  # without this thread nobody is told any more
+                _say(f"nothing was sent ({error or type(error).__name__}); trying again")
 
     def send_due(self, now_s: float) -> int:
         """Send what is due, each at most once, and return how many were taken."""
@@ -105,7 +104,7 @@ class Sender:
             httpx.Client(timeout=ANSWER_S_MAX) as client,
         ):
             for key, body, tries in due:
-                why = self._send(client, key, bytes(body), int(now_s))
+                why = self._send(client, key, bytes(body), int(time.time()))
                 if why and tries + 1 < TRIES_MAX:
                     later_s = now_s + min(FIRST_S * 2**tries, LONGEST_S)
                     change = "UPDATE outbox SET tries = tries + 1, next_s = ? WHERE id = ?"
@@ -135,7 +134,7 @@ class Sender:
         }
         try:
             answer = client.post(self._url, content=body, headers=headers)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return str(error) or type(error).__name__
         return "" if answer.is_success else f"status {answer.status_code}"
 
