@@ -149,8 +149,8 @@ class Loop:
         if replica.turn < self._turns:
             replica.seed_for(BEFORE)
             return True
-        self._end_open()
-        return False
+        self._leave_open()
+        return not self._finished() and self._next_step()
 
     def _one_step(self) -> Iterator[int]:
         """Let the script do its body of one step."""
@@ -255,7 +255,7 @@ class Loop:
                 self._optimizers,
                 self._outside,
                 microbatches=microbatches,
-                steps_total=self.facts.steps_total,
+                steps_total=self._turns,
             )
             self.world.evidence = self._step.evidence
             if self.replica.stage == "open":
@@ -277,17 +277,18 @@ class Loop:
         if replica.stage == "summed":
             self._end_step()
         if replica.stage in ("open", "ended"):
-            self._end_open()
+            self._leave_open()
+            self.leave()
 
-    def _end_open(self) -> None:
-        """End the loop where the script stands, within a step or after one."""
+    def _leave_open(self) -> None:
+        """Leave the loop where the script stands, within a step or after one."""
         replica = self.replica
         if self._step is None or (replica.idle and not replica.step):
             raise Misuse("the loop ended, and no step of it called session.backward(...)")
         self._close_step()
         replica.holdings.give_back()
         replica.drop_collected()
-        self.leave()
+        replica.stage, replica.phase = "over", 0
 
     def leave(self) -> None:
         """End before the last step, with the present version, as the script or the others have."""

@@ -95,6 +95,11 @@ class ServedJob:
             if member is not None:
                 self._fail(member, Failed(kind="exception", detail=why))
 
+    def broken(self, why: str) -> None:
+        with self._lock:
+            for member in [*self._roster.members.values()][:1]:
+                self._fail(member, Failed(kind="setup", detail=why))
+
     def gave_up(self, error: Fenced) -> None:
         self._give_up(error)
 

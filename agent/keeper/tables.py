@@ -55,6 +55,9 @@ class Owner(Protocol):
 
     def application_failed(self, worker: str, why: str) -> None: ...
 
+    def broken(self, why: str) -> None:
+        """Fail the job, because the keeper itself cannot go on with it."""
+
     def gave_up(self, error: Fenced) -> None: ...
 
     def absent(self, workers: list[str], why: str) -> None:
@@ -80,9 +83,10 @@ class Copies:
         say: Callable[[Out], None],
         refuse: Callable[[str, Message, Exception], None],
         unwritten: Callable[[], None],
+        broken: Callable[[str], None],
     ) -> None:
         self.server, self._say, self._refuse = server, say, refuse
-        self._unwritten = unwritten
+        self._unwritten, self._broken = unwritten, broken
         self._orders: queue.SimpleQueue[tuple[str, Message] | None] = queue.SimpleQueue()
         self.epoch = -1
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -105,12 +109,19 @@ class Copies:
             try:
                 out = self.server.handle(sender, message)
             except OSError as error:  # the clock is not saved, and is ordered again
+                if isinstance(message, messages.Roll):
+                    self._broken(f"a clock that was written cannot be read: {error}")
+                    return
                 log.warning("a clock could not be written: %s", error)
                 self._unwritten()
                 continue
             except (LookupError, ValueError, TypeError) as error:
                 self._refuse(sender, message, error)
                 continue
+            except Exception as error:
+                log.exception("the copies cannot go on")
+                self._broken(f"the keeper cannot go on with the copies: {error!r}")
+                return
             self._say([(to, msgspec.structs.replace(one, epoch=self.epoch)) for to, one in out])
 
 
@@ -139,6 +150,7 @@ class Tables:
             lambda out: self._acts.put(lambda: self._say(KEPT, out)),
             self._refuse,
             self._write_again,
+            self._owner.broken,
         )
         self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
         self._thread.start()
@@ -182,6 +194,9 @@ class Tables:
             self._owner.gave_up(error)
         except WireError as error:  # the keeper is closed while Redis is away
             log.info("the tables are left: %s", error)
+        except Exception as error:
+            log.exception("the tables cannot go on")
+            self._owner.broken(f"the keeper cannot go on with the tables: {error!r}")
 
     def _turn(self) -> None:
         try:
@@ -193,7 +208,11 @@ class Tables:
             act()
         self._look()
         self._letters.flush()
-        self._note()
+        try:
+            self._note()
+        except OSError as error:  # the disk is full, or the like; all goes on when it takes it
+            log.warning("a clock could not be written down: %s", error)
+            self._closed.wait(AGAIN_S)
 
     def _read_letters(self) -> None:
         while not self._letters.inbox.empty():
@@ -343,13 +362,15 @@ class Tables:
         if brain is None or layout is None:
             return
         if brain.saved > self._reached.clock:
-            self._reached = Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1]))
-            _replace(self._folder / "reached.json", msgspec.json.encode(self._reached))
-            self._commit_up_to(layout.generation)
+            reached = Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1]))
+            _replace(self._folder / "reached.json", msgspec.json.encode(reached))
+            self._reached = reached
+        self._commit_up_to(layout.generation)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
         if done and not self._over:
+            result = self._result()
             self._over = True
-            self._owner.served(*self._result())
+            self._owner.served(*result)
 
     def _commit_up_to(self, generation: int) -> None:
         while self._history.version <= self._reached.clock:

@@ -182,7 +182,7 @@ def _output_in(
 
 
 def _step() -> int:
-    return next((each.replica.step for each in session.made()), 0)
+    return next((each.replica.turn for each in session.made()), 0)
 
 
 def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:

@@ -17,29 +17,35 @@ class Log:
 
     def __init__(self, send: Callable[[Message], None] | None) -> None:
         self._send = send
-        self._now: dict[str, float] = {}
+        self._now: dict[int, dict[str, float]] = {}  # the step in flight, and idle turns before it
         self._steps: dict[int, dict[str, float]] = {}
 
     def add(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Log numbers in the step in flight; of a name logged twice, the last value counts."""
+        now = self._now.setdefault(step, {})
         for name, value in numbers.items():
-            self._now[checked_name(step, name)] = checked(step, name, value)
-        if len(self._now) > NAMES_MAX:
+            now[checked_name(step, name)] = checked(step, name, value)
+        while len(self._now) > KEPT_STEPS:
+            del self._now[next(iter(self._now))]
+        if len(now) > NAMES_MAX:
             raise Misuse(
-                f"session.log: {len(self._now)} names in step {step}, at most {NAMES_MAX} are kept: log fewer, or write "
+                f"session.log: {len(now)} names in step {step}, at most {NAMES_MAX} are kept: log fewer, or write "
                 "them into a file in session.output"
             )
 
     def ended(self, step: int, *, leads: bool) -> None:
-        now, self._now = self._now, {}
+        """Send what was logged up to this step, if this worker leads."""
+        now = {at: numbers for at, numbers in self._now.items() if at <= step}
+        self._now = {at: numbers for at, numbers in self._now.items() if at > step}
         if not now or self._send is None:
             return
-        self._steps.pop(step, None)
-        self._steps[step] = now
+        for at, numbers in now.items():
+            self._steps.pop(at, None)
+            self._steps[at] = numbers
         while len(self._steps) > KEPT_STEPS:
             del self._steps[next(iter(self._steps))]
         if leads:
-            self._send(Numbers(steps=((step, now),)))
+            self._send(Numbers(steps=tuple(now.items())))
 
     def forget(self) -> None:
         """Forget the step in flight, because it counts for nothing, and is done again."""

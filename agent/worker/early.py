@@ -85,10 +85,10 @@ class Early:
         if self._last is None:
             self._partial.add(microbatch, numbers, first, count)
             return True
-        one = self._partial.space.take(numbers)
+        one, last, self._last = self._partial.space.take(numbers), self._last, None
         if self.spoilt:
-            self._partial.clear()
+            self._partial.let_go()  # what has left may still be on its way out of this memory
         else:
-            self._last.end(one)
+            last.end(one)
         self._exchange.give(void=self.spoilt)
         return not self.spoilt

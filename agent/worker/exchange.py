@@ -261,7 +261,7 @@ class Exchanging:
 
     def drop(self) -> None:
         """Free the sums and rings of a layout that is over; the next may need none of its own."""
-        self._present = None
+        self._present = self._early = None
 
     def open(self, step: int, partial: Partial) -> Exchange:
         """Prepare for the sums of a step that this worker is about to compute."""

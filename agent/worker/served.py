@@ -53,13 +53,16 @@ class ServedNode(Node):
         self.post.close()
         return self.over
 
-    def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
+    def _read(self, wait_s: float) -> None:
         if self._link.connects != self._connects:  # the keeper was restarted
             self._connects = self._link.connects
             self.introduce(reliable=False, allocation=self._machine)
             blocks = sorted(self.member.worker.held)
             self.post.send(CONTROLLER, Loaded(blocks=blocks))
             self.post.flush()
+        super()._read(wait_s)
+
+    def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
         with self._link.stuck.aided():
             return super()._wait(wait_s)
 

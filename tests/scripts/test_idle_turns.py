@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from crews import Crew
@@ -56,6 +57,40 @@ TRAINS = """
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+WRITES = """
+from orchestrator import Session
+import torch
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+lines = session.output / "lines.txt"
+for turn in session.steps(20):
+    with lines.open("a") as file:
+        file.write(f"{turn}\\n")
+    session.log(turn=turn)
+    if turn % 2:
+        continue
+    session.backward(lambda mb: model(mb).square().mean(), [torch.ones(1, 2), torch.zeros(1, 2)])
+    optimizer.step()
+    optimizer.zero_grad()
+with lines.open("a") as file:
+    file.write("the end\\n")
+"""
+
+
+@pytest.mark.processes
+def test_what_idle_turns_write_and_log_is_kept(crew: Crew) -> None:
+    """Also that of turns after the last one that trains."""
+    crew.begin(1, WRITES)
+    crew.completed()
+    (stored,) = crew.folder.rglob("lines.txt")
+    rows = [row for _, row in crew.client.xrange(f"orch:metrics:{crew.job}")]
+    logged = {int(row[b"step"]): msgspec.msgpack.decode(row[b"numbers"]) for row in rows}
+    assert {at: numbers["turn"] for at, numbers in logged.items()} == {at: at for at in range(20)}
+    assert stored.read_text().split("\n")[:-1] == [*map(str, range(20)), "the end"]
 
 
 @pytest.mark.processes
