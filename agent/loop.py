@@ -288,15 +288,14 @@ class Loop:
         self._close_step()
         replica.holdings.give_back()
         replica.drop_collected()
-        replica.stage, replica.phase = "over", 0
 
     def leave(self) -> None:
         """End before the last step, with the present version, as the script or the others have."""
-        self.replica.stage, self.replica.phase = "over", 0
         if not self._finished():
             raise WireError(SENT_BACK)
 
     def _finished(self) -> bool:
+        self.replica.stage, self.replica.phase = "over", 0
         if not self.world.finish(self.replica, self.facts):
             return False
         self._optimizers.close()

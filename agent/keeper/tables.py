@@ -10,7 +10,6 @@ One thread decides, and another keeps the copies, because writing them takes tim
 
 import hashlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -34,6 +33,7 @@ from agent.paramserver.member import FOR_SERVERS
 from agent.paramserver.messages import CONTROLLER, Join, Message, Out
 from agent.paramserver.server import Server
 from agent.protocol import Part, Serving
+from cloud import private
 
 log = logging.getLogger(__name__)
 
@@ -363,7 +363,7 @@ class Tables:
             return
         if brain.saved > self._reached.clock:
             reached = Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1]))
-            _replace(self._folder / "reached.json", msgspec.json.encode(reached))
+            private.write(self._folder / "reached.json", msgspec.json.encode(reached))
             self._reached = reached
         self._commit_up_to(layout.generation)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
@@ -421,13 +421,3 @@ def _is_order(message: Message) -> bool:
     return isinstance(
         message, messages.Route | messages.Committed | messages.Report | messages.Gone
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file whole, so that its name is on the disk with what it says."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

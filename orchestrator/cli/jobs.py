@@ -10,15 +10,13 @@ from rich.text import Text
 
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
-from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
 from orchestrator.view import JobView
-from orchestrator.wishes import RESUMABLE
+from orchestrator.wishes import ENDED, HOUR_S, RESUMABLE
 
 TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
 BY = "the command line"
-HOUR_S = 3600.0
 AMOUNT_MAX = 1e9
 
 Job = Annotated[
@@ -59,14 +57,19 @@ def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobVi
     raise CommandError(f"there is no job {name}; there are: {names}", USAGE)
 
 
+def _only(jobs: Sequence[JobView], to: str) -> str:
+    """Return the id of the only job that can be meant; it has to be named if there are others."""
+    if len(jobs) != 1:
+        names = ", ".join(one.id for one in jobs[-10:]) or "none"
+        raise CommandError(f"name the job to {to}: {names}", USAGE)
+    return jobs[0].id
+
+
 def cancel(command: Command, job: Job = None) -> None:
     """Stop a job: a checkpoint is written and its machines are given back."""
     client = command.client()
     live = [one for one in all_jobs(client) if one.status not in ENDED]
-    if job is None and len(live) != 1:
-        names = ", ".join(one.id for one in live[-10:]) or "none"
-        raise CommandError(f"name the job to cancel; running now: {names}", USAGE)
-    one = find(client, job or live[0].id)
+    one = find(client, job or _only(live, "cancel; running now"))
     client.post(wishes.cancel(one, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
 
@@ -79,10 +82,7 @@ def resume(command: Command, job: Job = None) -> None:
     """
     client = command.client()
     ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
-    if job is None and len(ended) != 1:
-        names = ", ".join(one.id for one in ended[-10:]) or "none"
-        raise CommandError(f"name the job to resume; failed or cancelled: {names}", USAGE)
-    one = find(client, job or ended[0].id, RESUMABLE)
+    one = find(client, job or _only(ended, "resume; failed or cancelled"), RESUMABLE)
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)

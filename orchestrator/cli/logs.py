@@ -14,12 +14,12 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError, write_json
 from orchestrator.cli.jobs import Job, OnlyJob, find
 from orchestrator.cli.money.times import Since, moment
-from orchestrator.cli.watch import ENDED
 from orchestrator.client import Client
 from orchestrator.history.reader import History
 from orchestrator.kinds import KINDS, Kind
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence
+from orchestrator.wishes import ENDED
 
 EVENTS_S = 0.5
 BLOCK_MS = 500

@@ -30,12 +30,13 @@ from orchestrator.cli.command import (
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
-from orchestrator.cli.watch import ENDED, ended, follow
+from orchestrator.cli.watch import ended, follow
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
+from orchestrator.wishes import ENDED
 
 STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting

@@ -23,6 +23,7 @@ from orchestrator.client import House, NoRoom, NotRunning
 from orchestrator.formatting import clock, duration, loss, pause, percent, plural, told, usd
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence, View
+from orchestrator.wishes import ENDED
 
 LOOK_S = 0.25
 UNKNOWN_S_MAX = 30.0
@@ -30,7 +31,6 @@ AWAY_S_MAX = 60.0
 SILENT_S = 1.0
 OLD_S = 15.0
 STILL_S, STILL_STEPS = 15.0, 5
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 LINE_EVERY_S = 5.0
 SENTENCES_SHOWN = 5
 TONES = {

@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+import waiting
 
 from agent.keeper.storage.memory_log import root_of
 from orchestrator.cli import main
@@ -147,10 +147,7 @@ def _house(shell: Shell, *words: str) -> Iterator[Shell]:
 
 def wait_until(true: Callable[[], bool], at_most_s: float = START_S_MAX) -> None:
     """Look again and again; fail when it does not become true."""
-    deadline = time.monotonic() + at_most_s
-    while not true():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.02)
+    waiting.until("it to become true", true, at_most_s)
 
 
 @pytest.fixture

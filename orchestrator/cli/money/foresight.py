@@ -12,9 +12,9 @@ from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.jobs import Job, find
 from orchestrator.cli.submit import deadline_s
-from orchestrator.cli.watch import ENDED
 from orchestrator.dashboard.foresight import state_of
 from orchestrator.formatting import duration, plural, usd
+from orchestrator.wishes import ENDED
 
 if TYPE_CHECKING:  # the brain takes longer to import than all other commands together
     from orchestrator.what_if import Outcome, Terms
