@@ -23,10 +23,11 @@ from agent.pipeline.deferred.initial_values import Unborn
 from agent.pipeline.tracing.recorder import Recorder
 from agent.sharded.holdings import Holdings
 from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
-from agent.store.memory import Arena, copy_bytes
+from agent.store.memory import Arena
 from agent.store.shares import Gathered, Share
 from agent.tensors import shards
 from agent.tensors.absent import watch
+from agent.tensors.device import CPU
 from agent.tensors.partial_sum import Partial
 from agent.tensors.staging import here
 from agent.tensors.sums import Sum, Summed, SumSpace
@@ -106,6 +107,7 @@ class Replica:
         self.reserve: Callable[[], None] = lambda: None
         self.recorder = Recorder(lambda: self.model, [*self.models.values()], self.scaler)
         self._total: Sum | None = None
+        self._total_here: Sum | None = None
         self._kept: Collected | None = None
         self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
@@ -171,14 +173,21 @@ class Replica:
     # --- the sum of a phase -----------------------------------------------------------------------
 
     def total(self) -> Sum:
-        """Return room for the sum of a whole step, which not every worker needs."""
-        self._total = self._total or Sum(self.space)
+        """Return room for the sum of a whole step, where the model is; not every worker needs it."""
+        self._total = self._total or Sum(self.space, self.space.device)
         return self._total
+
+    def total_here(self) -> Sum:
+        """Return such room in host memory, for stages, which put the sum together there."""
+        if self.space.device == CPU:
+            return self.total()
+        self._total_here = self._total_here or Sum(self.space)
+        return self._total_here
 
     def summed(self, payload: memoryview, marks: bytes) -> Summed:
         """Read the sum of a whole step from its bytes."""
         total = self.total()
-        copy_bytes(payload, total.memory(0, self.space.total_bytes))
+        total.fill(payload)
         total.marks = marks
         return self.space.summed(total)
 

@@ -208,7 +208,7 @@ class Alone:
         return None
 
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
-        (whole,) = partial.nodes(*self._share)
+        (whole,) = partial.sums(*self._share)
         total.copy_(whole)
 
     def promise(self, version: int, summed: Summed) -> None:  # noqa: ARG002

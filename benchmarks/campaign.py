@@ -214,6 +214,7 @@ class Campaign:
                 getattr(self, f"_{mode}")()
             except Stuck as error:
                 self.violations.append(f"after {mode}, kill {self.done}: {error}")
+                show(f"  {self.violations[-1]}")
                 return
         self.house.ended(self.name)
         self._compare()
@@ -263,6 +264,7 @@ class Campaign:
         if not pids:
             return
         self.killed_at = max(self.killed_at, self.house.step(self.name))
+        show(f"      kill {self.done + 1}: {kind}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.dice.choice(pids), signal.SIGKILL)
         self.done += 1
@@ -420,6 +422,7 @@ def main() -> int:
             campaign.run(options.kills)
         except Exception as error:  # what was measured is shown all the same
             campaign.violations.append(f"{type(error).__name__}: {error}")
+            show(f"  {campaign.violations[-1]}")
         finally:
             house.close()
         for kind, times in campaign.taken.items():

@@ -52,6 +52,9 @@ class Partial(Protocol):
         method may be called until `Last.end`.
         """
 
+    def sums(self, first: int, count: int) -> list[Sum]:
+        """Return the sums of a computed share, on the device that has added them up."""
+
     def nodes(self, first: int, count: int) -> list[Sum]:
         """Return the sums of a computed share, in host memory."""
 

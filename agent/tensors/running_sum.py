@@ -67,7 +67,7 @@ class Running:
 
     def last(self, microbatch: int, first: int, count: int) -> Last | None:
         """Return a way to add the last missing microbatch entry by entry."""
-        if self.space.device != CPU or {*range(first, first + count)} - self._done != {microbatch}:
+        if {*range(first, first + count)} - self._done != {microbatch}:
             return None
         total = self._begun()
         self._done.add(microbatch)
@@ -90,14 +90,18 @@ class Running:
     def fold(self, parts: Mapping[int, T], add: Callable[[T, T], T]) -> T:
         return reduce(add, (parts[first] for first in sorted(parts)))
 
-    def nodes(self, first: int, count: int) -> list[Sum]:
+    def sums(self, first: int, count: int) -> list[Sum]:
         if not count:
             return []
         assert self._sum is not None
         assert self._done == {*range(first, first + count)}
-        if self.space.device == CPU:
-            return [self._sum]
+        return [self._sum]
+
+    def nodes(self, first: int, count: int) -> list[Sum]:
+        sums = self.sums(first, count)
+        if self.space.device == CPU or not sums:
+            return sums
         self._copy = self._copy or Sum(self.space)
-        self._copy.copy_(self._sum)
+        self._copy.copy_(sums[0])
         settle(self.space.device)
         return [self._copy]

@@ -31,6 +31,7 @@ from agent.tensors.absent import is_away
 from agent.tensors.device import CPU, home
 from agent.tensors.layer_names import Models, named_buffers, named_modules, summed_parameters
 from agent.tensors.metrics import WIDTH, Names, Numbers, alike, decoded, encoded
+from agent.tensors.staging import Away, bring, here
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
@@ -112,7 +113,18 @@ class Sum:
         self.present[:], self.names = other.present, other.names
 
     def memory(self, start: int, end: int) -> memoryview:
+        """Return a part of a sum that is in host memory."""
         return self._bytes[start:end]
+
+    def copied(self, start: int, end: int, after: torch.Event | None) -> memoryview:
+        """Return a part in host memory, as it is once the device has come to `after`."""
+        if after is None:
+            return self.memory(start, end)
+        return here([Away(self.flat, start, end, after)])[0]
+
+    def fill(self, payload: memoryview) -> None:
+        """Take all bytes of a sum from host memory."""
+        bring(payload, self.flat)
 
 
 class Contribution(msgspec.Struct):
@@ -435,9 +447,10 @@ class SumSpace:
     def fold(self, plan: Plan, into: torch.Tensor, start: int) -> None:
         """Add up as planned. All are the bytes of a sum from `start` on, and `into` is none of them.
 
-        Each number goes through the whole plan while it is in the cache.
+        Each number goes through the whole plan while it is in a processor's cache.
         """
-        piece = FOLD_BYTES if isinstance(plan, tuple) and _is_nested(plan) else into.numel()
+        nested = isinstance(plan, tuple) and _is_nested(plan) and into.is_cpu
+        piece = FOLD_BYTES if nested else into.numel()
         for group_start, group_end, dtype in self.groups:
             low, high = max(group_start - start, 0), min(group_end - start, into.numel())
             for at in range(low, high, piece):
@@ -485,7 +498,7 @@ class SumSpace:
 
         The copy is waited for, because the next sum may be received into the same memory.
         """
-        if self.device == CPU:
+        if total.flat.device == self.device:
             return total.views
         self._there = self._there or Sum(self, self.device)
         self._there.flat.copy_(total.flat)

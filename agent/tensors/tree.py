@@ -164,8 +164,6 @@ class Canonical:
 
     def last(self, microbatch: int, first: int, count: int) -> Last | None:
         """Return a way to add the last missing microbatch entry by entry, if all else is held."""
-        if self.space.device != CPU:
-            return None
         node, keys, within = (0, microbatch), self.keys(first, count), range(first, first + count)
         while node not in keys:
             pair = self._tree.pair(node, within)
@@ -240,9 +238,12 @@ class Canonical:
     def fold(self, parts: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
         return self._tree.fold(self._tree.root, parts, add)
 
+    def sums(self, first: int, count: int) -> list[Sum]:
+        return [self._whole(node) for node in self.keys(first, count)]
+
     def nodes(self, first: int, count: int) -> list[Sum]:
         """Return the sums of these microbatches in host memory."""
-        sums = [self._whole(node) for node in self.keys(first, count)]
+        sums = self.sums(first, count)
         if self.space.device == CPU:
             return sums
         # On the stream that has added them up, because the device has nothing else to do meanwhile.

@@ -6,7 +6,8 @@ several parts of a graph accumulate into it by themselves, as reentrant checkpoi
 changes it afterwards. So a worker first watches one backward, and nothing leaves early where it has
 seen that. If it happens later all the same, what has left is void, and is computed and sent again.
 
-On an accelerator nothing leaves early: the sums would have to be copied to the host piece by piece.
+The backward of a device runs on a thread of its own, and on the stream of the forward. What was
+computed on a stream that is not the script's would be read too early, so nothing leaves early then.
 """
 
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from agent.tensors.device import CPU
 from agent.tensors.metrics import Numbers
 from agent.tensors.sums import Last
 
@@ -34,8 +36,13 @@ class Early:
         for turns in exchange.rounds_of:
             for turn in turns:
                 self._lacking[turn] += 1
+        self._stream = self._present_stream()
         self.over = self.spoilt = False
         """Whether the microbatch was added, and whether a gradient was not complete when it came."""
+
+    def _present_stream(self) -> torch.Stream | None:
+        device = self._partial.space.device
+        return None if device == CPU else torch.accelerator.current_stream(device)
 
     def __enter__(self) -> Self:
         for entry, param in enumerate(self._partial.space.params.values()):
@@ -52,6 +59,7 @@ class Early:
 
     def _come(self, entry: int, param: torch.Tensor) -> None:
         gradient = param.grad
+        self.spoilt |= self._stream != self._present_stream()
         if gradient is None or gradient.is_sparse or entry in self._found:
             self.spoilt |= entry in self._found
             return

@@ -4,7 +4,11 @@ In each round every worker sends each owner its sums of that owner's block. The 
 in the order of the canonical tree, and sends the block to all. A worker sends its sums of a round
 only when it has the owner's block of `WINDOW` rounds before. So the owner needs room for so many
 rounds, and for no more; and since it has that room before it sends the block, nobody is ever held
-back in the middle of a step.
+back in the middle of a step. A worker has room for the owner's block before it sends its own sums
+of the round, for the same reason.
+
+What a device has added up leaves it block by block through pinned memory, and the owner folds on
+its device. The bits are those of a host. A device waits for copies, and never for a peer.
 
 The sums of a worker are complete from their end on, as the backward of its last microbatch goes
 (`agent.worker.early`), and a round leaves as soon as it is. If a gradient changes after its round
@@ -13,7 +17,7 @@ has left, its worker says with the last round that what it sent is void, and all
 Nothing here waits, so one thread can play any number of workers.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -25,6 +29,7 @@ from agent.store.memory import fresh
 from agent.tensors.blocks import WINDOW, blocks_of
 from agent.tensors.device import CPU
 from agent.tensors.partial_sum import Partial
+from agent.tensors.staging import Block, Direct, Lanes, Staged
 from agent.tensors.sums import Plan, Sum, paired, union
 from agent.transport.transport import Slot, Ticket, Transport
 from agent.worker.early import Early
@@ -32,7 +37,15 @@ from agent.worker.peers import PeerWorker
 from agent.worker.promise import Preparing
 
 PART, SUM, AGAIN = "part", "sum", " again"
+MINE, FOLDED = "mine", "folded"  # rooms, beside those of what is received
 VOID = b""  # in place of what a worker's sums have in them
+
+
+Folds = Callable[[int, int, torch.Event | None], None]
+
+
+def _host_room(size: int) -> torch.Tensor:
+    return torch.frombuffer(fresh(size), dtype=torch.uint8)
 
 
 class Peer(NamedTuple):
@@ -73,23 +86,21 @@ class Exchange:
             [self._blocks.span(turn, each) for each in owners]
             for turn in range(self._blocks.rounds)
         ]
-        self._rings = {peer.name: self._ring(len(peer.keys)) for peer in self._peers}
+        self.lanes: Lanes = Direct(_host_room) if space.device == CPU else Staged(space.device)
         self._step, self._again = -1, ""
         self.begun = False
         """Whether our sums of the step have begun to leave."""
         self._given = 0  # rounds of our sums that are complete
-        self._folds: Callable[[int, int], None] | None = None
+        self._folds: Folds | None = None
         self._parts: dict[tuple[int, str], Ticket] = {}
+        # Sums of other owners that are not in their places yet, and those that are brought there.
         self._sums: dict[tuple[int, str], Ticket] = {}
-        self._folded = self._blocks.rounds  # rounds; all, as nothing has begun
-        self._pushed: dict[str, int] = {}  # rounds of our sums that each peer has got
+        self._brought: set[tuple[int, str]] = set()
+        # Rounds that are being folded, or are; all, as nothing has begun.
+        self._folding = self._folded = self._blocks.rounds
+        # Rounds of our sums that each peer gets; all, as nothing has begun.
+        self._pushed = {peer.name: self._blocks.rounds for peer in self._peers}
         self._masks: list[bytes] = []
-
-    def _ring(self, sums: int) -> list[torch.Tensor]:
-        own = [spans[self._me] for spans in self._spans]
-        size = sums * max(end - start for start, end in own)
-        rounds = min(WINDOW, self._blocks.rounds)
-        return [torch.frombuffer(fresh(max(size, 1)), dtype=torch.uint8) for _ in range(rounds)]
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -100,30 +111,27 @@ class Exchange:
             self._open()
 
     def _open(self) -> None:
-        self._parts, self._sums, self._folded, self.begun = {}, {}, 0, False
+        self._parts, self._sums, self._brought = {}, {}, set()
+        self._folding = self._folded = 0
+        self._pushed = {peer.name: 0 for peer in self._peers}
+        self.begun = False
         for turn in range(min(WINDOW, self._blocks.rounds)):
             self._expect(turn)
 
-    def begin(
-        self, mine: list[Sum], total: Sum, folds: Callable[[int, int], None] | None = None
-    ) -> None:
+    def begin(self, mine: list[Sum], total: Sum, folds: Folds | None = None) -> None:
         """Begin to sum `mine` of all workers, of which `give` says how much is complete.
 
-        `folds` is called with each span of ours that is summed and on its way to the others.
+        `folds` is called with each span of ours that is summed and on its way to the others, and
+        with the device's mark after which it is.
         """
         self.begun, self._given, self._folds = True, 0, folds
         self._mine, self._total = mine, total
-        for peer in self._peers:
-            for turn in range(self._blocks.rounds):
-                start, end = self._spans[turn][peer.number]
-                if start < end:
-                    slot, into = self._slot(SUM, turn, peer.number), total.memory(start, end)
-                    self._sums[turn, peer.name] = self._transport.land(peer.name, slot, into)
-        self._pushed = {peer.name: 0 for peer in self._peers}
+        self.lanes.follow()
 
     def give(self, rounds: int | None = None, *, void: bool = False) -> None:
         """Send so many rounds of our sums, or all, as soon as they may be sent."""
         self._given = self._blocks.rounds if rounds is None else rounds
+        self.lanes.follow()
         if self._given > self._last:
             self._marks = union((node.marks for node in self._mine), len(self._total.present))
             self._marks = VOID if void else self._marks
@@ -149,16 +157,21 @@ class Exchange:
 
     @property
     def done(self) -> bool:
-        return self.folded and all(ticket.done for ticket in self._sums.values())
+        sent = all(turns > self._last for turns in self._pushed.values())
+        return self.folded and sent and not self._sums
 
     def ready(self) -> bool:
         """Whether `advance` has something to do."""
-        return self.done or self._can_fold() or any(map(self._can_push, self._peers))
+        can = self.done or self._can_fold() or any(map(self._can_push, self._peers))
+        return can or self.lanes.due or any(self._come())
 
     def advance(self) -> None:
         """Do what can be done now."""
+        self.lanes.advance()
+        for turn, peer in [*self._come()]:
+            self._bring(turn, peer)
         if self._can_fold():
-            self._fold(self._folded)
+            self._fold(self._folding)
         for peer in self._peers:
             if self._can_push(peer):
                 self._push(peer)
@@ -166,65 +179,96 @@ class Exchange:
     def end(self) -> None:
         """Say what the sum has in it, once all is done."""
         self._total.marks = union(self._masks, len(self._total.present))
+        self.lanes.rejoin()
 
     def _can_push(self, peer: Peer) -> bool:
         turn = self._pushed[peer.name]
-        if turn >= self._given:
-            return False
-        before = self._sums.get((turn - WINDOW, peer.name))
-        return before is None or before.done
+        return turn < self._given and (turn - WINDOW, peer.name) not in self._sums
 
     def _push(self, peer: Peer) -> None:
         """Send our sums of a peer's next block; what they have in them is said with the last."""
-        turn = self._pushed[peer.name]
+        turn, owner = self._pushed[peer.name], peer.number
         self._pushed[peer.name] = turn + 1
-        start, end = self._spans[turn][peer.number]
-        pieces = [node.memory(start, end) for node in self._mine] if start < end else []
-        if pieces or turn == self._last:
+        start, end = self._spans[turn][owner]
+        if start < end:
+            slot, key = self._slot(SUM, turn, owner), (SUM, owner, turn % WINDOW)
+            into = self.lanes.landing(key, Block(self._total, start, end))
+            self._sums[turn, peer.name] = self._transport.land(peer.name, slot, into)
+        blocks = [Block(node, start, end) for node in self._mine] if start < end else []
+        if blocks or turn == self._last:
             extra = self._marks if turn == self._last else b""
-            slot = self._slot(PART, turn, peer.number)
-            self._transport.push(peer.name, slot, pieces, extra)
+            slot = self._slot(PART, turn, owner)
+            push = partial(self._transport.push, peer.name, slot, extra=extra)
+            self.lanes.out((MINE, owner, turn % WINDOW), blocks, push)
+
+    def _come(self) -> Iterator[tuple[int, Peer]]:
+        """Return the sums of other owners that have landed and are not brought to their places."""
+        for peer in self._peers:
+            for turn in range(max(self._pushed[peer.name] - WINDOW, 0), self._pushed[peer.name]):
+                ticket = self._sums.get((turn, peer.name))
+                if ticket is not None and ticket.done and (turn, peer.name) not in self._brought:
+                    yield turn, peer
+
+    def _bring(self, turn: int, peer: Peer) -> None:
+        start, end = self._spans[turn][peer.number]
+        key, into = (SUM, peer.number, turn % WINDOW), Block(self._total, start, end)
+        self._brought.add((turn, peer.name))
+        self.lanes.into(key, into, partial(self._sums.pop, (turn, peer.name)))
 
     def _expect(self, turn: int) -> None:
         start, end = self._spans[turn][self._me]
         for peer in self._peers:
             size = len(peer.keys) * (end - start)
             if size or turn == self._last:
-                into = self._rings[peer.name][turn % WINDOW][:size].numpy().data
+                into = self._ring(peer, turn, size).numpy().data
                 slot = self._slot(PART, turn, self._me)
                 self._parts[turn, peer.name] = self._transport.land(peer.name, slot, into)
 
+    def _ring(self, peer: Peer, turn: int, size: int) -> torch.Tensor:
+        return self.lanes.room((PART, peer.number, turn % WINDOW), size)
+
     def _can_fold(self) -> bool:
-        if self.folded or self._folded >= self._given:
-            return False
-        tickets = (self._parts.get((self._folded, peer.name)) for peer in self._peers)
+        if self._folding >= min(self._given, self._folded + WINDOW, self._blocks.rounds):
+            return False  # of later rounds nothing is expected yet
+        tickets = (self._parts.get((self._folding, peer.name)) for peer in self._peers)
         return all(ticket is None or ticket.done for ticket in tickets)
 
     def _fold(self, turn: int) -> None:
+        self._folding += 1
         start, end = self._spans[turn][self._me]
         if start < end:
             parts = dict(
                 zip(self._keys, (node.flat[start:end] for node in self._mine), strict=True)
             )
-            self._add_up(turn, parts, start, end)
+            with self.lanes.inward():
+                self._add_up(turn, parts, start, end)
         if turn == self._last:
             extras = (self._parts[turn, peer.name].extra for peer in self._peers)
             self._masks = [self._marks, *extras]
+        if start < end and self._peers:
+            then = partial(self._end_fold, turn)
+            whole = Block(self._total, start, end)
+            self.lanes.out((FOLDED, turn % WINDOW), [whole], then, inward=True)
+        else:
+            self._end_fold(turn, [])
+
+    def _end_fold(self, turn: int, pieces: list[memoryview]) -> None:
+        """Send a block of ours to all, as it is added up."""
+        start, end = self._spans[turn][self._me]
         if turn + WINDOW <= self._last:
             self._expect(turn + WINDOW)
         for peer in self._peers:
             self._parts.pop((turn, peer.name), None)
             if start < end:
-                slot, piece = self._slot(SUM, turn, self._me), self._total.memory(start, end)
-                self._transport.push(peer.name, slot, [piece])
+                self._transport.push(peer.name, self._slot(SUM, turn, self._me), pieces)
         self._folded += 1
         if start < end and self._folds is not None:
-            self._folds(start, end)
+            self._folds(start, end, self.lanes.mark())
 
     def _add_up(self, turn: int, parts: dict[Hashable, Plan], start: int, end: int) -> None:
         size = end - start
         for peer in self._peers:
-            ring = self._rings[peer.name][turn % WINDOW]
+            ring = self.lanes.near(self._ring(peer, turn, len(peer.keys) * size))
             for number, key in enumerate(peer.keys):
                 parts[key] = ring[number * size : (number + 1) * size]
         plan = self.partial.fold(parts, paired)
@@ -261,6 +305,8 @@ class Exchanging:
 
     def drop(self) -> None:
         """Free the sums and rings of a layout that is over; the next may need none of its own."""
+        if self._present is not None:
+            self._present.lanes.settle()
         self._present = self._early = None
 
     def open(self, step: int, partial: Partial) -> Exchange:
@@ -280,7 +326,7 @@ class Exchanging:
         exchange, own = self.open(step, partial), self._crew.layout.replica_of(self._crew.me)
         watched = self._early is not None and self._early.over
         self._never |= self._early is not None and self._early.spoilt
-        if self._never or exchange.begun or exchange.rounds == 1 or partial.space.device != CPU:
+        if self._never or exchange.begun or exchange.rounds == 1:
             return None
         acts = watched and not total.is_lent
         last = partial.last(microbatch, own.first, own.count) if acts else None
@@ -297,14 +343,14 @@ class Exchanging:
         """Sum over all workers into `total`, and send the keeper this worker's spans of it."""
         exchange, own = self.open(step, sums), self._crew.layout.replica_of(self._crew.me)
         if not exchange.begun:
-            self._begin(exchange, step, sums.nodes(own.first, own.count), total)
+            self._begin(exchange, step, sums.sums(own.first, own.count), total)
             exchange.give()
         self._play(exchange)
         if exchange.void:
             self._never = True
             self._preparing.withhold()
             exchange.begin_again()
-            exchange.begin(sums.nodes(own.first, own.count), total)
+            exchange.begin(sums.sums(own.first, own.count), total)
             exchange.give()
             self._play(exchange)
         exchange.end()
@@ -312,9 +358,15 @@ class Exchanging:
     def _play(self, exchange: Exchange) -> None:
         passing("step: sums sent")
         while not exchange.folded:
-            self._crew.wait(exchange.ready)
-            exchange.advance()
+            self._go_on(exchange)
         passing("step: sums taken")
         while not exchange.done:
+            self._go_on(exchange)
+
+    def _go_on(self, exchange: Exchange) -> None:
+        """Do what can be done, after a wait for copies or else for peers."""
+        if exchange.lanes.busy and not exchange.ready():
+            exchange.lanes.wait()
+        else:
             self._crew.wait(exchange.ready)
-            exchange.advance()
+        exchange.advance()

@@ -5,6 +5,8 @@ It sends its slice of the sum, if that is wanted, and the promise that it can ap
 
 from functools import partial
 
+import torch
+
 from agent.faults import passing
 from agent.net.beside import Beside
 from agent.protocol import Held, Prepared, Slice
@@ -35,15 +37,22 @@ class Preparing:
         self._told, self._step, self._slices = self.wanted, step, []
         self._sliced_at = self._crew.link.connects
 
-    def add(self, total: Sum, start: int, end: int) -> None:
-        """Send what lies between these bytes of the sum; beside a backward, without waiting."""
+    def add(self, total: Sum, start: int, end: int, after: torch.Event | None = None) -> None:
+        """Send what lies between these bytes of the sum, without waiting.
+
+        On a device it lies there when that has come to `after`.
+        """
         if not self._told:
             return
-        self._slices.append((start, [total.memory(start, end)]))
+        add = partial(self._add, total, start, end, after)
         if (start, end) == (0, total.space.total_bytes):
-            self._tell(self._step, self._slices)  # nothing is computed beside it
+            add()  # nothing is computed beside it
         else:
-            self._beside.do(partial(self._tell, self._step, self._slices[-1:]))
+            self._beside.do(add)
+
+    def _add(self, total: Sum, start: int, end: int, after: torch.Event | None) -> None:
+        self._slices.append((start, [total.copied(start, end, after)]))
+        self._tell(self._step, self._slices[-1:])
 
     def withhold(self) -> None:
         """Keep the sum of this step back, because what was sent of it is void."""

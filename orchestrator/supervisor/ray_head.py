@@ -8,7 +8,9 @@ environments of packages. The actors are detached: Ray starts them again when th
 """
 
 import os
+import select
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +146,26 @@ def enlist(order: Order, copies: tuple[str, float] | None) -> None:
     ray.shutdown()
 
 
-def main() -> int:
+def end_with_the_first(node: "Node") -> None:
+    """End this process when one of the head's own processes does, also while actors are made.
+
+    Without its store of names the head answers no call, so a call that waits for it never returns.
+    """
+    ended = select.poll()
+    for infos in node.all_processes.values():
+        for info in infos:
+            ended.register(os.pidfd_open(info.process.pid), select.POLLIN)
+    ended.poll()
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    os._exit(1)
+
+
+def main() -> None:
     file = Path(sys.argv[1])
     order = msgspec.json.decode(file.read_bytes(), type=HeadOrder)
     node = start(order)
+    watch = threading.Thread(target=end_with_the_first, args=(node,), name="watch")
+    watch.start()
     admit(node, order)
     if order.actors is not None:
         # Ray's actors look for modules in their driver's directory first, so it must not be a
@@ -155,10 +173,8 @@ def main() -> int:
         os.chdir(order.actors.state_dir)
         enlist(order.actors, order.copies)
     file.unlink()  # by this the house sees that all is ready
-    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-    node.kill_all_processes(check_alive=False, allow_graceful=False)
-    return 1
+    watch.join()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -419,7 +419,7 @@ class House:
         raise AssertionError("the last attempt returns or raises")
 
     def _start_manager(self) -> None:
-        """Start the Ray head with manager and keeper on it, with a new attempt if Ray gives up.
+        """Start the Ray head with manager and keeper on it, with a new attempt if that fails.
 
         Ray allows its own start half a minute, which may be too short on a busy machine. Every
         new attempt chooses new ports, because another process may have taken the old ones.
@@ -429,9 +429,9 @@ class House:
                 self._start_ray()
                 break
             except HouseError as error:
-                lives = self._children["ray"].poll() is None
-                if isinstance(error, ToldToEnd) or lives or self._redis_ended() or not left:
+                if isinstance(error, ToldToEnd) or self._redis_ended() or not left:
                     raise
+                processes.end(self._children["ray"], word=signal.SIGHUP)
                 self._choose_addresses()
         self._pulse = Pulse(
             self.redis_url, self.places.identity, self.config.manager.control_period_s

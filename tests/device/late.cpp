@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <algorithm>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -66,11 +67,16 @@ void join(Clock& one, const Clock& other) {
 
 // --- memory ---------------------------------------------------------------------------------------------------
 
+struct Access { // of some bytes, by a stream
+  const char *low, *high;
+  int64_t stream;
+  uint64_t at;
+  bool write;
+};
+
 struct Block {
   size_t size = 0;
-  int64_t writer = -1;
-  uint64_t written = 0;
-  Clock readers;
+  std::vector<Access> accesses; // the newest of each stream, for each part of it that was used
   std::vector<int64_t> kept_for; // streams that have to be through before it is used again
 };
 
@@ -143,23 +149,23 @@ void host_waits(int64_t stream, const Clock& until) {
   ++waits;
 }
 
-void saw(int64_t stream, const void* p, bool write) {
-  Block* block = block_of(p);
+void saw(int64_t stream, const at::Tensor& t, bool write) {
+  Block* block = block_of(t.data_ptr());
   if (block == nullptr) return;
   Clock& clock = lanes[stream].clock;
-  TORCH_CHECK(
-      block->writer < 0 || block->writer == stream || clock[block->writer] >= block->written,
-      "late: stream ", stream, " uses what stream ", block->writer, " wrote, and has not waited for it");
-  if (write) {
-    for (auto& [reader, at] : block->readers)
-      TORCH_CHECK(reader == stream || clock[reader] >= at,
-          "late: stream ", stream, " writes over what stream ", reader, " reads, and has not waited for it");
-    block->readers.clear();
-    block->writer = stream;
-    block->written = clock[stream];
-  } else {
-    block->readers[stream] = clock[stream];
+  const char* low = static_cast<const char*>(t.data_ptr());
+  const char* high = low + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
+  auto& all = block->accesses;
+  for (auto& one : all) {
+    if (one.high <= low || high <= one.low || one.stream == stream || !(write || one.write)) continue;
+    TORCH_CHECK(clock[one.stream] >= one.at, "late: stream ", stream, write ? " writes over what stream " : " uses what stream ",
+        one.stream, one.write ? " wrote" : " reads", ", and has not waited for it");
   }
+  // What this access covers is seen by whoever has waited for this one.
+  all.erase(std::remove_if(all.begin(), all.end(), [&](const Access& one) {
+    return low <= one.low && one.high <= high && (write || (one.stream == stream && !one.write));
+  }), all.end());
+  all.push_back({low, high, stream, clock[stream], write});
 }
 
 struct LateAllocator final : c10::Allocator {
@@ -392,8 +398,8 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   c10::DeviceGuard guard(device);
   auto stream = here();
   auto& lane = issue(stream);
-  if (!self.is_cpu()) saw(stream, self.data_ptr(), false);
-  if (!dst.is_cpu()) saw(stream, dst.data_ptr(), true);
+  if (!self.is_cpu()) saw(stream, self, false);
+  if (!dst.is_cpu()) saw(stream, dst, true);
   const at::Tensor& on_host = self.is_cpu() ? self : dst;
   bool plain = self.dtype() == dst.dtype() && self.is_contiguous() && dst.is_contiguous() && self.sizes() == dst.sizes();
   bool across = self.is_cpu() != dst.is_cpu();

@@ -6,8 +6,21 @@ C++ by that, and takes the process with it ("terminate called without an active 
 
 import os
 import sys
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "agent" / "worker"))
+
+from leaving import (
+    alone,
+    check,
+    in_two_parts,
+    kept,
+    plain,
+    together,
+    workers,
+)
 
 from agent.net.wire import room
 from agent.pipeline.stages.channel import Parcel
@@ -159,6 +172,49 @@ def _are_added_where_they_arise(*, deterministic: bool) -> None:
     for one, param in zip(expected, model.parameters(), strict=True):
         assert param.grad.device == DEVICE
         torch.testing.assert_close(param.grad, one)
+
+
+def blocks_leave_a_device_while_it_computes() -> None:
+    """Whoever folds does so on the device; the bits are those of one process, also where what has left was void."""
+    for count in (1, 2, 3):
+        with workers(count, DEVICE) as made:
+            for step in range(3):
+                together(made, step, plain)
+                wanted = alone(step, plain, device=DEVICE)
+                check(made, wanted)
+                assert kept(made, step) == bytes(wanted.flat.numpy().data)
+                assert all(worker.left_early for worker in made) == (step > 0)
+            rooms = sum(w.exchanging._present.lanes.room_bytes for w in made)
+            assert (rooms > 0) == (count > 1)
+    with workers(2, DEVICE) as made:
+        together(made, 0, plain)
+        together(made, 1, in_two_parts, plain)
+        share = made[0].layout.replica_of(made[0].me)
+        check(made, alone(1, plain, in_two_parts, share.count, device=DEVICE))
+        assert not any(worker.preparing._told for worker in made)
+        for worker in made:
+            worker.left_early = False
+        together(made, 2, plain)
+        check(made, alone(2, plain, device=DEVICE))
+        assert not any(worker.left_early for worker in made)
+
+
+def what_is_computed_on_a_stream_of_the_script_leaves_late() -> None:
+    """What another stream than the script's adds up is not seen by copies that follow the script's."""
+    side = torch.Stream(DEVICE)
+
+    def beside(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(torch.accelerator.current_stream(DEVICE))
+        with side:
+            loss = model(x)
+        torch.accelerator.current_stream(DEVICE).wait_stream(side)
+        return loss
+
+    with workers(2, DEVICE) as made:
+        for step in range(3):
+            together(made, step, beside)
+            check(made, alone(step, plain, device=DEVICE))
+            assert not any(worker.left_early for worker in made)
 
 
 def streams_go_on_where_they_were() -> None:

@@ -210,14 +210,18 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, u
 
 
 def test_redis_may_die_while_the_ray_head_is_started_again(new_house):
-    """The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
+    """So may its store of names. The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
     machines are being bought and booted, it leaves none, and none is billed on.
     """
     house = new_house()
     house.start()
     redis, before = pid_of(house, "redis-server"), running(house, HEAD)
-    os.kill(pid_of(house, "gcs_server"), signal.SIGKILL)
-    until("the next head", lambda: running(house, HEAD) - before)
+    store = pid_of(house, "gcs_server")
+    os.kill(store, signal.SIGKILL)
+    before |= until("the next head", lambda: running(house, HEAD) - before)
+    (store,) = until("its store of names", lambda: running(house, "gcs_server") - {store})
+    os.kill(store, signal.SIGKILL)  # it waits for no actors that can never answer
+    until("the head after it", lambda: running(house, HEAD) - before)
     os.kill(redis, signal.SIGKILL)
 
     def goes_on() -> bool:

@@ -57,7 +57,7 @@ class Stages:
             Whole(
                 replica.space,
                 replica.holdings,
-                replica.total,
+                replica.total_here,
                 replica.scaler,
                 replica.deterministic,
                 self._crew.evidence.sample_stage,

@@ -174,7 +174,7 @@ def test_what_is_in_memory_is_bounded_by_blocks() -> None:
     members = crew(space, layout, fabric, True)
     found = exchanged(members, layout, fabric, 0, 128)
     for each in found.values():
-        held = sum(ring.numel() for rings in each._rings.values() for ring in rings)
+        held = each.lanes.room_bytes
         assert held <= WINDOW * 3 * 128 < space.total_bytes / 4
 
 
