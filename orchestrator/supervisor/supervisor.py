@@ -161,9 +161,7 @@ class House:
             ended.append("dashboard")
         if not (redis_ended or ended) or self._waits_for_room():
             return
-        if self._redis is not None and redis_ended:
-            self._count_restart("Redis")
-            _say(self._redis.start())
+        self._revive_redis()
         for name in ended:
             if name not in PACED:
                 self._count_restart(name)
@@ -171,6 +169,11 @@ class House:
                 what = "the join door" if name == "door" else "the process that keeps the history"
                 _say(f"{what} ended and is started again; see {self.places.log(name)}")
             self._restart(name)
+
+    def _revive_redis(self) -> None:
+        if self._redis is not None and self._redis_ended():
+            self._count_restart("Redis")
+            _say(self._redis.start())
 
     def _page_is_asked_for(self) -> bool:
         """Return whether a browser waits for the page, and no process serves it.
@@ -422,17 +425,21 @@ class House:
         """Start the Ray head with manager and keeper on it, with a new attempt if that fails.
 
         Ray allows its own start half a minute, which may be too short on a busy machine. Every
-        new attempt chooses new ports, because another process may have taken the old ones.
+        new attempt chooses new ports, because another process may have taken the old ones. Redis
+        may have died meanwhile, and with it whatever waits for it.
         """
         for left in reversed(range(RAY_STARTS_MAX)):
             try:
                 self._start_ray()
                 break
-            except HouseError as error:
-                if isinstance(error, ToldToEnd) or self._redis_ended() or not left:
-                    raise
+            except ToldToEnd:
+                raise
+            except HouseError:
                 processes.end(self._children["ray"], word=signal.SIGHUP)
+                if not left:
+                    raise
                 self._choose_addresses()
+                self._revive_redis()
         self._pulse = Pulse(
             self.redis_url, self.places.identity, self.config.manager.control_period_s
         )
@@ -573,11 +580,8 @@ class House:
             self._start_manager()
         except ToldToEnd:
             raise
-        except HouseError:
-            if not self._redis_ended():
-                raise
-            # The manager failed because Redis died. The next round restarts both.
-            processes.end(self._children["ray"], word=signal.SIGHUP)
+        except HouseError as error:
+            _say(f"{error}; it is tried again")  # by the next round, as it has ended
         else:
             self._announce()
 
