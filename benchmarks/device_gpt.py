@@ -55,6 +55,10 @@ class GPT(nn.Module):
 
 
 torch.manual_seed(0)
+# The fast kernels of attention differ from run to run, alone and without a session too.
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+torch.backends.cuda.enable_cudnn_sdp(False)
 torch.use_deterministic_algorithms(True, warn_only=True)
 device = torch.accelerator.current_accelerator()
 model = GPT(int(LAYERS), int(WIDTH)).to(device.type)

@@ -36,8 +36,10 @@ from agent.tensors.staging import Away, bring, here
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
 FOLD_BYTES = 1 << 19
+ADDED_BYTES = 1 << 26
 Entries: TypeAlias = "Sequence[int] | None"  # of a sum; None is all of them, and the numbers
 Plan: TypeAlias = "torch.Tensor | tuple[Plan, Plan]"  # of an addition
+Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"  # where to, and of what
 NUMBERS = -1  # among entries: the loss and the metrics
 NOTHING = False  # it can be added to numbers of any type, flags too, without changing the type
 
@@ -311,7 +313,9 @@ class SumSpace:
                 if gradient.is_sparse:
                     raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
                 param.grad = None
-                gradient = gradient.detach().to(self.device)
+                gradient = gradient.detach()
+                if gradient.device != self.device:
+                    gradient = gradient.to(self.device)
             found.append(gradient)
         self._bring_home()
         pairs = list(zip(self._before, self.buffers.values(), strict=True))
@@ -385,14 +389,19 @@ class SumSpace:
         """Set `into = left + right`, in one pass over the memory."""
         if _has_numbers(only):
             into.put(left.numbers.plus(right.numbers))
+        pairs = list[Pair]()
         for index in self.entries(only):
             view, a, b = into.views[index], left.found[index], right.found[index]
             into.present[index] = a is not None or b is not None
             one, other = (b, a) if a is None else (a, b)
             if one is None:
                 view.zero_()
+            elif other is not None and not view.is_cpu:
+                pairs.append((view, one, other))
             else:
                 torch.add(one, NOTHING if other is None else other, out=view)
+        for views, both in _added_there(pairs):
+            torch._foreach_copy_(views, both)
 
     def accumulate(
         self,
@@ -404,6 +413,7 @@ class SumSpace:
         """Do `into += one`, or `into += one + other`."""
         if _has_numbers(only):
             into.gain(one.numbers if other is None else one.numbers.plus(other.numbers))
+        pairs = list[Pair]()
         for index in self.entries(only):
             view, a = into.views[index], one.found[index]
             b = None if other is None else other.found[index]
@@ -412,10 +422,15 @@ class SumSpace:
             if other is None:
                 view.add_(NOTHING if a is None else a)
             elif a is not None and b is not None:
-                _add_pair(view, a, b)
+                if view.is_cpu:
+                    _add_pair(view, a, b)
+                else:
+                    pairs.append((view, a, b))
             else:
                 found = b if a is None else a
                 view.add_(NOTHING if found is None else found + NOTHING)
+        for views, both in _added_there(pairs):
+            torch._foreach_add_(views, both)
 
     def gain(self, into: Sum, one: Contribution, only: Entries = None) -> None:
         """Do `into += one` in the entries that it contributes to."""
@@ -541,6 +556,22 @@ def _is_alone(gradient: torch.Tensor) -> bool:
     storage = gradient.untyped_storage()
     users = 2 + gradient._is_view()  # this storage object, the tensor, and what it is a view of
     return torch._C._storage_Use_Count(storage._cdata) == users
+
+
+def _added_there(pairs: Sequence[Pair]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Add pairs on a device, many with one kernel and with little memory; return where each goes.
+
+    A kernel for each would keep the host longer than the additions take.
+    """
+    at = 0
+    while at < len(pairs):
+        end, size = at, 0
+        while end < len(pairs) and (end == at or size + pairs[end][0].nbytes <= ADDED_BYTES):
+            size += pairs[end][0].nbytes
+            end += 1
+        views, ones, others = map(list, zip(*pairs[at:end], strict=True))
+        yield views, [*torch._foreach_add(ones, others)]
+        at = end
 
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
