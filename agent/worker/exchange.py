@@ -78,8 +78,9 @@ class Exchange:
             if worker != me
         ]
         self._keys = keys[self._me]
-        sums, space = sum(map(len, keys)), partial.space
-        self._blocks = blocks_of(space.total_bytes, len(keys), sums, block_bytes=block_bytes)
+        space = partial.space
+        sums = [len(each) for each in keys]
+        self._blocks = blocks_of(space.total_bytes, sums, block_bytes=block_bytes)
         self._last = self._blocks.rounds - 1
         owners = range(len(keys))
         self._spans = [
