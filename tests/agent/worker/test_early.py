@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from agent.layout import Layout, data_parallel
+from agent.profile import SumFormat
 from agent.protocol import Slice
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
@@ -66,12 +67,12 @@ def changed_late(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 class Worker:
     """What an exchange sees of a worker; it listens at a real socket, and notes what the keeper would get."""
 
-    def __init__(self, me: str, layout: Layout, block_bytes: int) -> None:
+    def __init__(self, me: str, layout: Layout, block_bytes: int, exchange: SumFormat) -> None:
         self.me, self.layout, self.generation = me, layout, layout.generation
         self.changed = threading.Condition()
         self.tcp = Tcp(me, "a secret", self.changed, lambda _: None, host="127.0.0.1")
         self.model = Model()
-        space = SumSpace({"model": self.model})
+        space = SumSpace({"model": self.model}, exchange=exchange)
         self.replica = SimpleNamespace(space=space)
         self.partial = partial_of(space, MICROBATCHES, deterministic=True)
         self.total, self.slices = Sum(space), list[tuple[int, int, bytes]]()
@@ -127,10 +128,17 @@ def backward(model: torch.nn.Module, forward: Forward, step: int, microbatch: in
     return float(loss.detach())
 
 
-def alone(step: int, forward: Forward, odd: Forward = plain, odd_ones: int = 0) -> Sum:
+def alone(
+    step: int,
+    forward: Forward,
+    odd: Forward = plain,
+    odd_ones: int = 0,
+    *,
+    exchange: SumFormat = "float32",
+) -> Sum:
     """The sum of one process; the first microbatches are `odd`."""
     model = Model()
-    space = SumSpace({"model": model})
+    space = SumSpace({"model": model}, exchange=exchange)
     partial: Partial = partial_of(space, MICROBATCHES, deterministic=True)
     space.begin()
     for microbatch in range(MICROBATCHES):
@@ -142,10 +150,10 @@ def alone(step: int, forward: Forward, odd: Forward = plain, odd_ones: int = 0) 
 
 
 @contextmanager
-def workers(count: int) -> Iterator[list[Worker]]:
+def workers(count: int, exchange: SumFormat = "float32") -> Iterator[list[Worker]]:
     names = tuple(f"w{number}" for number in range(count))
     layout = data_parallel(0, MICROBATCHES, names)
-    made = [Worker(name, layout, 4096) for name in names]
+    made = [Worker(name, layout, 4096, exchange) for name in names]
     for one in made:
         for other in made:
             if one is not other:
@@ -187,13 +195,14 @@ def kept(made: list[Worker], step: int) -> bytes:
     return b"".join(piece for _, piece in found)
 
 
+@pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_blocks_leave_while_the_last_backward_runs(count: int) -> None:
+def test_blocks_leave_while_the_last_backward_runs(count: int, exchange: SumFormat) -> None:
     """The first step is watched; in the next ones rounds have left when the backward is over."""
-    with workers(count) as made:
+    with workers(count, exchange) as made:
         for step in range(3):
             together(made, step, plain)
-            wanted = alone(step, plain)
+            wanted = alone(step, plain, exchange=exchange)
             check(made, wanted)
             assert kept(made, step) == bytes(made[0].total.memory(0, wanted.space.total_bytes))
             assert all(worker.left_early for worker in made) == (step > 0)
