@@ -207,23 +207,28 @@ def peer(rank: int, folder: Path, mib: float, ledger: int) -> None:
         for x in data[rank::size]:
             (model(x).square().mean() / WORKERS).backward()
         own = model.weight.grad.clone()  # gloo sums in place, and may leave half of a sum there
-        while True:
+        said(SENT)
+        while not _summed(model.weight.grad):
+            dist.destroy_process_group()
+            size -= 1
+            met(size)
+            model.weight.grad.copy_(own)
+            for x in data[size + rank :: size]:  # what the lost one had
+                (model(x).square().mean() / WORKERS).backward()
+            own = model.weight.grad.clone()
             said(SENT)
-            try:
-                dist.all_reduce(model.weight.grad)
-            except RuntimeError:
-                dist.destroy_process_group()
-                size -= 1
-                met(size)
-                model.weight.grad.copy_(own)
-                for x in data[size + rank :: size]:  # what the lost one had
-                    (model(x).square().mean() / WORKERS).backward()
-                own = model.weight.grad.clone()
-                continue
-            break
         said(TAKEN)
         optimizer.step()
         said(f"step {step} of {size}")
+
+
+def _summed(numbers: torch.Tensor) -> bool:
+    """Return whether all have summed. An error that is still held would hold the group open."""
+    try:
+        dist.all_reduce(numbers)
+    except RuntimeError:
+        return False
+    return True
 
 
 def gloo(mib: float, kills: int) -> list[float]:
