@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from agent.profile import Profile
+from agent.profile import Profile, SumFormat
 from cloud.model import Notice
 from cloud.ranges import (
     Amount,
@@ -112,7 +112,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
 
     Sent again when its loop has been recorded. `uncuttable` says why the loop cannot be cut into
     stages, if so, and `stages_max` into how many at most. `exact` says that its numbers do not
-    depend on the layout.
+    depend on the layout, and `exchange` in which format the script has gradients summed.
     """
 
     job: Name
@@ -125,6 +125,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     stages_max: Slots = 1
     unbuilt: Unbuilt | None = None
     exact: bool = True
+    exchange: SumFormat = "float32"
 
 
 class WorkerProving(Report, frozen=True, kw_only=True):

@@ -18,6 +18,10 @@ from cloud.ranges import Amount, Count, Name, Positive, Step
 VERSION = 1
 # Which links were measured: none, those within a machine, those between machines, or both.
 NetworkFrom = Literal["assumed", "within", "between", "measured"]
+# In which a sum has the gradients of float32 parameters.
+SumFormat = Literal["float32", "bfloat16"]
+# The bytes of a sum's gradients for each byte of such parameters.
+EXCHANGED: dict[SumFormat, float] = {"float32": 1.0, "bfloat16": 0.5}
 TIMES = (
     "forward_s",
     "backward_s",
@@ -100,12 +104,22 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: Amount = 0.0  # the part of it that libraries and the largest work space take
     # how many gradients a worker holds at most, until they are the sum of the step
     sums: Amount = 0.0
+    exchanged: Amount = 1.0  # bytes of a sum's gradients for each byte of parameters
     apply_s_per_byte: Amount = 0.0  # of parameters
     overhead_s: Amount = 0.0  # of a step, whatever the layout
     send_s: Amount = 0.0  # of a worker's own time, for every message that comes
     host_bytes_per_s: Amount = 0.0  # to and from host memory; 0 where there is no offload
     reduce_overlaps: bool = False  # sections reduce while earlier ones compute their last backward
     sections: tuple[Section, ...]
+
+    @property
+    def parameter_bytes(self) -> float:
+        return sum(section.parameter_bytes for section in self.sections)
+
+    @property
+    def sum_bytes(self) -> float:
+        """The bytes of a sum of all gradients, as workers exchange it."""
+        return self.parameter_bytes * self.exchanged
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -116,7 +130,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(f"microbatch_sizes {list(sizes)} must be positive and rising")
         _require("memory_bytes", self.memory_bytes, above_zero=True)
-        for name in ("reserved_bytes", "sums", "apply_s_per_byte", "overhead_s", "send_s"):
+        for name in (
+            "reserved_bytes",
+            "sums",
+            "exchanged",
+            "apply_s_per_byte",
+            "overhead_s",
+            "send_s",
+        ):
             _require(name, getattr(self, name))
         _require("host_bytes_per_s", self.host_bytes_per_s)
         for section in self.sections:

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
-from agent.profile import Profile
+from agent.profile import Profile, SumFormat
 from agent.store.format import Layer
 from agent.store.shares import Extent
 from agent.timeline import Moment
@@ -125,8 +125,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 class Ready(Message, frozen=True, kw_only=True):
     """The script reached its loop; sent again when its loop has been recorded.
 
-    `exact` says that its numbers do not depend on the layout. With `serving` the job is not one of
-    steps that are summed: its workers are nodes of a parameter server.
+    `exact` says that its numbers do not depend on the layout, and `exchange` in which format the
+    script has gradients summed. With `serving` the job is not one of steps that are summed: its
+    workers are nodes of a parameter server.
     """
 
     microbatches: Microbatches
@@ -136,6 +137,7 @@ class Ready(Message, frozen=True, kw_only=True):
     stages_max: Slots = 1
     unbuilt: Unbuilt | None = None
     exact: bool = True
+    exchange: SumFormat = "float32"
     serving: Serving | None = None
 
 

@@ -21,6 +21,7 @@ from agent.checks.registry import Registered
 from agent.errors import Misuse, StateError
 from agent.pipeline.deferred.initial_values import Unborn
 from agent.pipeline.tracing.recorder import Recorder
+from agent.profile import SumFormat
 from agent.sharded.holdings import Holdings
 from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
 from agent.store.memory import Arena
@@ -74,6 +75,7 @@ class Replica:
         *,
         seed: int = 0,
         deterministic: bool = True,
+        exchange: SumFormat = "float32",
     ) -> None:
         self.objects: dict[str, shards.Stateful] = {
             **registered.objects,
@@ -94,7 +96,7 @@ class Replica:
         for each in unborn:
             # Until all is made, because a request for a state here is not the script's.
             each.used = lambda: None
-        self.space = SumSpace(self.models, registered.trained)
+        self.space = SumSpace(self.models, registered.trained, exchange=exchange)
         self.holdings = Holdings(self.objects, unborn)
         self.holdings.astray = lambda: self.astray
         self.form = Form(self.models, {*map(id, self.space.params.values())})
@@ -102,7 +104,7 @@ class Replica:
         self.scaler = scaler_of(self.objects.values())
         self.notes: Notes | None = None  # of the step in flight, if its timeline was asked for
         self.partial: Partial | None = None  # of the step, once it is known how it is added up
-        self.sums_held = 1
+        self.sums_held = 1.0  # in multiples of the gradients
         self.fetch: Callable[[], None] = lambda: None
         self.reserve: Callable[[], None] = lambda: None
         self.recorder = Recorder(lambda: self.model, [*self.models.values()], self.scaler)
@@ -117,6 +119,11 @@ class Replica:
         self._seed_torch = torch.manual_seed if everywhere else torch.default_generator.manual_seed
         for each in unborn:
             each.used = self.look
+
+    @property
+    def adding(self) -> str:
+        """Return how gradients are added up, on which the costs of a step depend."""
+        return f"{self.sums_held:g} gradients held, {self.space.exchange}"
 
     @property
     def model(self) -> torch.nn.Module:

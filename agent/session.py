@@ -10,7 +10,9 @@ Alone, with no manager anywhere, the session is a world of one. In a job it is o
 numbers are the same whatever happens to the others, because the global batch, its order, the random
 streams (torch, numpy and Python, seeded for every microbatch) and the order of additions depend on
 the step only. With `deterministic=False` the order of additions is free. Then gradients take the
-memory of one set, and numbers differ by rounding where the layout does.
+memory of one set, and numbers differ by rounding where the layout does. With `exchange="bfloat16"`
+half as many bytes of gradients cross between workers: numbers are rounded more, and alike in every
+layout (`agent.tensors.sums`).
 
 `docs/script.md` is the whole contract.
 """
@@ -23,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from agent.checks.arguments import check_modules, check_trained, check_unborn
+from agent.checks.arguments import check_exchange, check_modules, check_trained, check_unborn
 from agent.checks.process import OwnProcess
 from agent.checks.registry import registered
 from agent.checks.state import ScriptState
@@ -34,6 +36,7 @@ from agent.errors import Misuse
 from agent.loop import Loop
 from agent.output.save import save
 from agent.pipeline.deferred.initial_values import Unborn
+from agent.profile import SumFormat
 from agent.replica import Replica
 from agent.sharded import scaling
 from agent.sharded.clipping import clip_grad_norm_, clip_grad_value_
@@ -96,6 +99,7 @@ class Session:
         seed: int = 0,
         threads: int = 1,
         deterministic: bool = True,
+        exchange: SumFormat = "float32",
     ) -> None:
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
@@ -109,7 +113,10 @@ class Session:
         check_trained(found.models, found.objects.values())
         for line in found.said:
             sys.stderr.write(f"{line}\n")
-        self.replica = replica = Replica(found, _unborn, seed=seed, deterministic=deterministic)
+        check_exchange(exchange, found.models, deterministic=deterministic)
+        self.replica = replica = Replica(
+            found, _unborn, seed=seed, deterministic=deterministic, exchange=exchange
+        )
         replica.fetch = joined.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)

@@ -130,7 +130,8 @@ class Step:
             replica.space, microbatches, deterministic=replica.deterministic
         )
         replica.partial = self._partial
-        replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
+        replica.sums_held = self._partial.held * replica.space.exchanged
+        replica.reserve = self._partial.reserve
         self.evidence = Evidence(replica, world.beside)
         self.kept_versions: list[int] = []
         """The versions of the state that the step began with."""

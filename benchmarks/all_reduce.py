@@ -1,8 +1,8 @@
 """How fast is a sum exchanged among processes of one machine, beside torch's gloo?
 
-    python benchmarks/all_reduce.py [--workers 2 4] [--mib 256] [--rounds 8] [--block-mib 8] [--flows 4]
+    python benchmarks/all_reduce.py [--workers 2 4] [--mib 256] [--rounds 8] [--block-mib 8] [--flows 4] [--halved]
 
-The processes sum float32 numbers over loopback, with gloo (`all_reduce`) and with ours in turns, after a barrier
+The processes sum float32 numbers (`--halved`: as many in bfloat16, on both sides) over loopback, with gloo (`all_reduce`) and with ours in turns, after a barrier
 each. Ours adds along the canonical tree, with a tag on every frame, and ends with the same bits on all. A round
 takes as long as its slowest process. What the machine allows is measured beside it: copying so much memory, and
 sending it through one loopback connection, with one process at each end.
@@ -25,6 +25,7 @@ from _crew import machine, spread
 from torch import distributed as dist
 
 from agent.layout import data_parallel
+from agent.profile import SumFormat
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
 from agent.tensors.sums import Sum, SumSpace
@@ -41,8 +42,16 @@ class Numbered(torch.nn.Module):
 class Ours:
     """One worker of an exchange, which plays it as a worker's thread does."""
 
-    def __init__(
-        self, rank: int, workers: int, count: int, *, block_bytes: int, flows: int, shares: bool
+    def __init__(  # noqa: PLR0913 - a parameter per option
+        self,
+        rank: int,
+        workers: int,
+        count: int,
+        *,
+        block_bytes: int,
+        flows: int,
+        shares: bool,
+        exchange: SumFormat,
     ) -> None:
         self._changed = threading.Condition()
         names = tuple(f"w{each}" for each in range(workers))
@@ -54,7 +63,7 @@ class Ours:
         for name, offered in zip(names, offers, strict=True):
             if name != me:
                 self.tcp.meet(name, offered)
-        space = SumSpace({"model": Numbered(count)})
+        space = SumSpace({"model": Numbered(count)}, exchange=exchange)
         layout = data_parallel(0, workers, names)
         self._partial = partial_of(space, workers, deterministic=True)
         (param,) = space.params.values()
@@ -87,14 +96,22 @@ class Ours:
 
 
 def worker(store: str, rank: int, settings: str) -> None:
-    workers, mib, rounds, block_bytes, flows, shares, urgent = json.loads(settings)
+    workers, mib, rounds, block_bytes, flows, shares, urgent, halved = json.loads(settings)
     torch.set_num_threads(1)
     if urgent:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # threads to come have it as well
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
     count = (mib << 20) // 4
-    numbers = torch.ones(count)
-    ours = Ours(rank, workers, count, block_bytes=block_bytes, flows=flows, shares=bool(shares))
+    numbers = torch.ones(count, dtype=torch.bfloat16 if halved else torch.float32)
+    ours = Ours(
+        rank,
+        workers,
+        count,
+        block_bytes=block_bytes,
+        flows=flows,
+        shares=bool(shares),
+        exchange="bfloat16" if halved else "float32",
+    )
     took: dict[str, list[tuple[float, float]]] = {"gloo": [], "ours": []}
     for turn in range(rounds + 1):
         for name in ("gloo", "ours") if turn % 2 else ("ours", "gloo"):
@@ -177,6 +194,7 @@ def main() -> None:
     parser.add_argument("--block-mib", type=float, default=0, help="as the product does by itself")
     parser.add_argument("--flows", type=int, default=4)
     parser.add_argument("--sockets", action="store_true", help="only")
+    parser.add_argument("--halved", action="store_true", help="in bfloat16")
     parser.add_argument("--urgent", action="store_true", help="before all others; only root may")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -194,7 +212,8 @@ def main() -> None:
     for workers in options.workers:
         block_bytes = int(options.block_mib * (1 << 20))
         settings = [workers, options.mib, options.rounds, block_bytes, options.flows]
-        took = measured([*settings, int(not options.sockets), int(options.urgent)])
+        settings += [int(not options.sockets), int(options.urgent), int(options.halved)]
+        took = measured(settings)
         gloo, ours = ([wall_s for wall_s, _ in took[name]] for name in ("gloo", "ours"))
         used, uses = ([cpu_s for _, cpu_s in took[name]] for name in ("gloo", "ours"))
         faster = statistics.median(gloo) / statistics.median(ours)

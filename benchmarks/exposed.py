@@ -1,6 +1,6 @@
 """How much of an exchange is seen when it runs while the last backward does?
 
-    python benchmarks/exposed.py [--workers 2 4] [--mib 32] [--gbit 25]
+    python benchmarks/exposed.py [--workers 2 4] [--mib 32] [--gbit 25] [--exchange bfloat16]
 
 Workers exchange a sum in the product's blocks, in one process and under a virtual clock, over links of this speed.
 First all blocks are given at once, which takes as long as the exchange does. Then they are given one after the other,
@@ -8,10 +8,12 @@ as a backward that lasts as long has them, and what comes after its end is what 
 """
 
 import argparse
+from typing import get_args
 
 import torch
 
 from agent.layout import data_parallel
+from agent.profile import SumFormat
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
 from agent.tensors.sums import Sum, SumSpace
@@ -22,13 +24,13 @@ CHUNK_BYTES = 1 << 17
 
 
 class Workers:
-    def __init__(self, count: int, mib: int, bytes_per_s: float) -> None:
+    def __init__(self, count: int, mib: int, bytes_per_s: float, exchange: SumFormat) -> None:
         names = tuple(f"w{number}" for number in range(count))
         self.fabric = Fabric(bytes_per_s, bytes_per_s, latency_s=1e-4, chunk_bytes=CHUNK_BYTES)
         self._layout = data_parallel(0, count, names)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.zeros((mib << 20) // 4))
-        self._space = SumSpace({"model": model})
+        self._space = SumSpace({"model": model}, exchange=exchange)
         self._transports = [Virtual(self.fabric, name, lambda _: None) for name in names]
         for one in self._transports:
             for name in names:
@@ -64,12 +66,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--gbit", type=float, default=25.0)
+    parser.add_argument("--exchange", choices=get_args(SumFormat), default="float32")
     options = parser.parse_args()
     print(
-        f"{options.mib} MiB over {options.gbit:g} Gbit/s: ms of the exchange, and what of it is exposed"
+        f"{options.mib} MiB of float32 over {options.gbit:g} Gbit/s, in {options.exchange}: "
+        "ms of the exchange, and what of it is exposed"
     )
     for count in options.workers:
-        workers = Workers(count, options.mib, options.gbit * 1e9 / 8)
+        workers = Workers(count, options.mib, options.gbit * 1e9 / 8, options.exchange)
         whole_s = workers.exchange_s(0)
         exposed_s = workers.exchange_s(1, whole_s) - whole_s
         print(f"    {count} workers  {whole_s * 1e3:6.1f}  {exposed_s / whole_s:.2f}")

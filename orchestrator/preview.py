@@ -99,6 +99,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice | None = None
     no_layout: str = ""  # why there is none
     silent: tuple[str, ...] = ()  # places that could not be asked, and why
+    sum_bytes: float | None = None  # of the gradients of a step, in the format of their exchange
+    float32_bytes: float | None = None  # of the same gradients in that format
     second_zones: list[SecondZone] = []
 
     @property
@@ -121,6 +123,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
                 "because": self.choice.because,
                 "known_from": self.measured_by,
                 "microbatches": self.asked.microbatches,
+                "sum_bytes": self.sum_bytes,
+                "float32_bytes": self.float32_bytes,
                 "compared": self.compared,
             }
         elif self.measured_by:
@@ -162,6 +166,7 @@ def preview(
     purchase = think(state, job)
     cost_usd, took_s = expectation(state, job, purchase, work)
     asked, choice, no_layout = None, None, "nothing would be bought"
+    sum_bytes = None if model is None else model.profile.sum_bytes
     if model is not None and (asked := _question(state, job, purchase)) is not None:
         try:
             choice = layout_choice.choose(asked)
@@ -181,17 +186,10 @@ def preview(
         choice=choice,
         no_layout=no_layout,
         silent=sold.silent,
-        second_zones=second_zones(
-            sold.traits, _gradient_bytes(model), _slots(state, purchase), work.steps
-        ),
+        sum_bytes=sum_bytes,
+        float32_bytes=None if model is None else model.profile.parameter_bytes,
+        second_zones=second_zones(sold.traits, sum_bytes, _slots(state, purchase), work.steps),
     )
-
-
-def _gradient_bytes(model: Model | None) -> float | None:
-    """Return the bytes of a model's gradients, which are as many as its parameters'."""
-    if model is None:
-        return None
-    return sum(section.parameter_bytes for section in model.profile.sections)
 
 
 def _slots(state: State, purchase: Purchase) -> int:

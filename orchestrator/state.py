@@ -11,7 +11,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, Unbuilt
-from agent.profile import Network, Profile
+from agent.profile import Network, Profile, SumFormat
 from bidding.markets.observations import PoolRecord, Times
 from cloud.model import (
     EndedBy,
@@ -347,6 +347,7 @@ class LayoutState(msgspec.Struct, kw_only=True):
     settle_at_s: float | None = None
     microbatches: int = 0
     state_bytes: int = 0
+    exchange: SumFormat = "float32"
     # The sizes of an unbuilt model, whose weights are made on the workers that hold them.
     unbuilt: Unbuilt | None = None
     # Why the model cannot be cut into stages; empty if it can.

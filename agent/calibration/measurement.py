@@ -39,7 +39,7 @@ def machine_kind(device: torch.device = CPU) -> str:
     return f"{os.cpu_count()} x {name}, {torch.get_num_threads()} at work"
 
 
-def unbuilt(things: Iterable[object], mark: str, sums: int) -> Unbuilt | None:
+def unbuilt(things: Iterable[object], mark: str, sums: float) -> Unbuilt | None:
     """Return what a worker reports about an unbuilt model, or None if it is built.
 
     The training bytes are those of weights, gradients, the sums that these are added up in, and the
@@ -66,14 +66,14 @@ def size_of(recording: Recording) -> int:
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 
-def key_of(recording: Recording, code: str, sums: int) -> str:
+def key_of(recording: Recording, code: str, adding: str) -> str:
     """Return the key of this recording's profile.
 
-    `code` is the checksum of the job's files, `sums` how many sums are held.
+    `code` is the checksum of the job's files, and `adding` says how gradients are added up.
     """
     batches = {size_of(recording): recording.example}
     kind = machine_kind(device_of(recording.graph))
-    return calibrate.key_of(recording.graph, batches, kind, f"{code} {sums}")
+    return calibrate.key_of(recording.graph, batches, f"{kind}; {adding}", code)
 
 
 def profile_of(

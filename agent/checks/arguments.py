@@ -1,13 +1,14 @@
 """Check the objects that a script gives to its session, before anything is done with them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from agent.errors import Misuse
 from agent.pipeline.deferred.initial_values import Unborn
+from agent.profile import SumFormat
 from agent.tensors.absent import is_away
 from agent.tensors.layer_names import Models, named_parameters
 
@@ -83,6 +84,25 @@ def scaler_of(objects: Iterable[object]) -> torch.amp.GradScaler | None:
             "Session: two GradScalers were given; one scales the loss of everything that is trained"
         )
     return scalers[0] if scalers and scalers[0].is_enabled() else None
+
+
+def check_exchange(exchange: object, models: Models, *, deterministic: bool) -> None:
+    """Check that sums in this format are one number for all layouts, and differ from others."""
+    known, where = get_args(SumFormat), f"Session(..., exchange={exchange!r})"
+    if exchange not in known:
+        raise Misuse(f"{where}: gradients are exchanged as one of {known}: give one of these")
+    if exchange == "float32":
+        return
+    if not deterministic:
+        raise Misuse(
+            f"{where} with deterministic=False: where the order of additions is free, a rounded sum is a different "
+            "number on every number of workers, and loses more with each microbatch. Leave out one of the two"
+        )
+    if not any(p.dtype == torch.float32 for p in named_parameters(models).values()):
+        raise Misuse(
+            f"{where}: no parameter is of torch.float32, and gradients of other types are exchanged as they are: "
+            "leave it out"
+        )
 
 
 def check_trained(models: Models, objects: Iterable[object]) -> None:

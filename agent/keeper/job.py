@@ -554,6 +554,10 @@ class KeptJob:
                 failed = Failed(kind="refused", detail=unlike, step=message.script_step)
                 self._on_failed(member, failed)
                 return
+            machines = [one.machine for one in message.computed]
+            machines += [] if message.reached is None else [message.reached.machine]
+            if line := self.vault.proofs.unlike(member.worker, machines):
+                self._say(line)
             if message.phase:
                 # In the middle of a script's step there is no state that could be saved.
                 self.vault.stop_asking_for(message.step)

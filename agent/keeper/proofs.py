@@ -31,6 +31,12 @@ NEAR_CHANGE = 2e-2  # of what a step has changed, where that is known
 GRAIN = 1e-6  # of a norm: rounding
 FLOOR = 1e-4  # of the largest norm beside it: a smaller difference may be only rounding
 
+UNLIKE = (
+    "{} rounds otherwise than {}, because their processors or cards are of different kinds: what they compute is compared "
+    "within a tolerance, and the last bits of the weights depend on which of them computes what. For the bits of one "
+    "process let a job have machines of one type"
+)
+
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
     """One digest, as the first worker that sent it has it."""
@@ -128,6 +134,17 @@ class Proofs:
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
         self.phases = 1  # of a step of the script, the most that were seen
+        self._kinds: dict[str, str] = {}  # the first worker of each kind of machine
+
+    def unlike(self, worker: str, machines: Iterable[str]) -> str:
+        """Return a sentence when a worker is the first that rounds so, and others do not."""
+        others = list(self._kinds.values())
+        for machine in machines:
+            if machine and machine not in self._kinds:
+                self._kinds[machine] = worker
+                if others:
+                    return UNLIKE.format(worker, others[0])
+        return ""
 
     def hear(self, worker: str, prepared: Prepared) -> str:
         """Record what a worker sends for the version in flight.

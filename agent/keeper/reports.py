@@ -63,6 +63,7 @@ class Reports:
                 stages_max=ready.stages_max,
                 unbuilt=ready.unbuilt,
                 exact=ready.exact,
+                exchange=ready.exchange,
             )
         )
 

@@ -48,6 +48,12 @@ ASTRAY = "the job went on without this worker, and its script ended in what was 
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
 )
+# Said after the words of torch, which name how much was asked for.
+FULL = (
+    "The device has no memory left for this step. Beside weights and optimizer it holds the gradients of a microbatch and "
+    "{:g} times their size in sums: take smaller microbatches or machines with larger devices; deterministic=False holds "
+    'one sum, and exchange="bfloat16" halves each'
+)
 
 END = os._exit
 
@@ -283,6 +289,9 @@ def _of_script(error: BaseException, group: Group) -> Failed:
         return Failed(kind="refused", detail=f"{said}\n{cause}")
     if line := missing_file.hint(error, group.output.in_use):
         said = f"{said}\n{line}"
+    if isinstance(error, torch.OutOfMemoryError):
+        held = next((each.replica.sums_held for each in session.made()), 1.0)
+        said = f"{said}\n{FULL.format(held)}"
     return Failed(kind="exception", detail=said)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from agent import faults
 from agent.checksum import Buffer
-from agent.errors import Unsound, WireError
+from agent.errors import Damaged, Unsound, WireError
 from agent.net.forks import let_go_in_forks
 from agent.net.frames import HEAD_BYTES, ONE_CALL_BYTES, Tags, lengths_of
 from agent.net.handshake import KEEPER, META_BYTES_MAX, Talk, decode, encode, job_of
@@ -174,7 +174,7 @@ class Connection:
         meta = self._fill(memoryview(bytearray(meta_bytes)))
         if not self._incoming.is_genuine(head, meta):
             self.close()
-            raise WireError("a frame was damaged, forged or repeated on its way")
+            raise Damaged("a frame was damaged, forged or repeated on its way")
         try:
             message = decode(meta)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -188,7 +188,7 @@ class Connection:
             target = self._room(message, payload_bytes)
         if payload_bytes and self._tag_as_filled(target) != tag:
             self.close()
-            raise WireError(f"the payload of {type(message).__name__} was damaged on its way")
+            raise Damaged(f"the payload of {type(message).__name__} was damaged on its way")
         self._incoming.next_frame()
         return message, target
 

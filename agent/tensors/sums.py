@@ -10,6 +10,11 @@ workers exchange and all that the keeper's redo log holds:
                            buffer = start + sum      (integers: the count goes on)
                buffer = start xor sum    (flags: what any microbatch has switched)
 
+A sum has the gradients of float32 parameters in one of two formats. In `float32` they are added as
+they come. In `bfloat16` every number of the tree is rounded once, to the nearest: what a microbatch
+gives, and each sum of two numbers, which are added in float32. So whatever crosses between workers
+is half as many bytes, and has lost nothing that a process alone would have kept.
+
 Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor
 begins on 64 bytes, like torch's own, because a product of gradients may round differently with
 another alignment, and stages have other spaces than the whole. What a worker adds up of its
@@ -27,6 +32,7 @@ import numpy as np
 import torch
 
 from agent.errors import Misuse
+from agent.profile import SumFormat
 from agent.tensors.absent import is_away
 from agent.tensors.device import CPU, home
 from agent.tensors.layer_names import Models, named_buffers, named_modules, summed_parameters
@@ -208,8 +214,11 @@ class Summed(msgspec.Struct, frozen=True):
 class SumSpace:
     """Where each number of a step's sum lies."""
 
-    def __init__(self, models: Models, trained: Container[int] = ()) -> None:
+    def __init__(
+        self, models: Models, trained: Container[int] = (), *, exchange: SumFormat = "float32"
+    ) -> None:
         """Lay out the models' tensors; for `trained` see `summed_parameters`."""
+        self.exchange = exchange
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
             (each._buffers, key, buffer)
             for each in named_modules(models).values()
@@ -223,7 +232,7 @@ class SumSpace:
 
     def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
         """Return a space of some of these, by name."""
-        part = SumSpace({})
+        part = SumSpace({}, exchange=self.exchange)
         part._take(
             {name: param for name, param in self.params.items() if wanted(name)},
             {name: buffer for name, buffer in self.buffers.items() if wanted(name)},
@@ -234,29 +243,51 @@ class SumSpace:
         self.params, self.buffers = params, buffers
         self.names = [*params, *buffers]
         self.tensors = [*params.values(), *buffers.values()]
+        self._types = [
+            *(self._type_of(param) for param in params.values()),
+            *(buffer.dtype for buffer in buffers.values()),
+        ]
         self._lay_out()
         self._before = [buffer.detach().clone() for buffer in buffers.values()]
         self.device = home(self.tensors)
         self._there: Sum | None = None  # the sum of a step on the device
         self.changed: list[str] = []  # the buffers that the last microbatch changed
 
+    def _type_of(self, param: torch.Tensor) -> torch.dtype:
+        return torch.bfloat16 if self._is_rounded(param) else param.dtype
+
+    def _is_rounded(self, param: torch.Tensor) -> bool:
+        return self.exchange == "bfloat16" and param.dtype == torch.float32
+
+    @property
+    def rounds(self) -> bool:
+        """Whether any gradient is rounded, and so has another type in a sum than in the model."""
+        return any(map(self._is_rounded, self.params.values()))
+
+    @property
+    def exchanged(self) -> float:
+        """Return the bytes of a sum's gradients for each byte of the parameters."""
+        pairs = [*zip(self.params.values(), self._types, strict=False)]
+        size = sum(param.nbytes for param, _ in pairs)
+        return sum(p.numel() * dtype.itemsize for p, dtype in pairs) / size if size else 1.0
+
     def _lay_out(self) -> None:
-        numbers = torch.zeros(WIDTH, dtype=torch.float64, device=CPU)
-        order = sorted(
-            range(len(self.tensors) + 1), key=lambda i: (-self._of(i, numbers).itemsize, i)
-        )
+        kinds = [(torch.float64, torch.Size([WIDTH]))]
+        kinds += [(d, t.shape) for d, t in zip(self._types, self.tensors, strict=True)]
+        order = sorted(range(len(kinds)), key=lambda index: (-kinds[index][0].itemsize, index))
         self.places: list[tuple[int, int, torch.dtype, torch.Size]] = [
             (0, 0, torch.uint8, torch.Size())
         ] * len(order)
         self.groups: list[tuple[int, int, torch.dtype]] = []
         at = 0
         for index in order:
-            tensor = self._of(index, numbers)
-            if not self.groups or self.groups[-1][2] != tensor.dtype:
-                self.groups.append((at, at, tensor.dtype))
-            self.places[index] = (at, at + tensor.nbytes, tensor.dtype, tensor.shape)
-            at += _aligned(tensor.nbytes)
-            self.groups[-1] = (self.groups[-1][0], at, tensor.dtype)
+            dtype, shape = kinds[index]
+            size = shape.numel() * dtype.itemsize
+            if not self.groups or self.groups[-1][2] != dtype:
+                self.groups.append((at, at, dtype))
+            self.places[index] = (at, at + size, dtype, shape)
+            at += _aligned(size)
+            self.groups[-1] = (self.groups[-1][0], at, dtype)
         self.total_bytes = at
 
     def slot(self, index: int) -> tuple[int, int]:
@@ -266,9 +297,6 @@ class SumSpace:
         """
         start, end, *_ = self.places[index]
         return start, start + _aligned(end - start)
-
-    def _of(self, index: int, numbers: torch.Tensor) -> torch.Tensor:
-        return self.tensors[index - 1] if index else numbers
 
     def begin(self) -> None:
         """Begin a step: clear gradients, and take the buffers' current values as its start."""
@@ -307,15 +335,13 @@ class SumSpace:
     def take(self, numbers: Numbers) -> Contribution:
         """Take what one microbatch has left in the model, and put the model back."""
         found: list[torch.Tensor | None] = []
-        for name, param in self.params.items():
+        for index, (name, param) in enumerate(self.params.items()):
             gradient = param.grad
             if gradient is not None:
                 if gradient.is_sparse:
                     raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
                 param.grad = None
-                gradient = gradient.detach()
-                if gradient.device != self.device:
-                    gradient = gradient.to(self.device)
+                gradient = self.given(index, gradient)
             found.append(gradient)
         self._bring_home()
         pairs = list(zip(self._before, self.buffers.values(), strict=True))
@@ -331,6 +357,10 @@ class SumSpace:
             found.append(change(buffer.detach(), before).to(self.device))
             buffer.detach().copy_(before)
         return Contribution(numbers.on(self.device), found)
+
+    def given(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return what a microbatch's gradient adds to a sum: in the type that it has there."""
+        return gradient.detach().to(self.device, self._types[index])
 
     def lend(self, one: Contribution) -> Lent:
         """Put its gradients into the model, for a backward that adds to them."""
@@ -494,7 +524,8 @@ class SumSpace:
             # Detached, so that autograd records on our memory nothing that a script does to a
             # gradient.
             there = total.present[index]
-            param.grad = views[index].detach().to(param.device) if there else None
+            grad = views[index].detach().to(param.device, param.dtype) if there else None
+            param.grad = grad
         for index, buffer in enumerate(self.buffers.values()):
             if total.present[len(self.params) + index]:
                 change = views[len(self.params) + index].to(buffer.device)
@@ -505,8 +536,10 @@ class SumSpace:
                     change = change / microbatches
                 buffer.detach().add_(change)
 
-    def near(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
-        return views if self.device == CPU else [view.to(self.device) for view in views]
+    def gradients(self, total: Sum, wanted: Iterable[int]) -> list[torch.Tensor]:
+        """Return these parameters' gradients, as `install` puts them into the model."""
+        params = [*self.params.values()]
+        return [total.views[index].to(self.device, params[index].dtype) for index in wanted]
 
     def _near(self, total: Sum) -> list[torch.Tensor]:
         """Return the entries of a sum on the model's device.

@@ -23,7 +23,7 @@ from itertools import count
 
 import msgspec
 
-from agent.errors import Refused, WireError
+from agent.errors import Damaged, Refused, WireError
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial
@@ -50,6 +50,10 @@ DIAL_WAIT_S = 0.05
 SILENT_S = 1.0  # without a byte of a chunk that is not wanted any more: its peer does not go on
 LOOK_S = 1.0
 SHARED_BYTES_MIN = 1 << 16
+DAMAGED = (
+    "a block of {} is not taken, because {}: its connection is given up, and the step is done again without one of the "
+    "two workers; if it happens again, the memory or the network of one of them is bad"
+)
 CHUNKS_PER_TURN = 4  # on one flow, before others have their turn
 
 
@@ -378,6 +382,8 @@ class Tcp:
                         self._answer(peer, flow, Freed(there=message.there))
                 else:
                     self._hear(peer, flow, message)
+        except Damaged as error:
+            log.warning(DAMAGED.format(name, error))
         except WireError:
             pass  # the usual end
         finally:

@@ -69,7 +69,16 @@ class Way:
 class Virtual:
     """The transport of one member of a fabric."""
 
-    def __init__(self, fabric: Fabric, name: str, broken: Broken, flows: int = 4) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        name: str,
+        broken: Broken,
+        flows: int = 4,
+        link_bytes_per_s: float | None = None,
+    ) -> None:
+        """Join a fabric; `link_bytes_per_s` is of a link that is slower than the others' are."""
+        self.link = link_bytes_per_s or fabric.link
         self._fabric, self._name, self._broken, self._flows = fabric, name, broken, flows
         self._landings = Landings(lambda: None)
         self._ways: dict[str, Way] = {}
@@ -174,8 +183,9 @@ class Virtual:
             way.under_way.append(block)
             size = sum(piece.nbytes for piece in pieces)
             begins_s = max(fabric.now_s, self._link_free_s)
-            self._link_free_s = begins_s + size / fabric.link
-            lasts_s = size / min(fabric.flow, fabric.link) + fabric.latency_s
+            self._link_free_s = begins_s + size / self.link
+            link = min(self.link, fabric.members[peer].link)
+            lasts_s = size / min(fabric.flow, link) + fabric.latency_s
             piece = block, chunk, pieces
             fabric.after(begins_s - fabric.now_s + lasts_s, self._arrival(peer, way, piece))
 

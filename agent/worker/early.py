@@ -66,7 +66,7 @@ class Early:
         self._found[entry] = gradient, gradient._version
         if self._last is None or self.spoilt:
             return
-        self._fresh[entry] = gradient.detach()
+        self._fresh[entry] = self._partial.space.given(entry, gradient)
         for turn in self._exchange.rounds_of[entry + 1]:
             self._lacking[turn] -= 1
         given = self._given

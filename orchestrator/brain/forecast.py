@@ -10,7 +10,7 @@ from math import floor
 
 import msgspec
 
-from agent.profile import Profile
+from agent.profile import EXCHANGED, Profile
 from cloud.model import InstanceType
 from orchestrator.brain import layout_choice
 from orchestrator.planner.errors import MorphError
@@ -73,13 +73,14 @@ def pace_of(
 
 
 def gradient_bytes(job: Job) -> float:
-    """Return the bytes of all gradients: as measured, else by the size of the state.
+    """Return the bytes of all gradients as exchanged: as measured, else by the size of the state.
 
     Of a model of which nothing is known, a modest size is assumed: two zones are dear for most.
     """
     if job.layouts.profile is not None:
-        return sum(section.parameter_bytes for section in job.layouts.profile.sections)
-    return job.layouts.state_bytes * GRADIENTS_SHARE or UNKNOWN_BYTES
+        return job.layouts.profile.sum_bytes
+    guessed = job.layouts.state_bytes * GRADIENTS_SHARE or UNKNOWN_BYTES
+    return guessed * EXCHANGED[job.layouts.exchange]
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:

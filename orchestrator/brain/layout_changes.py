@@ -105,6 +105,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     if first and job.workers_min < job.spec.slots_min:
         note(out, job.id, _too_many(job))
     job.layouts.state_bytes, job.layouts.unbuilt = event.state_bytes, event.unbuilt
+    job.layouts.exchange = event.exchange
     newcomer(state, job)
     if not job.layouts.serving:
         want_layout(state, job)

@@ -225,7 +225,14 @@ def _layouts(found: "Preview", unmeasured: str) -> list[Text | Table]:
     if found.choice is None:
         return [Text(f"layout: none: {found.no_layout}", style="yellow")]
     measured = f"layout: {found.choice.because} (from what {found.measured_by} measured)"
-    return [Text(measured), _comparison(found.compared)]
+    return [Text(measured), _comparison(found.compared), Text(_exchange(found), style="dim")]
+
+
+def _exchange(found: "Preview") -> str:
+    """Return how large a sum is that the workers of a step exchange."""
+    size, wide = found.sum_bytes or 0.0, found.float32_bytes or 0.0
+    rounded = f"in bfloat16; float32 would be {memory(wide)}" if size < wide else "in float32"
+    return f"exchange: {memory(size)} of gradients a step, {rounded}"
 
 
 def _comparison(rows: "Sequence[Candidate]") -> Table:

@@ -2,7 +2,8 @@
 
 seconds      sums over the sections of a stage, plus the time to receive every message
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
-reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
+reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring),
+             of bytes in the format that gradients are exchanged in
 memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed,
              and the sums of gradients; of the stage's state, or of the whole state if every worker
              keeps it
@@ -213,7 +214,7 @@ def tails(
     if profile.reduce_overlaps:
         found = _overlapped(tables, edges, way, widths, links)
     else:
-        found = reduce_s(size_bytes, widths, links)
+        found = reduce_s(size_bytes * profile.exchanged, widths, links)
     share = 1 / widths if way.sharding == "optimizer" else np.ones(len(widths))
     if way.sharding == "offload":
         found = found + 2 * size_bytes[:, None] / profile.host_bytes_per_s
@@ -230,7 +231,7 @@ def _overlapped(
     done.
     """
     row = tables.size(way.microbatch_size)
-    each = reduce_s(np.diff(tables.parameters), widths, links)
+    each = reduce_s(np.diff(tables.parameters) * tables.profile.exchanged, widths, links)
     done = np.zeros((len(edges) - 1, len(widths)))
     for stage in range(len(edges) - 1):
         free = np.full(len(widths), -np.inf)

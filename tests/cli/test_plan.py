@@ -27,6 +27,7 @@ def measured(memory: float) -> Profile:
         microbatch_sizes=(1,),
         network=Network(intra=LINK, inter=LINK, reduce_intra=LINK, reduce_inter=LINK),
         memory_bytes=memory,
+        exchanged=0.5,
         sections=(each,) * 4,
     )
 
@@ -117,9 +118,12 @@ def test_a_plan_of_a_measured_script_shows_its_layouts_and_draws_the_step(housed
     text = housed("plan", "deep.py").out
     assert f"(from what {job} measured)" in text
     assert "slower" in text
+    halved = "exchange: 200 bytes of gradients a step, in bfloat16; float32 would be 400 bytes"
+    assert halved in " ".join(text.split())
     answer = housed("plan", "deep.py", "--gantt", "step.svg", "--json")
     assert (answer.code, answer.err) == (0, "")
     layout = answer.json["layout"]
+    assert (layout["sum_bytes"], layout["float32_bytes"]) == (200, 400)
     chosen, *others = layout["compared"]
     depth, width = map(int, chosen["layout"].split("x"))
     assert (chosen["chosen"], depth * width <= 4, depth >= 3) == (True, True, True)

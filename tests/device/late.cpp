@@ -168,6 +168,8 @@ void saw(int64_t stream, const at::Tensor& t, bool write) {
   all.push_back({low, high, stream, clock[stream], write});
 }
 
+int64_t live = 0, room = SPAN; // bytes in use, and how many there may be
+
 struct LateAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     Held held;
@@ -179,6 +181,8 @@ struct LateAllocator final : c10::Allocator {
     Device device(LATE, current);
     if (n == 0) return {nullptr, nullptr, &free, device};
     size_t size = (n + UNIT - 1) / UNIT * UNIT;
+    TORCH_CHECK_WITH(OutOfMemoryError, live + static_cast<int64_t>(size) <= room, "late: out of memory");
+    live += size;
     auto& left = spare[size];
     char* p;
     if (!left.empty()) {
@@ -199,6 +203,7 @@ struct LateAllocator final : c10::Allocator {
     size_t size = it->second.size;
     for (auto stream : it->second.kept_for) drain(stream);
     std::memset(real(p), 0xFF, size);
+    live -= size;
     blocks.erase(it);
     spare[size].push_back(static_cast<char*>(p));
   }
@@ -517,12 +522,17 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 int64_t waited() { return waits.load(); }
+void fill() {
+  Held held;
+  room = live;
+}
 at::Tensor get_state(int64_t i) { return default_generator(static_cast<DeviceIndex>(i)).get_state(); }
 void set_state(const at::Tensor& state, int64_t i) { default_generator(static_cast<DeviceIndex>(i)).set_state(state); }
 void seed(int64_t number, int64_t i) { default_generator(static_cast<DeviceIndex>(i)).set_current_seed(static_cast<uint64_t>(number)); }
 
 TORCH_LIBRARY(late, m) {
   m.def("waited() -> int", &waited);
+  m.def("fill() -> ()", &fill);
   m.def("get_state(int device) -> Tensor", &get_state);
   m.def("set_state(Tensor state, int device) -> ()", &set_state);
   m.def("seed(int number, int device) -> ()", &seed);

@@ -177,7 +177,7 @@ def _are_added_where_they_arise(*, deterministic: bool) -> None:
 def blocks_leave_a_device_while_it_computes() -> None:
     """Whoever folds does so on the device; the bits are those of one process, also where what has left was void."""
     for count in (1, 2, 3):
-        with workers(count, DEVICE) as made:
+        with workers(count, device=DEVICE) as made:
             for step in range(3):
                 together(made, step, plain)
                 wanted = alone(step, plain, device=DEVICE)
@@ -186,7 +186,7 @@ def blocks_leave_a_device_while_it_computes() -> None:
                 assert all(worker.left_early for worker in made) == (step > 0)
             rooms = sum(w.exchanging._present.lanes.room_bytes for w in made)
             assert (rooms > 0) == (count > 1)
-    with workers(2, DEVICE) as made:
+    with workers(2, device=DEVICE) as made:
         together(made, 0, plain)
         together(made, 1, in_two_parts, plain)
         share = made[0].layout.replica_of(made[0].me)
@@ -210,7 +210,7 @@ def what_is_computed_on_a_stream_of_the_script_leaves_late() -> None:
         torch.accelerator.current_stream(DEVICE).wait_stream(side)
         return loss
 
-    with workers(2, DEVICE) as made:
+    with workers(2, device=DEVICE) as made:
         for step in range(3):
             together(made, step, beside)
             check(made, alone(step, plain, device=DEVICE))

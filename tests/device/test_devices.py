@@ -137,6 +137,50 @@ def test_a_microbatch_waits_for_nothing(
     assert len(found[0]) == 3
 
 
+# Whoever takes the file away has no memory left on its device when it needs room for a sum.
+FULL = """
+import os
+import torch
+from agent.tensors.tree import Canonical
+room = Canonical._room
+def full(sums):
+    try:
+        os.unlink(sys.argv[3] + ".full")
+    except FileNotFoundError:
+        return room(sums)
+    sums._spare.clear()
+    torch.ops.late.fill()
+    return room(sums)
+Canonical._room = full
+"""
+
+
+def test_who_has_no_memory_for_a_sum_fails_with_a_sentence_and_alone(
+    accelerator: Accelerator, crew: Crew, alone: dict[str, Alone]
+) -> None:
+    """The others have its share done again; a worker that takes its place ends with them, to the same bits."""
+    if accelerator.name != "late":
+        pytest.skip(
+            f"{accelerator.name} cannot be filled without harm to others; the simulated can"
+        )
+    head, main = TOY.read_text().split("import torch\n", 1)
+    out = crew.folder / "out.pt"
+    hold, full = (Path(f"{out}.{name}") for name in ("hold", "full"))
+    hold.write_text("5")
+    crew.begin(3, f"{head}{FULL}{main}", "plain", str(STEPS), str(out))
+    reach(crew, 5)
+    full.touch()
+    hold.unlink()
+    (failure,) = until("a failure", lambda: crew.of(WorkerFailed), PATIENCE_S)
+    assert failure.kind == "exception"
+    assert "late: out of memory" in failure.detail
+    assert failure.detail.splitlines()[-1].startswith("The device has no memory left")
+    crew.start(1)
+    until("the end", lambda: crew.of(JobCompleted), PATIENCE_S)
+    assert crew.of(WorkerFailed) == [failure]
+    assert out.read_bytes() == alone["plain"][1]
+
+
 MOVED = """
 import torch
 from orchestrator import Session

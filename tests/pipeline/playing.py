@@ -17,6 +17,7 @@ from agent.pipeline.stages.stage_worker import Worker
 from agent.pipeline.tracing.analysis import examine
 from agent.pipeline.tracing.trace import record
 from agent.pipeline.tracing.variants import Pieces, Variant, Variants
+from agent.profile import SumFormat
 from agent.schedule import Schedule
 from orchestrator.planner.simulation import schedules
 
@@ -258,12 +259,19 @@ def optimizer(params):
 Means = list[dict[str, float]]
 
 
-def alone(factory, draw, microbatches: int, steps: int, told: Means | None = None):
+def alone(
+    factory,
+    draw,
+    microbatches: int,
+    steps: int,
+    told: Means | None = None,
+    exchange: SumFormat = "float32",
+):
     """The script on one device: its losses and its state at the end. `told` gets the metrics of each step."""
     model = made(factory)
     opt = optimizer(model.parameters())
     session._sessions.clear()
-    own = session.Session(model, opt, microbatches=microbatches, seed=SEED)
+    own = session.Session(model, opt, microbatches=microbatches, seed=SEED, exchange=exchange)
     losses = []
     for step in own.steps(steps):
         todo = batches(draw, step, microbatches)
@@ -345,12 +353,13 @@ def together(
     recompute: tuple[bool, ...] = (),
     reach: int = 1,
     deterministic: bool = True,
+    exchange: SumFormat = "float32",
     opener: Callable[[int, int], None],
     told: Means | None = None,
 ):
     """The same training by `depth` x `len(counts)` workers: losses, and every worker's state."""
     layout = layout_of(depth, counts)
-    exchange, turn = Exchange(patience_s=10), threading.Lock()
+    wires, turn = Exchange(patience_s=10), threading.Lock()
     losses: dict[int, float] = {}
     metrics: dict[int, dict[str, float]] = {}
     states: list[dict[str, torch.Tensor]] = []
@@ -364,7 +373,7 @@ def together(
             variants = variants_of(factory, draw)
             pieces = Pieces(variants.first, cuts)
             own = {i: p for i, p in enumerate(pieces.first) if schedule.host(i, 0) == place}
-            channel = Turns(exchange.channel(me), turn)
+            channel = Turns(wires.channel(me), turn)
             piece_of = partial(_piece_of, variants, pieces)
             worker = Worker(
                 layout,
@@ -375,6 +384,7 @@ def together(
                 reach=reach,
                 piece_of=piece_of,
                 deterministic=deterministic,
+                exchange=exchange,
             )
             workers.append(worker)
 
@@ -394,7 +404,7 @@ def together(
                 for stage in worker.stages.values():
                     states.append(copy.deepcopy(stage.module.state_dict()))
             except BaseException as error:
-                exchange.break_off(repr(error))
+                wires.break_off(repr(error))
                 raise
 
     raised: list[BaseException] = []

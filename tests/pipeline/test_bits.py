@@ -16,12 +16,11 @@ from orchestrator.planner.simulation.schedules import MODULO
 STEPS = 2
 
 
-def check(model: str, name: str, depth: int, counts, **options):
+def check(model: str, name: str, depth: int, counts, *, exchange="float32", **options):
     factory, draw = MODELS[model]
-    losses, expected, own = alone(factory, draw, sum(counts), STEPS)
-    found, states, _ = together(
-        factory, draw, name, depth, counts, steps=STEPS, opener=own.seed_for, **options
-    )
+    losses, expected, own = alone(factory, draw, sum(counts), STEPS, exchange=exchange)
+    options |= {"steps": STEPS, "opener": own.seed_for, "exchange": exchange}
+    found, states, _ = together(factory, draw, name, depth, counts, **options)
     assert found == losses
     assert same_weights(states, expected) == []
 
@@ -42,6 +41,12 @@ def test_two_stages_are_one_process(model):
 def test_two_stages_under_any_schedule(model, name):
     """Which schedule it is matters to no model; any pair may be drawn below."""
     check(model, name, 2, (4,))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rounded_sums_of_two_stages_are_those_of_one_process(model):
+    """Where a stage's gradients are added while its backward runs, each would miss its own rounding."""
+    check(model, "1f1b", 2, (3, 2), exchange="bfloat16")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -112,6 +117,7 @@ def layouts(draw):
         places,
         draw(again),
         draw(st.sampled_from([1, 8])),
+        draw(st.sampled_from(["float32", "bfloat16"])),
     )
 
 
@@ -123,10 +129,12 @@ def layouts(draw):
 )
 @given(layouts())
 def test_any_layout_any_cut(drawn):
-    """Random models, cuts, schedules, replicas, recompute and deviation: the bits are always the same."""
-    model, name, depth, counts, places, recompute, reach = drawn
+    """Random models, cuts, schedules, replicas, recompute, deviation, formats: the bits are always the same."""
+    model, name, depth, counts, places, recompute, reach, exchange = drawn
     cuts = spread(model, places)
-    check(model, name, depth, counts, cuts=cuts, recompute=recompute, reach=reach)
+    check(
+        model, name, depth, counts, cuts=cuts, recompute=recompute, reach=reach, exchange=exchange
+    )
 
 
 def spread(model: str, places) -> list[int]:

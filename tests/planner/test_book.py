@@ -322,3 +322,18 @@ def test_reduction_hides_behind_the_last_backward():
     late, early = (cost_model.tails(t, (0, 3), way, wide, 1) for t in (tables, hidden))
     assert (early <= late + 1e-12).all()
     assert (early[:, 1:] < late[:, 1:]).all()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_gradients_in_bfloat16_are_reduced_in_half_of_the_time(overlaps):
+    """Of their bytes; what is applied are gradients of the parameters' type again."""
+    plain = make_profile(6, network=network(1e9, latency_s=0.0))
+    plain = msgspec.structs.replace(plain, reduce_overlaps=overlaps, apply_s_per_byte=0.0)
+    half = msgspec.structs.replace(plain, exchanged=0.5)
+    assert half.sum_bytes == plain.sum_bytes / 2 == half.parameter_bytes / 2
+    way = search.Way(schedule="1f1b", depth=6, microbatch_size=4)  # a section for each stage
+    late, early = (
+        cost_model.tails(cost_model.tables(each), range(6), way, np.array([8.0]), 1)
+        for each in (plain, half)
+    )
+    assert early == pytest.approx(late / 2)

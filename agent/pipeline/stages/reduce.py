@@ -14,6 +14,7 @@ from agent.errors import CannotRecord
 from agent.faults import passing
 from agent.pipeline.stages.channel import Channel, Parcel
 from agent.pipeline.stages.stage import Stage
+from agent.profile import SumFormat
 from agent.tensors.device import CPU
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
@@ -40,13 +41,14 @@ class StageSums:
         microbatches: int,
         *,
         deterministic: bool,
+        exchange: SumFormat = "float32",
     ) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
-        self.space = SumSpace({"stage": stage.module})
+        self.space = SumSpace({"stage": stage.module}, exchange=exchange)
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._total: Sum | None = None
         together = all(param.device == self.space.device for param in self.space.params.values())
-        self._lends = together and not stage.shares
+        self._lends = together and not stage.shares and not self.space.rounds
         (self._own,) = (share for share in shares if share.peer == me)
         self._peers = tuple(share for share in shares if share.peer != me)
 
@@ -55,7 +57,7 @@ class StageSums:
         self._partial.clear()
 
     def lend(self, microbatch: int) -> None:
-        """Lend gradients, unless other stages share a parameter.
+        """Lend gradients, unless other stages share a parameter, or each gradient is rounded.
 
         Earlier stages receive the gradient of each microbatch separately.
         """

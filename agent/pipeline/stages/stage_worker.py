@@ -16,6 +16,7 @@ from agent.pipeline.stages.execute import Executor, Program, StageStep
 from agent.pipeline.stages.reduce import ReduceShare, StageSums, tell_tied
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import Piece
+from agent.profile import SumFormat
 from agent.schedule import Schedule, one_by_one
 from agent.tensors.metrics import Numbers
 
@@ -60,6 +61,7 @@ class Worker:
         reach: int = 1,
         piece_of: PieceOf | None = None,
         deterministic: bool = True,
+        exchange: SumFormat = "float32",
     ) -> None:
         self.replica = layout.replica_of(me)
         place = self.replica.workers.index(me)
@@ -82,7 +84,14 @@ class Worker:
             for replica in layout.replicas
         ]
         self.sums = {
-            index: StageSums(stage, shares, me, layout.microbatches, deterministic=deterministic)
+            index: StageSums(
+                stage,
+                shares,
+                me,
+                layout.microbatches,
+                deterministic=deterministic,
+                exchange=exchange,
+            )
             for index, stage in self.stages.items()
         }
         self._microbatches = layout.microbatches

@@ -105,6 +105,7 @@ class Chain:
             reach=REACH,
             piece_of=self._piece_of,
             deterministic=whole.deterministic,
+            exchange=whole.space.exchange,
         )
         self.tried = False  # whether a microbatch was computed twice here
         self._unused: set[int] = set()
@@ -285,14 +286,14 @@ class Chain:
         norms: list[Norm] = []
         finite = True
         if self.held is not None:
-            views = [
-                found.views[i - 1]
+            wanted = [
+                i - 1
                 for entry, i, one in zip(entries, at, present, strict=True)
                 if i and one and self._is_param(entry)
             ]
             # Measured on the device that a single process would use, because rounding may differ
             # here.
-            norms = measured(found.space.near(views), self._whole.scaler)
+            norms = measured(found.space.gradients(found, wanted), self._whole.scaler)
             finite = found.space.finite(found)
         last, names = stage == len(self._pieces) - 1, found.names or ()
         numbers = found.numbers[: 1 + len(names)].tolist() if last else []

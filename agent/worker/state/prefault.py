@@ -52,7 +52,8 @@ def warm(replica: Replica, landing: Landing, state_bytes: int) -> None:
     0 bytes mean that the size is not known.
     """
     beside = max(state_bytes - replica.state_bytes, 0)  # what an optimizer holds beside the weights
-    needed = state_bytes + beside + STEP_FACTOR * replica.space.total_bytes
+    sum_bytes = replica.space.total_bytes / replica.space.exchanged  # as large as the gradients
+    needed = int(state_bytes + beside + STEP_FACTOR * sum_bytes)
     if not state_bytes or replica.unbuilt or not has_room(needed):
         return
     landing.make(state_bytes)

@@ -147,7 +147,7 @@ class Helping:
         passing("survey: called")
         recording = self._crew.replica.recorder.recording()
         replica = self._crew.replica
-        if measurement.key_of(recording, self._crew.code, replica.sums_held) != word.key:
+        if measurement.key_of(recording, self._crew.code, replica.adding) != word.key:
             return
         self.able = True
         word = self._ask(None)

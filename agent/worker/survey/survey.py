@@ -58,6 +58,7 @@ class Survey:
                     replica.objects.values(), replica.birth_mark, replica.sums_held
                 ),
                 exact=replica.deterministic,
+                exchange=replica.space.exchange,
             )
             self._crew.link.send(self.ready)
 
@@ -133,7 +134,7 @@ class Survey:
         """Measure the model, unless it was measured before."""
         replica = self._crew.replica
         recording = replica.recorder.recording()
-        key = measurement.key_of(recording, self._crew.code, replica.sums_held)
+        key = measurement.key_of(recording, self._crew.code, replica.adding)
         if not self._measured_before(key):
             self.helpers.call(measurement.machine_kind(replica.space.device), key)
             left = (self._steps_total - replica.version) * replica.microbatches
@@ -142,7 +143,12 @@ class Survey:
                 profile = measurement.profile_of(
                     recording, things, self._job, left, self._crew.go_on, self.helpers.open
                 )
-                profile = msgspec.structs.replace(profile, key=key, sums=replica.sums_held)
+                profile = msgspec.structs.replace(
+                    profile,
+                    key=key,
+                    sums=replica.sums_held,
+                    exchanged=replica.space.exchanged,
+                )
                 self._unmeasured, self._unprobed = False, profile
                 try:
                     self.helpers.dismiss()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent.checks.arguments import check_modules, check_trained, scaler_of
+from agent.checks.arguments import check_exchange, check_modules, check_trained, scaler_of
 from agent.errors import Misuse
 
 
@@ -36,6 +36,29 @@ def test_an_optimizer_of_an_unregistered_parameter_is_refused() -> None:
     with pytest.raises(Misuse, match=r"SGD trains a parameter of shape \[2\] that is in no model"):
         check_trained({"model": model}, [optimizer])
     check_trained({"model": model, "ParameterList1": nn.ParameterList([extra])}, [optimizer])
+
+
+@pytest.mark.parametrize(
+    ("exchange", "dtype", "deterministic", "what"),
+    [
+        ("float16", torch.float32, True, r"exchanged as one of \('float32', 'bfloat16'\)"),
+        (
+            "bfloat16",
+            torch.float32,
+            False,
+            "with deterministic=False: where the order of additions",
+        ),
+        ("bfloat16", torch.float64, True, "no parameter is of torch.float32"),
+    ],
+)
+def test_a_format_that_would_not_hold_what_it_promises_is_refused(
+    exchange: str, dtype: torch.dtype, deterministic: bool, what: str
+) -> None:
+    models = {"model": nn.Linear(1, 1, dtype=dtype)}
+    with pytest.raises(Misuse, match=what):
+        check_exchange(exchange, models, deterministic=deterministic)
+    check_exchange("bfloat16", {**models, "other": nn.Linear(1, 1)}, deterministic=True)
+    check_exchange("float32", models, deterministic=False)
 
 
 def test_one_scaler_scales_the_loss() -> None:

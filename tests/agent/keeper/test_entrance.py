@@ -421,3 +421,14 @@ def test_the_sums_of_a_proof_are_sent_whatever_they_cost(tmp_path: Path) -> None
         assert asked(house, "c") and house.failed
         assert "c" not in house.ready
     assert MICROBATCHES == 4
+
+
+def test_unlike_cards_in_one_layout_are_said_once_and_train(house: House) -> None:
+    """They are compared within a tolerance, so a job that has them has not the bits of one process."""
+    house.joins("a"), house.joins("b", lambda what, *_: int(what == "gradient"))
+    house.players["b"].machine = "n"
+    house.begins("a", "b")
+    house.commits(4)
+    assert not house.failed
+    said = [line for line in house.said.said if "rounds otherwise" in line]
+    assert said == [proofs.UNLIKE.format("b", "a")]

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from agent.layout import Layout, data_parallel
+from agent.profile import SumFormat
 from agent.protocol import Slice
 from agent.tensors.device import CPU
 from agent.tensors.metrics import Numbers
@@ -66,12 +67,19 @@ def changed_late(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 class Worker:
     """What an exchange sees of a worker; it listens at a real socket, and notes what the keeper would get."""
 
-    def __init__(self, me: str, layout: Layout, block_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        me: str,
+        layout: Layout,
+        block_bytes: int,
+        exchange: SumFormat,
+        device: torch.device,
+    ) -> None:
         self.me, self.layout, self.generation = me, layout, layout.generation
         self.changed = threading.Condition()
         self.tcp = Tcp(me, "a secret", self.changed, lambda _: None, host="127.0.0.1")
         self.model = Model().to(device)
-        space = SumSpace({"model": self.model})
+        space = SumSpace({"model": self.model}, exchange=exchange)
         self.replica = SimpleNamespace(space=space)
         self.partial = partial_of(space, MICROBATCHES, deterministic=True)
         self.total, self.slices = Sum(space, device), list[tuple[int, int, bytes]]()
@@ -133,11 +141,13 @@ def alone(
     forward: Forward,
     odd: Forward = plain,
     odd_ones: int = 0,
+    *,
+    exchange: SumFormat = "float32",
     device: torch.device = CPU,
 ) -> Sum:
     """The sum of one process; the first microbatches are `odd`."""
     model = Model().to(device)
-    space = SumSpace({"model": model})
+    space = SumSpace({"model": model}, exchange=exchange)
     partial: Partial = partial_of(space, MICROBATCHES, deterministic=True)
     space.begin()
     for microbatch in range(MICROBATCHES):
@@ -149,10 +159,12 @@ def alone(
 
 
 @contextmanager
-def workers(count: int, device: torch.device = CPU) -> Iterator[list[Worker]]:
+def workers(
+    count: int, exchange: SumFormat = "float32", device: torch.device = CPU
+) -> Iterator[list[Worker]]:
     names = tuple(f"w{number}" for number in range(count))
     layout = data_parallel(0, MICROBATCHES, names)
-    made = [Worker(name, layout, 4096, device) for name in names]
+    made = [Worker(name, layout, 4096, exchange, device) for name in names]
     for one in made:
         for other in made:
             if one is not other:

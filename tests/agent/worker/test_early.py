@@ -14,14 +14,17 @@ from leaving import (
     workers,
 )
 
+from agent.profile import SumFormat
 
+
+@pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_blocks_leave_while_the_last_backward_runs(count: int) -> None:
+def test_blocks_leave_while_the_last_backward_runs(count: int, exchange: SumFormat) -> None:
     """The first step is watched; in the next ones rounds have left when the backward is over."""
-    with workers(count) as made:
+    with workers(count, exchange) as made:
         for step in range(3):
             together(made, step, plain)
-            wanted = alone(step, plain)
+            wanted = alone(step, plain, exchange=exchange)
             check(made, wanted)
             assert kept(made, step) == bytes(made[0].total.memory(0, wanted.space.total_bytes))
             assert all(worker.left_early for worker in made) == (step > 0)

@@ -1,7 +1,8 @@
 """However a sum is cut into blocks, and whoever owns them, it has the bits of one process."""
 
+import threading
 import weakref
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import pytest
 import torch
@@ -9,23 +10,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import Layout, Replica, data_parallel
+from agent.profile import SumFormat
 from agent.tensors.blocks import WINDOW
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Sum, SumSpace
+from agent.transport.tcp import Tcp
 from agent.transport.virtual import Fabric, Virtual
 from agent.worker.exchange import Exchange, Exchanging
 from agent.worker.peers import PeerWorker
 from agent.worker.promise import Preparing
 
+FORMATS: tuple[SumFormat, ...] = get_args(SumFormat)
 
-def space_of() -> SumSpace:
+
+def space_of(exchange: SumFormat = "float32") -> SumSpace:
     """Numbers of several types, one parameter that no microbatch uses, and gaps in between."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(37, 41), torch.nn.BatchNorm1d(41))
     model.append(torch.nn.Linear(41, 3).to(torch.bfloat16))
     model.append(torch.nn.Linear(5, 5))
-    return SumSpace({"model": model})
+    return SumSpace({"model": model}, exchange=exchange)
 
 
 class Member(NamedTuple):
@@ -125,7 +130,7 @@ def check(members: list[Member], wanted: Sum, layout: Layout, exact: bool) -> No
 def layouts(draw: st.DrawFn, generation: int = 0) -> Layout:
     """Shares of any size, also none."""
     total = draw(st.integers(1, 12))
-    cuts = sorted(draw(st.lists(st.integers(0, total), max_size=4)))
+    cuts = sorted(draw(st.lists(st.integers(0, total), max_size=7)))
     replicas, first = list[Replica](), 0
     for number, cut in enumerate([*cuts, total]):
         replicas.append(Replica(workers=(f"w{number}",), first=first, count=cut - first))
@@ -133,12 +138,14 @@ def layouts(draw: st.DrawFn, generation: int = 0) -> Layout:
     return Layout(generation=generation, microbatches=total, replicas=tuple(replicas))
 
 
-@given(layouts(), st.sampled_from([128, 512, 4096, 1 << 25]), st.booleans())
-@settings(max_examples=40, deadline=None)
+@given(layouts(), st.sampled_from([128, 512, 4096, 1 << 25]), st.sampled_from(["", *FORMATS]))
+@settings(max_examples=60, deadline=None)
 def test_any_blocks_and_any_layout_give_the_same_bits(
-    layout: Layout, block_bytes: int, deterministic: bool
+    layout: Layout, block_bytes: int, exchange: SumFormat | Literal[""]
 ) -> None:
-    space, fabric = space_of(), Fabric(chunk_bytes=1000)
+    """One to eight workers; without a format, sums are added in any order."""
+    space, fabric = space_of(exchange or "float32"), Fabric(chunk_bytes=1000)
+    deterministic = exchange != ""
     members = crew(space, layout, fabric, deterministic)
     for step in range(2):
         for member in members:
@@ -147,14 +154,20 @@ def test_any_blocks_and_any_layout_give_the_same_bits(
         check(members, alone(space, layout.microbatches, deterministic), layout, deterministic)
 
 
-@given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 12), st.integers(0, 4000))
-@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 8),
+    st.integers(2, 8),
+    st.integers(1, 12),
+    st.integers(0, 4000),
+    st.sampled_from(FORMATS),
+)
+@settings(max_examples=60, deadline=None)
 def test_a_layout_that_ends_in_the_middle_leaves_nothing_behind(
-    before: int, after: int, total: int, events: int
+    before: int, after: int, total: int, events: int, exchange: SumFormat
 ) -> None:
     """The step goes on in another layout with what is computed; late blocks of the old one spoil nothing."""
-    names = tuple(f"w{number}" for number in range(5))
-    space, fabric = space_of(), Fabric(chunk_bytes=1000)
+    names = tuple(f"w{number}" for number in range(8))
+    space, fabric = space_of(exchange), Fabric(chunk_bytes=1000)
     old, new = (data_parallel(g, total, names[:n]) for g, n in ((0, before), (1, after)))
     longest = max(old.workers, new.workers, key=len)
     everybody = data_parallel(9, total, longest)
@@ -165,6 +178,43 @@ def test_a_layout_that_ends_in_the_middle_leaves_nothing_behind(
         member.transport.enter(1)
     exchanged(remaining, new, fabric, 0, 512)
     check(remaining, alone(space, total, True), new, True)
+
+
+@pytest.mark.parametrize("exchange", FORMATS)
+def test_what_crosses_is_what_a_ring_of_this_format_sends(exchange: SumFormat) -> None:
+    """Bytes are counted where they come in from the sockets, with everything around blocks."""
+    count, changed, names = 4, threading.Condition(), tuple("abcd")
+    layout, lost = data_parallel(0, count, names), list[str]()
+    space = SumSpace({"model": torch.nn.Linear(512, 512, bias=False)}, exchange=exchange)
+    flows = [Tcp(name, "a secret", changed, lost.append, host="127.0.0.1") for name in names]
+    running = list[Exchange]()
+    try:
+        for number, one in enumerate(flows):
+            one.shares = False
+            for name, other in zip(names, flows, strict=True):
+                if other is not one:
+                    one.meet(name, other.offer())
+            partial = partial_of(space, count, deterministic=True)
+            compute(partial, number, 1)
+            exchange_ = Exchange(one, layout, names[number], partial)
+            exchange_.open(0)
+            exchange_.begin(partial.nodes(number, 1), Sum(space))
+            exchange_.give()
+            running.append(exchange_)
+        while not all(each.done for each in running):
+            with changed:
+                assert changed.wait_for(lambda: any(each.ready() for each in running), 60), lost
+            for each in running:
+                if not each.done:
+                    each.advance()
+        peers = [peer for one in flows for peer in one._peers.values()]
+        came = sum(flow.connection.bytes_in for peer in peers for flow in peer.flows)
+    finally:
+        for one in flows:
+            one.close()
+    size = 512 * 512 * (4 if exchange == "float32" else 2)
+    ring = 2 * (count - 1) * size  # by all workers together
+    assert ring <= came <= 1.05 * ring
 
 
 def test_what_is_in_memory_is_bounded_by_blocks() -> None:
@@ -227,6 +277,38 @@ def test_flows_of_a_fifth_of_the_link_fill_it(flows: int) -> None:
         assert speed >= 0.85 * link
     else:
         assert speed <= 0.2 * link
+
+
+def test_a_link_at_a_hundredth_of_its_speed_holds_an_exchange_up_and_spoils_nothing() -> None:
+    """It takes what the slow link needs, within the same memory; a layout without that worker has its speed again."""
+    fabric, names = Fabric(3e9, 3e9, latency_s=5e-5, chunk_bytes=1 << 16), tuple("abcd")
+    slow, total = 3e7, 4
+    space = SumSpace({"model": torch.nn.Linear(1024, 1024, bias=False)})
+    layout = data_parallel(0, total, names)
+    members = []
+    for name in names:
+        link = slow if name == "d" else None
+        one = Virtual(fabric, name, lambda _: None, link_bytes_per_s=link)
+        partial = partial_of(space, total, deterministic=True)
+        members.append(Member(name, one, partial, Sum(space)))
+    for one in members:
+        for other in members:
+            if one is not other:
+                one.transport.meet(other.name, other.transport.offer())
+    wanted, least_s = alone(space, total, True), 1.5 * space.total_bytes / slow
+    begun_s = fabric.now_s
+    found = exchanged(members, layout, fabric, 0, 1 << 16)
+    check(members, wanted, layout, True)
+    assert least_s <= fabric.now_s - begun_s <= 1.25 * least_s  # a ring of it, by the slow link
+    held = sum(ring.numel() for rings in found["a"]._rings.values() for ring in rings)
+    assert held <= WINDOW * 3 * (1 << 16)
+    exchanged(members, layout, fabric, 1, 1 << 16, events_max=200)
+    rest, begun_s = members[:3], fabric.now_s
+    for member in rest:
+        member.transport.enter(1)
+    exchanged(rest, data_parallel(1, total, names[:3]), fabric, 1, 1 << 16)
+    check(rest, wanted, layout, True)
+    assert fabric.now_s - begun_s < 0.1 * least_s
 
 
 def test_an_exchange_hides_behind_a_backward_of_its_length() -> None:
