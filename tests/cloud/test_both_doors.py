@@ -232,5 +232,5 @@ def test_gc_would_end_no_machine_that_a_lease_claims():
     held = [Held(one.ref, one.token, "machine", one.index) for one in machines]
     assert len({one.token for one in machines}) < len(machines) == 3
     assert unclaimed(held, state) == ([], 0)
-    more = held[0]._replace(index=3)
+    more = replace(held[0], index=3)
     assert unclaimed([*held, more], state) == ([more], 0)

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 import redis.asyncio
@@ -55,7 +55,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.place) and not self.place.startswith("local/")
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True):
     """Something of ours on a cloud; `index` counts the machines of one launch."""
 
     ref: Ref
