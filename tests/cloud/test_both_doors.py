@@ -52,7 +52,7 @@ class Weather:
         self.off_s = luck.choice((0.0, 0.0, 290.0, -290.0))
         from_s = luck.uniform(0.0, 500.0)
         self.skewed = (from_s, from_s + luck.uniform(0.0, 200.0))
-        self.foreign = luck.choice((3, 30, 300))
+        self.foreign = luck.choice((3, 30, 200))
         self.huge_bytes = luck.choice((0, 1000, 10_000_000))
 
     def now(self, span: tuple[float, float]) -> bool:
@@ -174,7 +174,7 @@ class Attacked:
             found["left"] += [x.id for x in books.alive(OURS) if x.id not in self.by_hand]
             found["touched"] += books.touched(OURS)
             hands = [x for name, x in books.lines.items() if name in self.by_hand]
-            found["touched"] += [x.id for x in hands if x.ended_s is not None]
+            found["touched"] += [x.id for x in hands if x.ended_by == "user"]
         return found
 
 
