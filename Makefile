@@ -13,8 +13,9 @@ demo: $(READY)
 	@$(BIN)/orchestrator demo
 
 # The same, bought through boto3 or Azure's SDK from a fake account whose machines are real processes.
+# The project comes before its tests, whose folders have the names of its packages.
 demo-aws demo-azure: demo-%: $(READY)
-	@PYTHONPATH=tests $(BIN)/python -m cloudfake.account.demo $*
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m cloudfake.account.demo $*
 
 # Tests of real processes wait for one another more than they compute, so more run than there are cores.
 test: $(READY)
