@@ -30,6 +30,7 @@ check: $(READY)
 nightly: $(READY)
 	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
 	CRASH_CASES=5000 $(BIN)/python -m pytest -n 2 tests/cloud/test_killed_managers.py
+	ATTACK_SEEDS=1000:200 $(BIN)/python -m pytest -n 2 tests/cloud/test_both_doors.py
 	$(BIN)/python benchmarks/campaign.py --kills 100
 
 bench: $(READY)
