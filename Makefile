@@ -13,8 +13,9 @@ demo: $(READY)
 	@$(BIN)/orchestrator demo
 
 # The same, bought through boto3 or Azure's SDK from a fake account whose machines are real processes.
+# The project comes before its tests, whose folders have the names of its packages.
 demo-aws demo-azure: demo-%: $(READY)
-	@PYTHONPATH=tests $(BIN)/python -m cloudfake.account.demo $*
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m cloudfake.account.demo $*
 
 # Tests of real processes wait for one another more than they compute, so more run than there are cores.
 test: $(READY)
@@ -29,6 +30,7 @@ check: $(READY)
 nightly: $(READY)
 	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
 	CRASH_CASES=5000 $(BIN)/python -m pytest -n 2 tests/cloud/test_killed_managers.py
+	ATTACK_SEEDS=1000:200 $(BIN)/python -m pytest -n 2 tests/cloud/test_both_doors.py
 	$(BIN)/python benchmarks/campaign.py --kills 100
 
 bench: $(READY)

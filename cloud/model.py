@@ -36,6 +36,8 @@ LeftoverKind = Literal["disk", "nic", "address", "spot_request"]
 Bids = Literal["none", "optional", "required"]
 NoticeKind = Literal["terminate", "rebalance"]
 EndedBy = Literal["user", "provider"]
+Score = int | str
+"""How likely spot machines are to be had: AWS says 1 to 10, Azure High, Medium or Low."""
 
 DEPLOYMENT_TAG = "orchestrator-deployment"
 """The tag that makes a machine ours; its value names the deployment."""

@@ -15,8 +15,10 @@ from cloud.model import (
     Notice,
     Pace,
     Place,
+    Pool,
     Quote,
     Ref,
+    Score,
     Sold,
     Traits,
 )
@@ -119,10 +121,10 @@ class Through:
 
 @runtime_checkable
 class Scores(Protocol):
-    """What some clouds say besides: how likely spot machines are to be had in a zone."""
+    """What some clouds say besides: how likely spot machines are to be had in a pool."""
 
-    async def scores(self, place: Place) -> Mapping[str, int]:
-        """Return a score from 1 to 10 by zone, for the types of the settings together."""
+    async def scores(self, place: Place) -> Mapping[Pool, Score]:
+        """Return what the cloud says of each pool: a number from 1 to 10, or its own word."""
         ...
 
 

@@ -1,6 +1,7 @@
 # The manager's VM. Build from the root of the project:
 #   docker build -f docker/manager.Dockerfile -t spot-manager .
-# Needs no torch and no accelerator: the manager decides, the keeper holds bytes.
+# Needs no torch and no accelerator: the manager decides, the keeper holds bytes. It buys, so it has
+# the packages of both clouds.
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONUNBUFFERED=1 \
@@ -12,7 +13,7 @@ WORKDIR /opt/spot
 
 # What others wrote changes seldom and comes first, so that a new version of ours is a small layer.
 COPY pyproject.toml docker/requirements.py ./
-RUN python requirements.py pyproject.toml --without torch > requirements.txt \
+RUN python requirements.py pyproject.toml --without torch --extra aws --extra azure > requirements.txt \
     && pip install --requirement requirements.txt
 
 COPY README.md LICENSE ./

@@ -143,6 +143,14 @@ class Terminated(Event, frozen=True, kw_only=True):
     ref: Ref
 
 
+class EndFailed(Event, frozen=True, kw_only=True):
+    """The provider did not end this; it refused to for good if `refused`, else nothing is known."""
+
+    ref: Ref
+    error: Text
+    refused: bool
+
+
 class BootSeen(Event, frozen=True, kw_only=True):
     """A machine said at the join door how far its first boot is, `took_s` after it began.
 
@@ -222,6 +230,7 @@ AnyEvent = (
     | Launched
     | LaunchFailed
     | Terminated
+    | EndFailed
     | BootSeen
     | JobSubmitted
     | JobCancelled

@@ -14,7 +14,7 @@ from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.markets.billing import HOUR_S, cost_usd, rule_of
 from bidding.model import Purchase
-from cloud.model import InstanceType, Market, Pool
+from cloud.model import InstanceType, Market, Pool, Score
 from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
@@ -79,7 +79,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     expected_s: float | None
     chosen: int
     room: int | None = None  # machines that the quotas still allow
-    score: int | None = None  # 1 to 10: how likely the cloud says spot machines are to be had
+    score: Score | None = None
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from cloud.errors import CloudError
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import Closed, Market, Place, Pool, Quote, Sold, Traits
+from cloud.model import Closed, Market, Place, Pool, Quote, Score, Sold, Traits
 from cloud.provider import Provider, Scores
 from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
@@ -23,14 +23,14 @@ PLACE_S = 90.0
 class PlannedSale(msgspec.Struct, frozen=True, kw_only=True):
     """What providers sell now, and the source of that answer.
 
-    `scores` are by place and zone. `silent` has a sentence for each place that cannot be asked.
+    `scores` are the clouds' own. `silent` has a sentence for each place that cannot be asked.
     """
 
     places: dict[Place, Sold]
     quotes: tuple[Quote, ...]
     source: str
     traits: dict[str, Traits] = {}
-    scores: dict[tuple[Place, str], int] = {}
+    scores: dict[Pool, Score] = {}
     silent: tuple[str, ...] = ()
 
     def joined(self, other: "PlannedSale") -> "PlannedSale":
@@ -46,8 +46,8 @@ class PlannedSale(msgspec.Struct, frozen=True, kw_only=True):
     def quotes_of(self, place: Place) -> tuple[Quote, ...]:
         return tuple(quote for quote in self.quotes if quote.pool.place == place)
 
-    def score(self, pool: Pool, market: Market) -> int | None:
-        return None if market == "on_demand" else self.scores.get((pool.place, pool.zone))
+    def score(self, pool: Pool, market: Market) -> Score | None:
+        return None if market == "on_demand" else self.scores.get(pool)
 
     def room(self, pool: Pool, market: Market) -> int | None:
         """Return how many machines the quotas still allow; None where none is known."""
@@ -177,7 +177,7 @@ async def _of_a_place(cloud: Provider, place: Place) -> PlannedSale:
 async def _asked(cloud: Provider, place: Place) -> PlannedSale:
     sold = await cloud.sold(place)
     quotes = await cloud.quotes(place)
-    scores: Mapping[str, int] = {}
+    scores: Mapping[Pool, Score] = {}
     silent: Sequence[str] = ()
     if isinstance(cloud, Scores):
         try:
@@ -189,7 +189,7 @@ async def _asked(cloud: Provider, place: Place) -> PlannedSale:
         quotes=tuple(quotes),
         source=place.key,
         traits={cloud.name: cloud.traits},
-        scores={(place, zone): score for zone, score in scores.items()},
+        scores=dict(scores),
         silent=tuple(silent),
     )
 

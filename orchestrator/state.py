@@ -264,6 +264,7 @@ class PlaceState(msgspec.Struct, kw_only=True):
     rooms_at_s: float = 0.0  # when the quotas were read
     closed: str = ""  # why it cannot be used, as it was said
     listed_at_s: float = 0.0
+    heard_at_s: float | None = None  # when the first list of this life was asked for
     quoted_at_s: float | None = None  # when it last sent prices, even if none had changed
     stale: bool = False  # its prices are too old, and a sentence has said so
     listing_asked_at_s: float = 0.0
@@ -271,11 +272,20 @@ class PlaceState(msgspec.Struct, kw_only=True):
     listing_out: bool = False
     clean_at_s: float = -1.0  # when the last list was asked for that had no machine of ours
     failures: int = 0
+    cannot_end: str = ""  # why something there could not be ended when it was tried last
     orphans: dict[str, float] = {}
+    inherited: dict[str, None] = {}  # of managers before this journal, as a list may lack one again
 
     @property
     def key(self) -> str:
         return self.place.key
+
+    @property
+    def unsafe(self) -> str:
+        """Return why nothing is to be bought there now: it could neither be found nor ended."""
+        if self.cannot_end:
+            return f"what costs money there cannot be ended: {self.cannot_end}"
+        return "it does not say what is held there" if self.failures else ""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -471,6 +481,8 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     settings: Settings = Settings()
     epoch: int = 0
     salt: str = ""  # random for each life of the manager
+    lives: dict[str, None] = {}  # of this journal, as launch tokens name them; the newest last
+    namesakes: dict[str, None] = {}  # lives of other managers that use our deployment's name
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0

@@ -41,7 +41,7 @@ class World(Protocol):
     async def perform(self, action: AnyAction) -> None:
         """Start the action. Its outcome, even a failure, comes back as an event; none is raised.
 
-        Launch      -> Launched | LaunchFailed          Terminate -> Terminated
+        Launch      -> Launched | LaunchFailed          Terminate -> Terminated | EndFailed
         ListMachines-> Listed | ListFailed              KeepQuotes -> QuotesKept
         The rest  -> reports, or nothing
         After a restart the manager may ask again for what was already done: OpenJob, CloseJob,

@@ -23,6 +23,7 @@ CONNECT_S = 3.0
 READ_S = 15.0
 PATIENCE_S = {"run_instances": 60.0, "receive_message": 60.0}  # longer than that for a few
 PAGES_MAX = 1000
+NOT_LOGGED = ("UserData", "NextToken", "ReceiptHandle")
 SKEW_S = 60.0
 CLOCK_CODES = (
     "RequestExpired",
@@ -138,6 +139,8 @@ class Calls:
         self, region: str, service: str, operation: str, read_s: float, params: dict[str, Any]
     ) -> dict[str, Any]:
         where = _where(region, operation)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s %s", where, {x: y for x, y in params.items() if x not in NOT_LOGGED})
         try:
             client = self._client(region, service, read_s)
             answer = getattr(client, operation)(**params)

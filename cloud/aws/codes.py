@@ -77,6 +77,11 @@ ROWS = (
     Row("MissingParameter", "misconfigured"),
     Row("UnknownParameter", "misconfigured"),
     Row("InvalidBlockDeviceMapping", "misconfigured", advice="correct aws.disk_gib"),
+    Row(
+        "OperationNotPermitted",
+        "refused",
+        advice="switch off the termination protection of the instance",
+    ),
     Row("InvalidUserData.Malformed", "misconfigured", advice="the boot script is too long"),
     Row("InvalidAction", "misconfigured", advice="correct aws.endpoint_url"),
     Row("OptInRequired", "misconfigured", advice="enable the region, or accept the image's terms"),

@@ -26,8 +26,10 @@ from cloud.model import (
     NoticeKind,
     Pace,
     Place,
+    Pool,
     Quote,
     Ref,
+    Score,
     Sold,
     Traits,
 )
@@ -185,7 +187,7 @@ class AwsProvider:
                 await asyncio.sleep(QUEUE_WAIT_S)
 
     @_in_the_tree
-    async def scores(self, place: Place) -> Mapping[str, int]:
+    async def scores(self, place: Place) -> Mapping[Pool, Score]:
         return await self._known(self._shops, place).scores()
 
     @_in_the_tree

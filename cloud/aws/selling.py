@@ -10,7 +10,7 @@ from cloud import errors
 from cloud.aws import answers
 from cloud.aws.calls import Calls, matching
 from cloud.aws.settings import AwsSettings, Region
-from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe, Sold
+from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe, Score, Sold
 
 PRICE_REGION = "us-east-1"  # where the price list of all regions is
 HISTORY_S = 3600.0
@@ -94,8 +94,8 @@ class Shop:
             for x in self._pools
         ]
 
-    async def scores(self) -> dict[str, int]:
-        """Return AWS's placement score by zone, for all types that we would take there.
+    async def scores(self) -> dict[Pool, Score]:
+        """Return AWS's placement score of each zone, which is for all types that we would take.
 
         AWS names zones by ids here, which are the same in every account; the subnets have both.
         """
@@ -117,11 +117,8 @@ class Shop:
             SingleAvailabilityZone=True,
             RegionNames=[region.name],
         )
-        return {
-            zones[x["AvailabilityZoneId"]]: int(x["Score"])
-            for x in told
-            if x.get("AvailabilityZoneId") in zones
-        }
+        known = {zones.get(x.get("AvailabilityZoneId")): int(x["Score"]) for x in told}
+        return {pool: known[pool.zone] for pool in self._pools if pool.zone in known}
 
     async def recipe_of(self, request: LaunchRequest) -> Recipe:
         """Return how the machines of this request are made; refuse what is not sold here."""

@@ -5,7 +5,7 @@ them in a thread and turns what they raise into our errors.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,8 @@ VMS = "Microsoft.Compute/virtualMachines"
 DISKS = "Microsoft.Compute/disks"
 NICS = "Microsoft.Network/networkInterfaces"
 VERSIONS = {VMS: "2026-04-01", DISKS: "2026-03-02", NICS: "2024-05-01"}
+SCORES_VERSION = "2025-06-05"
+SIZES_ASKED = 5  # sizes in one question for scores
 
 Answer = dict[str, Any]
 
@@ -88,6 +90,28 @@ def list_quotas(client: Any, region: str) -> list[Answer]:
     return [_plain(one) for one in client.usage.list(region)]
 
 
+def spot_scores(client: Any, region: str, sizes: Sequence[str], *, zonal: bool) -> list[Answer]:
+    """Return how likely one more spot machine of each size is to be had in each zone.
+
+    The SDK has this in a package apart, so it is asked for by its address.
+    """
+    config = client._config
+    url = (
+        f"{config.base_url}/subscriptions/{config.subscription_id}/providers/Microsoft.Compute"
+        f"/locations/{region}/placementScores/spot/generate?api-version={SCORES_VERSION}"
+    )
+    found: list[Answer] = []
+    for first in range(0, len(sizes), SIZES_ASKED):
+        body = {
+            "availabilityZones": zonal,
+            "desiredCount": 1,
+            "desiredLocations": [region],
+            "desiredSizes": [{"sku": size} for size in sizes[first : first + SIZES_ASKED]],
+        }
+        found += (_send(client, "POST", url, body) or {})["placementScores"]
+    return found
+
+
 def look(client: Any, path: str, version: str) -> tuple[Answer, Mapping[str, str]]:
     """Return anything by its id, with the headers of the answer."""
     from azure.core.rest import HttpRequest
@@ -153,11 +177,11 @@ def _url(client: Any, group: str, kind: str, rest: str = "") -> str:
     )
 
 
-def _send(client: Any, method: str, url: str) -> Answer | None:
+def _send(client: Any, method: str, url: str, body: Answer | None = None) -> Answer | None:
     """Send a request that the SDK has no method for; return `None` if there is nothing (204)."""
     from azure.core.rest import HttpRequest
 
-    response = client.send_request(HttpRequest(method, url))
+    response = client.send_request(HttpRequest(method, url, json=body))
     if response.status_code >= 300:
         said = said_in(response.status_code, response.headers, response.text())
         raise refusals.error(said, doing=f"{method} {urlsplit(url).path}")

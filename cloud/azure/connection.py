@@ -7,6 +7,7 @@ SDK is imported by the first call, in a thread: it takes half a second and 48 MB
 
 import asyncio
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ NO_SDK = (
 )
 
 _Answer = TypeVar("_Answer")
+_log = logging.getLogger("cloud.azure")
 
 
 def has_sdk() -> bool:
@@ -90,6 +92,7 @@ class Connection:
         query: dict[str, str] | None = {"api-version": PRICES_VERSION, "$filter": filter_}
         found: list[dict[str, Any]] = []
         for _ in range(PAGES_MAX):
+            _log.debug("Azure, GET %s", urlsplit(url).path)
             response = session.get(
                 url, params=query, timeout=(CONNECT_S, READ_S), allow_redirects=False
             )
@@ -149,6 +152,7 @@ class Connection:
             policies.UserAgentPolicy(base_user_agent="spot-orchestrator"),
             policies.ContentDecodePolicy(),
             self._signing(credential),
+            _logging(),
             *self._policies,
         ]
         return ComputeManagementClient(
@@ -199,6 +203,18 @@ class Connection:
         if getattr(self._local, "session", None) is None:
             self._local.session = requests.Session()
         return self._local.session
+
+
+def _logging() -> Any:
+    """Return the policy that logs each request, without its body and its headers."""
+    from azure.core.pipeline.policies import SansIOHTTPPolicy
+
+    class Logging(SansIOHTTPPolicy):  # type: ignore[misc]
+        def on_request(self, request: Any) -> None:
+            asked = request.http_request
+            _log.debug("Azure, %s %s", asked.method, urlsplit(asked.url).path)
+
+    return Logging()
 
 
 def must_be(url: str, base: str) -> None:

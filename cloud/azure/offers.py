@@ -9,7 +9,7 @@ import msgspec
 
 from cloud.azure.machines import zone_name
 from cloud.clock import utc_s
-from cloud.model import InstanceType, Market, Place, Pool, Quote, Room
+from cloud.model import InstanceType, Market, Place, Pool, Quote, Room, Score
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -160,6 +160,16 @@ def pools_of(skus: Sequence[Sku], place: Place, prices: Prices) -> tuple[Pool, .
     )
 
 
+def spot_pools(skus: Sequence[Sku], place: Place) -> list[Pool]:
+    """Return the pools whose machines are sold as spot."""
+    return [
+        Pool(place.cloud, place.region, zone_name(place.region, zone), sku.name)
+        for sku in skus
+        if sku.says("LowPriorityCapable")
+        for zone in sku.zones
+    ]
+
+
 def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices) -> list[Quote]:
     """Return the present price of every pool and market; one price holds for a whole region."""
     spot = {sku.name for sku in skus if sku.says("LowPriorityCapable")}
@@ -172,6 +182,19 @@ def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices) -> list[Quote]:
         for price in [prices.get((pool.type, market))]
         if price is not None
     ]
+
+
+def scores_of(told: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> dict[Pool, Score]:
+    """Return Azure's word for each pool: High, Medium or Low, or why there is none."""
+    words = {
+        (zone_name(str(x["region"]).lower(), str(x.get("availabilityZone") or "")), x["sku"]): x
+        for x in told
+    }
+    return {
+        pool: str(words[pool.zone, pool.type]["score"])
+        for pool in pools
+        if (pool.zone, pool.type) in words
+    }
 
 
 def rooms_of(

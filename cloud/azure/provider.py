@@ -23,8 +23,10 @@ from cloud.model import (
     Notice,
     Pace,
     Place,
+    Pool,
     Quote,
     Ref,
+    Score,
     Sold,
     Traits,
 )
@@ -120,6 +122,18 @@ class AzureProvider:
     async def quotes(self, place: Place) -> Sequence[Quote]:
         skus, prices = await self._skus_and_prices(place)
         return offers.quotes_of(skus, place, prices)
+
+    async def scores(self, place: Place) -> Mapping[Pool, Score]:
+        """Return Azure's word for each pool of a size that is sold as spot."""
+        region = place.region
+        listed = await self._run(region, "sizes", lambda c: calls.list_sizes(c, region))
+        skus = _read("sizes", lambda: offers.wanted(listed, self._settings.types))
+        pools = offers.spot_pools(skus, place)
+        sizes, zonal = sorted({x.type for x in pools}), any(x.zone != region for x in pools)
+        told = await self._run(
+            region, "scores", lambda c: calls.spot_scores(c, region, sizes, zonal=zonal)
+        )
+        return _read("scores", lambda: offers.scores_of(told, pools))
 
     async def launch(self, request: LaunchRequest) -> Sequence[Machine]:
         """Start all machines or none: look for the names first, and create only what is missing.

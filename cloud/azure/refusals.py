@@ -131,6 +131,12 @@ TABLE = (
         todo="pay or enable the subscription",
     ),
     Row(
+        code="ScopeLocked",
+        meaning="not_allowed",
+        scope="place",
+        todo="remove the lock on the resource group, which keeps machines from being deleted",
+    ),
+    Row(
         code="RequestDisallowedByPolicy",
         meaning="not_allowed",
         scope="place",

@@ -52,6 +52,7 @@ from orchestrator.events import (
     AnyEvent,
     BootSeen,
     CatalogueSeen,
+    EndFailed,
     EventSetAside,
     JobCancelled,
     JobChanged,
@@ -143,6 +144,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             inventory.on_launch_failed(state, out, event)
         case Terminated():
             inventory.on_terminated(state, out, event)
+        case EndFailed():
+            inventory.on_end_failed(state, out, event)
         case BootSeen():
             inventory.on_boot_seen(state, out, event)
         case JobSubmitted():
@@ -266,6 +269,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     if event.settings != state.settings:
         state.blocks.clear()  # what was refused to the old settings is asked again
     state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
+    leases.begin_life(state)
     if first or state.stopped:
         state.account.at_s = state.now_s  # nothing ran, so nothing was paid
     ledger.settle(state.account, state.now_s)

@@ -11,6 +11,7 @@ from orchestrator.actions import AnyAction, ListMachines, Terminate
 from orchestrator.brain import jobs, leases, ledger, staffing
 from orchestrator.events import (
     BootSeen,
+    EndFailed,
     Launched,
     LaunchFailed,
     Listed,
@@ -34,9 +35,12 @@ from orchestrator.state import (
 )
 
 STRANGERS_MAX = 1000
+NAMESAKES_MAX = 100
+LAUNCHING_S_MAX = 60.0  # how long the call of a manager that is gone may be on its way
 SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two ways
 LIST_AGAIN_S_MAX = 60.0  # between two lists of a place that does not answer
 FAILURES_MAX = 8
+ENDS_FAILED_MAX = 4  # without a refusal, before a person is shown why
 OWING_S_MAX = 3600.0  # how long a list is asked for only because it may correct a bill
 
 # --- the outcome of a launch -----------------------------------------------------------------
@@ -191,6 +195,20 @@ def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None
     leases.place_of(state, event.ref.place).orphans.pop(event.ref.id, None)
 
 
+def on_end_failed(state: State, out: list[AnyAction], event: EndFailed) -> None:
+    """Say why something that costs money cannot be ended; nothing is bought there until it can.
+
+    What failed without a refusal may have been done, so it is only said once it has failed often.
+    """
+    lease, place = leases.lease_of(state, event.ref.id), leases.place_of(state, event.ref.place)
+    if not event.refused and (lease is None or lease.terminations < ENDS_FAILED_MAX):
+        return
+    if place.cannot_end != event.error:
+        place.cannot_end = event.error
+        what = f"{event.ref.id} cannot be ended, and goes on costing"
+        note(out, place.key, f"{what}: {event.error}; nothing is bought there until it can")
+
+
 def ask_for_lists(state: State, out: list[AnyAction]) -> None:
     """Ask every place for its list once per period, while a list could tell us anything."""
     held = {lease.pool.place.key for lease in state.leases.values()}
@@ -238,10 +256,13 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     if asked_at_s < place.listed_at_s:
         return
     place.listed_at_s = asked_at_s
+    place.heard_at_s = asked_at_s if place.heard_at_s is None else place.heard_at_s
     there: dict[str, None] = {}
     for machine in listing.machines:
         ours = machine.tags.get(DEPLOYMENT_TAG) == state.settings.deployment
         if not ours or machine.pool.place != listing.place:
+            continue
+        if _of_a_namesake(state, out, place, machine.ref, machine.token):
             continue
         if not machine.gone:
             there[machine.id] = None
@@ -259,8 +280,16 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     _settle_missing(state, out, place, there)
     _settle_owing(state, place, there)
     leases.keep_within_hour(state, out)
+    if not (place.orphans or _going(state, place)):
+        place.cannot_end = ""
     if not there:
         place.clean_at_s = asked_at_s
+
+
+def _going(state: State, place: PlaceState) -> bool:
+    """Return whether a machine there is still to be ended."""
+    going = (lease for lease in state.leases.values() if lease.state == "ending")
+    return any(lease.pool.place == place.place for lease in going)
 
 
 def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str, None]) -> None:
@@ -269,10 +298,44 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
     for left in listing.leftovers:
         if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
             continue
+        place = leases.place_of(state, listing.place)
+        if _of_a_namesake(state, out, place, left.ref, left.token):
+            continue
         there[left.ref.id] = None
         _charge_disk(state, left)
         if not _may_use(state, left.token) and state.now_s >= left.created_at_s + patience_s:
             _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
+
+
+def _of_a_namesake(
+    state: State, out: list[AnyAction], place: PlaceState, ref: Ref, token: str
+) -> bool:
+    """Return whether another manager that uses our deployment's name has launched this just now.
+
+    A manager made its token, in no life of this journal, and it was not there when this life first
+    heard the place, so it is not left from a journal that was lost either. It is never touched.
+    """
+    life = leases.life_of(token)
+    if not life or life in state.lives:
+        return False
+    if life in state.namesakes:
+        return True
+    heard_at_s = place.listed_at_s if place.heard_at_s is None else place.heard_at_s
+    until_s = heard_at_s + leases.grace_s(state, place.place) + LAUNCHING_S_MAX
+    if place.listed_at_s <= until_s or ref.id in place.inherited:
+        place.inherited[ref.id] = None
+        while len(place.inherited) > STRANGERS_MAX:
+            del place.inherited[next(iter(place.inherited))]
+        return False
+    state.namesakes[life] = None
+    while len(state.namesakes) > NAMESAKES_MAX:
+        del state.namesakes[next(iter(state.namesakes))]
+    name = state.settings.deployment
+    why = f"{ref.id} was launched by another manager that is named {name} as well"
+    note(
+        out, place.key, f"{why}: it is not touched; set another manager.deployment for one of them"
+    )
+    return True
 
 
 def _may_use(state: State, token: str) -> bool:
@@ -393,11 +456,19 @@ def _settle_missing(
 def _gone_at_s(state: State, lease: Lease) -> float:
     """Return since when a machine has been gone that the list does not show.
 
-    That is the first list without it. If no list ever had it, its last sign of life was its agent's,
-    because a machine that lived on would have come into a list by now.
+    That is the first list without it; if it was taken, then rather when its cloud had announced it
+    or when its agent was lost, where that was after the last list with it. If no list ever had it,
+    its last sign of life was its agent's, because a machine that lived on would be in a list by now.
     """
     if lease.missed_at_s is not None:
-        return lease.missed_at_s
+        announced_s = lease.goes_at_s if lease.announced else None
+        taken = lease.state != "ending"
+        between = [
+            at_s
+            for at_s in (announced_s, lease.silent_at_s)
+            if at_s is not None and (lease.seen_at_s or 0.0) < at_s < lease.missed_at_s
+        ]
+        return max(between, default=lease.missed_at_s) if taken else lease.missed_at_s
     return state.now_s if lease.silent_at_s is None else lease.silent_at_s
 
 

@@ -41,8 +41,11 @@ PENALTY_DOUBLINGS_MAX = 4
 ENDED_LEASES_MAX = 1000
 DROPPED_LEASES_MAX = 100
 RETRY_DOUBLINGS_MAX = 4
+UNSAFE_S = 60.0  # a place that could not list or end is looked at again by then
 READABLE_MAX = 12  # characters of the deployment's name in a launch token
 UNFIT = re.compile(r"[^a-z0-9]+")
+LIFE = re.compile(r"(?:.*-)?([0-9a-f]{12})-\d+-\d+(?:-\d+)?")
+LIVES_MAX = 1000
 ROUNDING = 1e-9
 
 # --- what one costs ------------------------------------------------------------------------------------
@@ -109,9 +112,30 @@ def new_token(state: State) -> str:
     """
     deployment = state.settings.deployment
     readable = UNFIT.sub("-", deployment.lower())[:READABLE_MAX].strip("-")
-    whole = blake2b(f"{deployment}/{state.salt}".encode(), digest_size=6).hexdigest()
-    parts = readable, whole, state.epoch, next_serial(state)
+    parts = readable, life_now(state), state.epoch, next_serial(state)
     return "-".join(str(part) for part in parts if part != "")
+
+
+def life_now(state: State) -> str:
+    """Name this life of the manager: no other manager, of whatever journal, has this name."""
+    named = f"{state.settings.deployment}/{state.salt}"
+    return blake2b(named.encode(), digest_size=6).hexdigest()
+
+
+def life_of(token: str) -> str:
+    """Return the life that a launch token names; empty if no manager made the token."""
+    found = LIFE.fullmatch(token)
+    return "" if found is None else found[1]
+
+
+def begin_life(state: State) -> None:
+    """Note under which name this life launches, and that no place has been heard in it."""
+    state.lives.pop(life_now(state), None)
+    state.lives[life_now(state)] = None
+    while len(state.lives) > LIVES_MAX:
+        del state.lives[next(iter(state.lives))]
+    for place in state.places.values():
+        place.heard_at_s = None
 
 
 def intend(
@@ -195,6 +219,9 @@ def reach_of(known: PoolState, market: Market) -> dict[Scope, str]:
 
 def block_of(state: State, known: PoolState, market: Market) -> Block | None:
     """Return what keeps this market of a pool from being bought from, the longest if several do."""
+    place = state.places.get(known.pool.place.key)
+    if place is not None and (why := place.unsafe):
+        return Block(until_s=state.now_s + UNSAFE_S, because=why)
     if not state.blocks:
         return None
     found = [state.blocks[k] for k in reach_of(known, market).values() if k in state.blocks]

@@ -20,6 +20,7 @@ from orchestrator.formatting import clock, duration, memory, pause, plural, usd
 
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
     from agent.profile import Profile
+    from cloud.model import Score
     from orchestrator.planner.chains import Chain
     from orchestrator.planner.plans import Candidate, Holding, LayoutPlan, Sharding
     from orchestrator.planner.search import Task
@@ -144,7 +145,7 @@ def _offers(rows: "Sequence[Considered]") -> Table:
         alone = f"{row.machines} x {usd(row.usd_per_h)}/h" if row.machines else "not possible"
         bid = (usd(row.bid_usd_per_h),) if bids else ()
         room = ("-" if row.room is None else f"{row.room:,}",) if rooms else ()
-        score = ("-" if row.score is None else f"{row.score}/10",) if scores else ()
+        score = (_score(row.score),) if scores else ()
         whole = (usd(row.expected_cost_usd), duration(row.expected_s)) if known else ()
         made.add_row(
             f"buy {row.chosen}" if row.chosen else "",
@@ -159,6 +160,10 @@ def _offers(rows: "Sequence[Considered]") -> Table:
             style="bold green" if row.chosen else "",
         )
     return made
+
+
+def _score(score: "Score | None") -> str:
+    return "-" if score is None else f"{score}/10" if isinstance(score, int) else score
 
 
 def _verdict(found: "Preview") -> list[Text]:

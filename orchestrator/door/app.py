@@ -34,7 +34,7 @@ from orchestrator.redis_client import INBOX_MAX
 
 LOOK_S = 0.5
 JOINED_MAX = 10_000
-SILENT_S_MAX = 1e9  # what is answered before the manager was ever seen alive
+SILENT_S_MAX = 1e9  # what is answered while no manager was seen alive that expects the machine
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +135,11 @@ class Door:
         return bool((await known or b"").decode() == digest)
 
     async def _word(self, request: Request) -> Any:
+        """Say how long ago a manager was seen alive that expects this machine.
+
+        One that no lease holds any more hears of none, so it ends its own bill if its cloud is not
+        to be reached, or does not let us end it.
+        """
         sign = msgspec.json.decode(await request.body(), type=Sign)
         if not await self._is_claim(sign.machine_id, digest_of(sign.claim)):
             return Turned("this is no machine that has joined")
@@ -147,7 +152,9 @@ class Door:
                     took_s=sign.took_s,
                 )
             )
-        alive_s = self._alive_s
+        guests = await self._guests()
+        expected = any(guest.machine_id == sign.machine_id for guest in guests.machines)
+        alive_s = self._alive_s if expected else None
         silent_s = SILENT_S_MAX if alive_s is None else time.monotonic() - alive_s
         return {"silent_s": silent_s}
 

@@ -16,7 +16,7 @@ import redis.asyncio
 from agent.keys import EVENTS, GUESTS, INBOX, INBOX_ASIDE, INBOX_READ, INBOX_TRIED, READING, VIEW
 from agent.messages import AgentLost, NoticeSeen, WorkerLost
 from cloud.clock import Clock, ticks
-from cloud.errors import NOT_REACHED, CloudError, Misconfigured, Unknown
+from cloud.errors import NOT_REACHED, CloudError, Misconfigured, NotOurs, Throttled, Unknown
 from cloud.model import Closed, Market, Place, Pool, Quote, Sold
 from cloud.provider import Provider
 from cloud.ranges import explain, flaw_in
@@ -43,6 +43,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
+    EndFailed,
     EventSetAside,
     Launched,
     LaunchFailed,
@@ -370,9 +371,18 @@ class LiveWorld:
 
     async def _terminate(self, action: Terminate) -> None:
         """End a machine. After a failed call the brain sees it in the list and asks again."""
-        with contextlib.suppress(CloudError):
+        try:
             provider = await self._provider(action.ref.place.cloud)
-            for ref in await self._heard(provider, provider.end([action.ref])):
+            ended = await self._heard(provider, provider.end([action.ref]))
+        except Throttled:
+            return
+        except CloudError as error:
+            definite = error.refusal is not None and error.code != NOT_REACHED
+            refused = definite or isinstance(error, NotOurs)
+            at_s, said = self._clock.now_s(), str(error)
+            await self._tell(EndFailed(at_s=at_s, ref=action.ref, error=said, refused=refused))
+        else:
+            for ref in ended:
                 await self._tell(Terminated(at_s=self._clock.now_s(), ref=ref))
 
     async def _list(self, place: Place) -> None:

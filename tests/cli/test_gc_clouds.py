@@ -15,9 +15,10 @@ from test_check_clouds import arm, ec2, ec2_beside
 from cloud.clock import VirtualClock
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Place, Pool, Ref
 from orchestrator.cli.command import Command
-from orchestrator.cli.tools.gc import Found, Leftover, _end, claimed_tokens
+from orchestrator.cli.tools.gc import Found, Held, Leftover, _end, known_state, unclaimed
 from orchestrator.clouds import provider
 from orchestrator.config import load
+from orchestrator.state import State
 
 assert ec2, arm  # fixtures
 GPU = Pool(cloud="aws", region="us-east-1", zone="us-east-1a", type="g5.xlarge")
@@ -166,6 +167,14 @@ def test_disks_and_interfaces_of_azure_are_listed_and_deleted(shell, arm):
     assert not arm.books.touched(OURS)
 
 
+def test_what_a_namesake_holds_is_counted_and_not_listed():
+    """The manager has seen it launched by another one; a token that no manager made is nobody's."""
+    known = State(namesakes={"00000000000a": None})
+    tokens = ("ours-00000000000a-1-1", "ours-00000000000b-1-1", "by-hand")
+    held = [Held(Ref(Place("aws", "us-east-1"), token), token, "machine") for token in tokens]
+    assert unclaimed(held, known) == (held[1:], 1)
+
+
 @pytest.mark.processes
 def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
     """A machine with the token of a lease stays; one whose token nobody knows is listed."""
@@ -173,7 +182,7 @@ def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
     assert own_house("submit", "wait.py").code == 0
     url = own_house.client().house().redis_url
     until(lambda: own_house("status", "--json").json["machines"])
-    claimed = min(asyncio.run(claimed_tokens(url)))
+    claimed = min(asyncio.run(known_state(url)).leases)
     with ec2_beside(own_house, monkeypatch) as door:
         door.clock = VirtualClock(time.time() - 3600)
         ours, strange = bought(own_house, claimed, GPU), bought(own_house, "t-1", GPU)
@@ -182,7 +191,7 @@ def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
         assert not door.account.instances[ours].done
         ref = Ref(Place("aws", "us-east-1"), ours)
         thing = Leftover(kind="machine", id=ours, why="claimed while a person was asked")
-        found = Found(things={ref: thing}, tokens={ref: claimed})
+        found = Found(things={ref: thing}, held={ref: Held(ref, claimed, "machine")})
         with contextlib.chdir(own_house.folder):
             asyncio.run(_end(Command(None, {}, json=True), found))
         assert (found.things, found.claimed) == ({}, 1)

@@ -60,14 +60,17 @@ def test_a_missing_permission_for_scores_keeps_nothing_from_being_shown(shell, e
     assert "ec2:GetSpotPlacementScores" in answer.out
 
 
-def test_azure_has_its_quota_and_no_price_between_zones(shell, arm):
+def test_azure_has_its_quota_and_score_and_no_price_between_zones(shell, arm):
     """Zones of Azure exchange bytes for nothing, so nothing is said of a second one."""
     shell.script("train.py")
     arm.dials = type(arm.dials)(quotas={"lowPriorityCores": 8})
     answer = shell("plan", "train.py", *ONLY, "--json")
     assert answer.code == 0, answer.err
     offers = {(x["pool"], x["market"]): x for x in answer.json["offers"]}
-    assert offers["azure/eastus-1/Standard_NC4as_T4_v3", "spot"]["room"] == 2
+    near = "azure/eastus-1/Standard_NC4as_T4_v3"
+    assert offers[near, "spot"]["room"] == 2
+    assert offers[near, "spot"]["score"] == "High"
+    assert offers[near, "on_demand"]["score"] is None
     assert answer.json["second_zones"] == []
 
 

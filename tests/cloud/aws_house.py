@@ -109,13 +109,21 @@ def _shared() -> boto3.Session:
 
 
 class KeyedSession:
-    """What the provider needs of a session of boto3, with keys of a house."""
+    """What the provider needs of a session of boto3, with keys of a house.
+
+    A client is as dear to make as a hundred calls, so all lives of a house share them.
+    """
 
     def __init__(self, key_id: str, secret: str = "secret") -> None:
         self.keys = {"aws_access_key_id": key_id, "aws_secret_access_key": secret}
+        self._clients: dict[tuple[str, str, Any], Any] = {}
 
-    def client(self, service: str, **more: Any) -> Any:
-        return _shared().client(service, **self.keys, **more)
+    def client(self, service: str, region_name: str, config: Any = None, **more: Any) -> Any:
+        key = (service, region_name, getattr(config, "read_timeout", None))
+        if key not in self._clients:
+            words = {**self.keys, **more, "region_name": region_name, "config": config}
+            self._clients[key] = _shared().client(service, **words)
+        return self._clients[key]
 
 
 class AwsHouse:

@@ -18,7 +18,7 @@ from cloudfake.books import draw
 from msgspec.structs import replace
 
 from cloud import errors
-from cloud.azure import connection, refusals
+from cloud.azure import calls, connection, refusals
 from cloud.azure.refusals import NO_QUOTA_S, QUOTA_S, SOLD_OUT_S, TABLE, Said
 from cloud.model import Closed, Ref
 
@@ -313,3 +313,19 @@ def test_the_sdk_is_not_imported_until_a_call_needs_it():
         [sys.executable, "-c", looked], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_scores_are_asked_for_a_few_sizes_at_a_time(monkeypatch):
+    """Azure takes five sizes in a question; each pool that is sold as spot has a word."""
+    door = ArmDoor(dials=Dials(capacity=5))
+    monkeypatch.setattr(calls, "SIZES_ASKED", 1)
+
+    async def scene(provider):
+        before = len(door.called)
+        scores = await provider.scores(PLACE)
+        assert set(scores.values()) == {"Medium"}
+        assert {pool.zone for pool in scores if pool.type == T4.type} == {"eastus-1", "eastus-2"}
+        asked = [action for action in door.called[before:] if "placementScores" in action]
+        assert len(asked) == len({pool.type for pool in scores}) > 1
+
+    play(door, scene)

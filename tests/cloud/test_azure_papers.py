@@ -22,6 +22,7 @@ def test_every_action_of_the_role_is_used_and_none_is_missing():
         await provider.places()
         await provider.sold(PLACE)
         await provider.quotes(PLACE)
+        await provider.scores(PLACE)
         for nth in range(4):
             await provider.launch(request(f"t-{nth}"))
         door.pass_s(240)

@@ -7,7 +7,7 @@ with the same seed is the same. Only Redis and Ray are played.
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,16 @@ RESOLUTION_S = 1e-3  # seconds since 1970 are no finer than 2e-7 in a float
 
 class Killed(BaseException):
     """The manager's process is gone: nothing in it may handle this."""
+
+
+class OffClock:
+    """The clock of the manager's machine, which may differ from its cloud's."""
+
+    def __init__(self, clock: VirtualClock, off_s: float) -> None:
+        self._clock, self._off_s = clock, off_s
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self._off_s
 
 
 class Doom:
@@ -177,9 +187,15 @@ class VirtualManager:
     """Lives of a manager, one after the other, over one journal and one inbox."""
 
     def __init__(
-        self, clock: VirtualClock, deployment: str, machines: int = 3, disk_usd_per_h: float = 0.0
+        self,
+        clock: VirtualClock,
+        deployment: str,
+        machines: int = 3,
+        disk_usd_per_h: float = 0.0,
+        off_s: float = 0.0,
+        salt: str = "",
     ) -> None:
-        self.clock = clock
+        self.clock, self.wall = clock, OffClock(clock, off_s)
         self.state = State()
         self.store = Store()
         self.journal = Journal(self.store)
@@ -189,7 +205,7 @@ class VirtualManager:
             rethink_s=5.0,
             disk_usd_per_h=disk_usd_per_h,
         )
-        self._epoch = 0
+        self._epoch, self._salt = 0, salt
         self._cancel_at_s: float | None = None
         spec = JobSpec(
             job="job", script="train.py", script_sha="0" * 64, slots_max=machines, haste=1000.0
@@ -210,38 +226,54 @@ class VirtualManager:
         """Have the job cancelled at a time of the next life."""
         self._cancel_at_s = at_s
 
-    def live(self, provider: Provider, stops_at_s: float, doom: Doom | None = None) -> bool:
-        """Live one life until everything is given back; return False if it was killed."""
+    def live(
+        self,
+        provider: Provider | Sequence[Provider],
+        stops_at_s: float,
+        doom: Doom | None = None,
+        beside: "Sequence[tuple[VirtualManager, Sequence[Provider]]]" = (),
+    ) -> bool:
+        """Live one life until everything is given back; return False if it was killed.
+
+        Managers `beside` it, each with its providers, live and end at the same time.
+        """
         loop = VirtualLoop(self.clock)
+        own = provider if isinstance(provider, Sequence) else [provider]
+        lives = [self._live(own, stops_at_s, doom)]
+        lives += [other._live(others, stops_at_s, None) for other, others in beside]
+
+        async def together() -> None:
+            await asyncio.wait_for(asyncio.gather(*lives), LIVES_S_MAX)
+
         try:
-            loop.run_until_complete(
-                asyncio.wait_for(self._live(provider, stops_at_s, doom), LIVES_S_MAX)
-            )
+            loop.run_until_complete(together())
         except Killed:
             return False
         finally:
             loop.close()
         return True
 
-    async def _live(self, provider: Provider, stops_at_s: float, doom: Doom | None) -> None:
+    async def _live(
+        self, providers: Sequence[Provider], stops_at_s: float, doom: Doom | None
+    ) -> None:
         self._epoch += 1
         self.journal.doom = doom
         parts: dict[str, Any] = {"store": self.store, "journal": self.journal}
         world = LiveWorld(
             **parts,
-            providers={provider.name: provider},
+            providers={provider.name: provider for provider in providers},
             engine=Engine(),
-            clock=self.clock,
+            clock=self.wall,
             quotes=History(),  # type: ignore[arg-type]
         )
         self.state = state = await resume(self.journal)
         stop = asyncio.create_task(self._stop(stops_at_s))
         await world.open(
             ManagerStarted(
-                at_s=self.clock.now_s(),
+                at_s=self.wall.now_s(),
                 epoch=self._epoch,
                 settings=self._settings,
-                salt=f"s{self._epoch}",
+                salt=f"s{self._salt}{self._epoch}",
             )
         )
         try:
@@ -250,7 +282,7 @@ class VirtualManager:
             stop.cancel()
             await world.close()
             if doom is None or not doom.dead:
-                await provider.close()
+                await asyncio.gather(*(provider.close() for provider in providers))
 
     async def _stop(self, at_s: float) -> None:
         """Ask for the end at its time, once."""

@@ -699,6 +699,28 @@ class ArmDoor:
         ]
         return Answer(200, {"value": usages})
 
+    def _post_scores(self, found: Mapping[str, str], query: Any, _: Any, body: Any) -> Answer:
+        """Say how likely each size is in each region or zone, by what is free of it."""
+        if len(body["desiredSizes"]) > 5:
+            raise Refusal(400, "InvalidParameter", "At most 5 sizes can be asked for at once.")
+        scores = []
+        for region in body["desiredLocations"]:
+            zones = (REGIONS[region] if body["availabilityZones"] else ()) or ("",)
+            for size in (SIZES[x["sku"]] for x in body["desiredSizes"]):
+                for zone in zones:
+                    kin = (region, zone, size.name, True)
+                    free = self.dials.capacity - sum(_kin(x) == kin for x in self.vms.values())
+                    word = "High" if free >= 10 else "Medium" if free > 0 else "Low"
+                    sold = size.sold(region, zone) and size.low_priority
+                    score = {
+                        "sku": size.name,
+                        "region": region,
+                        "score": word if sold else "RestrictedSkuNotAvailable",
+                        "isQuotaAvailable": True,
+                    }
+                    scores.append({**score, "availabilityZone": zone} if zone else score)
+        return Answer(200, {**body, "placementScores": scores})
+
     def _get_skus(self, found: Mapping[str, str], query: Any, *_: Any) -> Answer:
         wanted = re.fullmatch(r"location eq '(\w+)'", query.get("$filter", ""))
         regions = [wanted[1]] if wanted else list(REGIONS)
@@ -921,6 +943,11 @@ ROUTES = (
         _ACCOUNT + "/locations/(?P<region>[^/]+)/usages",
         "usages",
         f"{COMPUTE}/locations/usages/{{verb}}",
+    ),
+    (
+        _ACCOUNT + "/locations/(?P<region>[^/]+)/placementScores/spot/generate",
+        "scores",
+        f"{COMPUTE}/locations/placementScores/generate/{{verb}}",
     ),
     (
         _ACCOUNT + "/locations/(?P<region>[^/]+)/operations/(?P<name>[^/]+)",

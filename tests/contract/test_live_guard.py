@@ -103,12 +103,14 @@ def test_an_order_without_a_cap_or_a_cloud_is_refused(env, said):
 
 @pytest.mark.parametrize("cloud", ["aws-dry", "azure-dry"])
 def test_a_dry_run_plays_the_scenes_and_says_every_call(cloud):
-    """The cheapest scene and the dearest one: what is said is what the account saw."""
+    """The cheapest scene and the dearest one: what is said is what the account saw, each request."""
     said = list[str]()
     seller = seller_of(Order({"SPOT_LIVE": cloud, "SPOT_LIVE_USD": "5"}), said.append)
     test_providers.test_the_same_token_twice_is_one_machine(seller)
     assert [line.partition(" ")[0] for line in said].count("launch") == 2
     assert any(line.startswith("end ") for line in said)
+    buys = {"aws-dry": "run_instances {'ImageId'", "azure-dry": "PUT /subscriptions/"}[cloud]
+    assert sum(buys in line for line in said) == {"aws-dry": 2, "azure-dry": 1}[cloud]
     test_providers.test_what_the_cloud_takes_is_told_from_what_we_give_back(seller)
     assert any(line.startswith("interrupt ") for line in said)
     assert 0 < seller.left_usd < 5

@@ -42,6 +42,13 @@ def test_requirements_are_those_of_the_project():
     ).stdout
     gone = set(everything.splitlines()) - set(some.splitlines())
     assert [line.split("==")[0] for line in gone] == ["torch"]
+    buys = (
+        code_of(FOLDER / "manager.Dockerfile").partition("python requirements.py")[2].split(">")[0]
+    )
+    words = (FOLDER / "requirements.py", ROOT / buys.split()[0], *buys.split()[1:])
+    manager = run(sys.executable, *words).stdout
+    more = {line.split("==")[0] for line in set(manager.splitlines()) - set(some.splitlines())}
+    assert more == {"boto3", "azure-identity", "azure-mgmt-compute"}
     assert all("==" in line for line in everything.splitlines())
 
 

@@ -1,6 +1,7 @@
 """A real account, or its fake for a dry run, as the contract suite wants a seller."""
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -140,8 +141,27 @@ class Account:
         return {"near": spot[0].pool, "large": spot[1].pool, "nowhere": nowhere}
 
 
+class _Calls(logging.Handler):
+    """Says each request that a provider sends."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(f"    {record.getMessage()}")
+
+
+def _say_calls(say: Callable[[str], None]) -> None:
+    for name in FAKES:
+        log = logging.getLogger(f"cloud.{name}")
+        log.setLevel(logging.DEBUG)
+        log.handlers = [_Calls(say)]
+
+
 def seller_of(order: Order, say: Callable[[str], None] = print) -> Any:
     """Return the seller that a run is about."""
+    _say_calls(say)
     if order.dry:
         return GuardedSeller(FAKES[order.cloud], SCENES_TAG, order.cap_usd, say)
     deployment = f"live-{secrets.token_hex(4)}"

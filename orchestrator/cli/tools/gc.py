@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 import redis.asyncio
@@ -22,6 +22,8 @@ from cloud.errors import CloudError
 from cloud.model import Closed, Ref
 from cloud.provider import Provider
 from orchestrator import clouds
+from orchestrator.brain.inventory import launched_by
+from orchestrator.brain.leases import life_of
 from orchestrator.cli import tables
 from orchestrator.cli.command import ERROR, USAGE, Command, CommandError
 from orchestrator.client import House, NotRunning, local_cloud
@@ -30,6 +32,7 @@ from orchestrator.journal import RedisJournal
 from orchestrator.loop import resume
 from orchestrator.paths import Places, dangling_links
 from orchestrator.redis_client import retry_policy
+from orchestrator.state import State, claimed
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.supervisor import HouseError, only_one
 
@@ -52,27 +55,29 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.place) and not self.place.startswith("local/")
 
 
-class Found(msgspec.Struct):
-    """What is on clouds: what to end, how much is only said, and who did not answer.
-
-    `tokens` says by whose launch each thing is there. After the end `things` holds what was ended,
-    `not_ended` says what refused, and `claimed` how much a lease has claimed meanwhile.
-    """
-
-    things: dict[Ref, Leftover] = {}
-    tokens: dict[Ref, str] = {}
-    unclaimed: int = 0
-    silent: list[str] = []
-    not_ended: list[str] = []
-    claimed: int = 0
-
-
-class _Held(NamedTuple):
-    """Something of ours on a cloud."""
+class Held(msgspec.Struct, frozen=True):
+    """Something of ours on a cloud; `index` counts the machines of one launch."""
 
     ref: Ref
     token: str
     kind: Kind
+    index: int = 0
+
+
+class Found(msgspec.Struct):
+    """What is on clouds: what to end, how much is only said, and who did not answer.
+
+    `foreign` is how much another manager of our name holds. `held` says by whose launch each thing is there. After the end `things` holds what was ended,
+    `not_ended` says what refused, and `claimed` how much a lease has claimed meanwhile.
+    """
+
+    things: dict[Ref, Leftover] = {}
+    held: dict[Ref, Held] = {}
+    unclaimed: int = 0
+    foreign: int = 0
+    silent: list[str] = []
+    not_ended: list[str] = []
+    claimed: int = 0
 
 
 def gc(
@@ -125,6 +130,9 @@ def _said(on_clouds: Found, count: int, *, dry_run: bool) -> list[str]:
     if on_clouds.claimed:
         said = plural(on_clouds.claimed, "thing")
         lines.append(f"{said} of the list stayed, because a lease of the manager claims it now")
+    if on_clouds.foreign:
+        said = f"{plural(on_clouds.foreign, 'thing')} with our tag stayed"
+        lines.append(f"{said}: another manager has our name; set another manager.deployment for it")
     if on_clouds.unclaimed:
         said = f"{plural(on_clouds.unclaimed, 'thing')} with our tag on real clouds"
         lines.append(
@@ -176,9 +184,10 @@ async def _on_clouds(command: Command, *, everything: bool) -> Found:
         young = everything and house is None
         answers = await asyncio.gather(*(_listed(command, cloud, young=young) for cloud in opened))
         # Read after the lists, so that an intent written meanwhile counts.
-        claimed = set() if house is None else await claimed_tokens(house.redis_url)
+        known = State() if house is None else await known_state(house.redis_url)
     found = Found(silent=[line for _, silent in answers for line in silent])
-    strange = [one for held, _ in answers for one in held if one.token not in claimed]
+    held = [one for there, _ in answers for one in there]
+    strange, found.foreign = unclaimed(held, known)
     if house is None and not everything:
         found.unclaimed = len(strange)
         return found
@@ -186,9 +195,23 @@ async def _on_clouds(command: Command, *, everything: bool) -> Found:
     why = f"carries {tag}, and no lease claims it" if house else f"carries {tag}; --all"
     for one in strange:
         place = one.ref.place.key
-        found.tokens[one.ref] = one.token
+        found.held[one.ref] = one
         found.things[one.ref] = Leftover(kind=one.kind, id=one.ref.id, why=why, place=place)
     return found
+
+
+def unclaimed(held: Sequence[Held], known: State) -> tuple[list[Held], int]:
+    """Return what no lease claims, and how much of the rest is a namesake's."""
+    strange = [one for one in held if not _claims(known, one)]
+    ours = [one for one in strange if life_of(one.token) not in known.namesakes]
+    return ours, len(strange) - len(ours)
+
+
+def _claims(known: State, one: Held) -> bool:
+    """Return whether a lease claims it: a machine by its index, a leftover by its launch."""
+    if one.kind == "machine":
+        return claimed(known, one.token, one.index) is not None
+    return bool(launched_by(known, one.token))
 
 
 def _house(command: Command) -> House | None:
@@ -200,11 +223,11 @@ def _house(command: Command) -> House | None:
 
 async def _listed(
     command: Command, cloud: Provider, *, young: bool
-) -> tuple[list[_Held], list[str]]:
+) -> tuple[list[Held], list[str]]:
     """Return what a cloud holds of ours, the young ones only if asked, and who is silent."""
     local = cloud.name == "local"
     grace_s = command.config.limits.launch_grace_s if local else cloud.pace.grace_s
-    held, silent = list[_Held](), list[str]()
+    held, silent = list[Held](), list[str]()
     try:
         places = await cloud.places()
     except CloudError as error:
@@ -220,11 +243,11 @@ async def _listed(
             continue
         late_s = time.time() - grace_s
         held += [
-            _Held(one.ref, one.token, "machine")
+            Held(one.ref, one.token, "machine", one.index)
             for one in listing.machines
             if not one.gone and (young or one.launched_at_s < late_s)
         ]
-        held += [_Held(one.ref, one.token, one.kind) for one in listing.leftovers]
+        held += [Held(one.ref, one.token, one.kind) for one in listing.leftovers]
     return held, silent
 
 
@@ -234,8 +257,8 @@ async def _end(command: Command, found: Found) -> None:
     The leases are read again, because a manager may adopt a machine while a person reads the list.
     """
     house = _house(command)
-    claimed = set() if house is None else await claimed_tokens(house.redis_url)
-    for ref in [ref for ref in found.things if found.tokens[ref] in claimed]:
+    known = State() if house is None else await known_state(house.redis_url)
+    for ref in [ref for ref in found.things if _claims(known, found.held[ref])]:
         del found.things[ref]
         found.claimed += 1
     async with _open(command, house) as opened:
@@ -251,14 +274,13 @@ async def _end(command: Command, found: Found) -> None:
                         del found.things[ref]
 
 
-async def claimed_tokens(redis_url: str) -> set[str]:
-    """Return the tokens of every lease in the journal, which is only read."""
+async def known_state(redis_url: str) -> State:
+    """Return the state that the journal leads to; the journal is only read."""
     store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
     try:
-        state = await resume(RedisJournal(store))
+        return await resume(RedisJournal(store))
     finally:
         await store.aclose()
-    return set(state.leases)
 
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:

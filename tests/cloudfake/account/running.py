@@ -98,7 +98,9 @@ def running(
     """Run an account for as long as the block lasts."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = environment if environment is not None else os.environ
-    path = os.pathsep.join(filter(None, [str(TESTS), known.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(
+        filter(None, [str(TESTS.parent), str(TESTS), known.get("PYTHONPATH", "")])
+    )
     keys = {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET}
     arguments = [sys.executable, "-m", "cloudfake.account", "--cloud", cloud]
     arguments += ["--dir", str(directory), *words]

@@ -118,6 +118,28 @@ def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_i
     settled(h, began_s, missed_s)
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_machine_that_was_taken_between_two_lists_ended_as_announced_or_heard(
+    hand: Any, announced: bool
+) -> None:
+    """Its cloud says neither when nor that it did, so the list alone would charge a period more."""
+    h, machine_id = bought(hand, Traits(billing="local"))
+    began_s = h.at_s
+    h.joined(machine_id)
+    h.wait(60.0)
+    if announced:
+        h.notice(machine_id, 4.0)
+    h.listed()
+    h.wait(4.0)
+    gone_s = h.at_s
+    if not announced:
+        h.away(machine_id)
+    h.machines.pop(machine_id)
+    h.wait(6.0)
+    h.listed()
+    settled(h, began_s, gone_s)
+
+
 def test_a_machine_that_no_list_ever_had_ended_when_its_agent_was_heard_last(hand: Any) -> None:
     """It is waited for as long as a list may lag, but its cost ends with its last sign of life."""
     h, machine_id = bought(hand, Traits(billing="local"))

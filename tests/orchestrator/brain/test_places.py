@@ -23,7 +23,7 @@ from cloud.model import (
 )
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.brain import leases, ledger, situation
-from orchestrator.events import CatalogueSeen, Listed, ListFailed, QuotesSeen
+from orchestrator.events import CatalogueSeen, EndFailed, Listed, ListFailed, QuotesSeen
 
 EAST, WEST = Place("local", "east"), Place("local", "west")
 ABROAD = Pool(cloud="local", region="west", zone="west-a", type="small")
@@ -69,6 +69,65 @@ def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand: Any) -> Non
     assert h.job.market.preemptions == 0
     listed(h, WEST)
     assert {lease.token for lease in h.leases} == held
+
+
+def test_nothing_is_bought_where_what_is_held_is_not_known(hand: Any) -> None:
+    """A machine that is in no list could not be found again, were the answer to its launch lost."""
+    h = hand()
+    h.start()
+    h.see(ListFailed(at_s=h.at_s, place=EAST, error="ec2:DescribeInstances is not allowed"))
+    h.submit(slots_max=1)
+    assert not h.only(h.wait(60.0), Launch)
+    assert "it does not say what is held there" in h.job.market.waiting
+    listed(h, EAST)
+    assert h.only(h.wait(4.0), Launch)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_nothing_is_bought_where_nothing_can_be_ended(hand: Any, refused: bool) -> None:
+    """A role that may buy and may not end is said with the cloud's word, until an end is seen."""
+    h = hand()
+    h.running(slots_max=1)
+    (held,) = h.machines.values()
+    h.cancel()
+    why = "ec2:TerminateInstances is not allowed"
+    failed = EndFailed(at_s=h.at_s, ref=held.ref, error=why, refused=refused)
+    h.see(failed)
+    assert (why in h.words(h.said)) == refused  # else it may have been ended all the same
+    while len([x for x in h.only(h.said, Terminate) if x.ref == held.ref]) < 4:
+        h.wait(1.0)
+        h.see(failed)
+    assert sum(why in line for line in h.words(h.said).splitlines()) == 1
+    h.submit("next", slots_max=1)
+    before = len(h.said)
+    h.wait(60.0)
+    assert not h.only(h.said[before:], Launch)
+    del h.machines[held.id]
+    h.at_s += 60.0
+    h.listed()
+    h.wait(5.0)
+    assert h.only(h.said[before:], Launch)
+
+
+def test_what_another_manager_of_our_name_launches_is_not_touched(hand: Any) -> None:
+    """Its tokens are of no life of ours; what was there before we looked is left from a lost journal."""
+    h = hand(launch_grace_s=30.0)
+    h.start()
+    left = h.stray("test", "test-00000000000a-1-1")
+    ours = h.stray("test", f"test-{leases.life_now(h.state)}-1-77")
+    assert [x.ref for x in h.only(h.listed(left), Terminate)] == [left.ref]
+    h.wait(100.0)
+    assert not h.only(h.listed(), Terminate)
+    theirs = h.stray("test", "test-00000000000b-1-1")
+    out = h.listed(left, ours, theirs, h.stray("test", "by-hand"))
+    ended = {x.ref.id for x in h.only(out, Terminate)}
+    assert ended == {left.id, ours.id, "i-by-hand"}
+    assert "launched by another manager that is named test" in h.words(out)
+    h.start(epoch=2)
+    h.wait(10.0)
+    after = h.listed(theirs, h.stray("test", "test-00000000000b-1-2"))
+    assert not h.only(after, Terminate)
+    assert "another manager" not in h.words(after)
 
 
 def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:

@@ -14,6 +14,7 @@ from cloud.simulated import SimulatedCloud, SimulatedProvider
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.events import (
     CatalogueSeen,
+    EndFailed,
     LaunchFailed,
     ListFailed,
     PlaceClosed,
@@ -81,6 +82,7 @@ def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error: Exception
         await world.close()
         assert world._broken is None
         assert not [event for event in found if isinstance(event, Terminated)]
+        assert not any(event.refused for event in found if isinstance(event, EndFailed))
         failed = [event for event in found if isinstance(event, LaunchFailed)]
         assert {(one.code, one.refusal) for one in failed} == {("Unknown", None)}
         said = [line for line in store.lines if b"no answer that is known" in line]
@@ -168,10 +170,10 @@ def test_a_cloud_that_was_switched_off_ends_no_manager() -> None:
         await world.perform(ListMachines(place=WEST, because="a test"))
         await world.perform(Launch(request=request, because="a test"))
         async with asyncio.timeout(10):
-            found = [(await world._queue.get())[1] for _ in range(2)]
+            found = [(await world._queue.get())[1] for _ in range(3)]
         await world.close()
         assert world._broken is None
-        assert {type(event) for event in found} == {ListFailed, LaunchFailed}
+        assert {type(event) for event in found} == {EndFailed, ListFailed, LaunchFailed}
         assert len([line for line in store.lines if b"off in the settings" in line]) == 1
 
     asyncio.run(play())

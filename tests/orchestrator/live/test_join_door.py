@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 from door_scene import CLAIM, TOKEN, Scene
 
-from agent.keys import GUESTS, INBOX, JOINED
+from agent.keys import INBOX, JOINED
 from agent.machine.join.door import Door as DoorClient
 from agent.machine.join.door import NoAnswer, TurnedAway
 from cloud import http_server
@@ -189,17 +189,24 @@ def test_nonsense_is_answered_without_a_line_in_the_log(scene: Scene, said: obje
 
 
 def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene):
-    """Only news of the manager is a word: what it wrote before the door began is none."""
+    """Only news of the manager is a word: what it wrote before the door began is none.
+
+    Nor is there one for a machine that it does not expect any more, and perhaps cannot end.
+    """
     scene.expect(GUEST)
     ask(scene)
     client, sign = scene.client(), {"machine_id": "i-1", "claim": CLAIM}
     silent_s = client.call("POST", "/word", sign, TIMEOUT_S)["silent_s"]
-    scene.redis.set(GUESTS, b"{}")
+    scene.expect(GUEST)
     deadline_s = time.monotonic() + TIMEOUT_S
     while silent_s > TIMEOUT_S and time.monotonic() < deadline_s:
         silent_s = client.call("POST", "/word", {**sign, "phase": "node"}, TIMEOUT_S)["silent_s"]
     assert silent_s < TIMEOUT_S
     assert events(scene)[-1]["phase"] == "node"
+    scene.expect()
+    assert client.call("POST", "/word", sign, TIMEOUT_S)["silent_s"] > 1e6
+    scene.expect(GUEST)
+    assert client.call("POST", "/word", sign, TIMEOUT_S)["silent_s"] < TIMEOUT_S
     with pytest.raises(TurnedAway, match="no machine that has joined"):
         client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
 
