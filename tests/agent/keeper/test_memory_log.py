@@ -321,11 +321,13 @@ def test_the_clock_does_not_say_what_is_older(shared: Path) -> None:
     first, older = lived(job, 3, 5)
     first.leave()
     later_s = time.time() + 90_000
+    old = {path for path in job.iterdir() if path.name != STATE}
     for path in job.iterdir():
         os.utime(path, (later_s, later_s))
     second = MemoryLog(job)
     assert same(second.find(8), older)
     assert second.note_state(newer := Saved(state(second, 9), ()))
+    assert old and not old & {*job.iterdir()}
     second.leave()
     assert same(found(job, 9), newer)
     third = MemoryLog(job)
