@@ -126,31 +126,23 @@ def test_the_scale_survives_the_loss_of_a_stage(
     ends_alike(crew, alone, HALF_STEPS)
 
 
+UNSCALES = "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n"
+LOSS = "return functional.mse_loss(found, x[:, :4].tanh())"
 USES = {
-    "without unscale_": (
-        "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n",
-        "        norm = 0.0\n",
+    "without unscale_, scaled by the script itself": (
+        *(UNSCALES, "        norm = 0.0\n"),
+        *(LOSS, "return scaler.scale(functional.mse_loss(found, x[:, :4].tanh()))"),
     ),
-    "clipped by the scale": (
-        "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n",
-        "        norm = session.clip_grad_norm_(0.5 * scaler.get_scale())\n",
-    ),
-    "a fused optimizer": ("lr=1e-2)", "lr=1e-2, fused=True)"),
-    "a step left out": (
-        "        scaler.step(optimizer)\n",
-        "        norm.isfinite() and scaler.step(optimizer)\n",
-    ),
-    "a block in float32": (
+    "clipped by the scale, scaled in a list, a block in float32": (
+        *(UNSCALES, "        norm = session.clip_grad_norm_(0.5 * scaler.get_scale())\n"),
+        *(LOSS, "return scaler.scale([functional.mse_loss(found, x[:, :4].tanh())])[0]"),
         "        return x +",
         "        with torch.autocast('cpu', enabled=False):\n            h = self.norm(x.float()).tanh()\n        return x +",
     ),
-    "scaled by the script itself": (
-        "return functional.mse_loss(found, x[:, :4].tanh())",
-        "return scaler.scale(functional.mse_loss(found, x[:, :4].tanh()))",
-    ),
-    "scaled in a list": (
-        "return functional.mse_loss(found, x[:, :4].tanh())",
-        "return scaler.scale([functional.mse_loss(found, x[:, :4].tanh())])[0]",
+    "a fused optimizer, a step left out": (
+        *("lr=1e-2)", "lr=1e-2, fused=True)"),
+        "        scaler.step(optimizer)\n",
+        "        norm.isfinite() and scaler.step(optimizer)\n",
     ),
 }
 
