@@ -1,11 +1,16 @@
-"""Five hundred deployments drawn at random: whatever goes wrong, what must hold holds."""
+"""A hundred deployments drawn at random: whatever goes wrong, what must hold holds.
+
+`SPOT_SEEDS=5000` draws five thousand, here and in `test_unruly_places.py`.
+"""
+
+import os
 
 import pytest
 
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild
 
-SEEDS, BLOCK = 500, 20
+SEEDS, BLOCK = int(os.environ.get("SPOT_SEEDS", "100")), 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))

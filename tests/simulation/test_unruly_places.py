@@ -1,5 +1,6 @@
 """Deployments whose places misbehave: nothing is bought twice, nothing foreign is touched, all is swept."""
 
+import os
 from itertools import pairwise
 
 import msgspec
@@ -25,7 +26,7 @@ from orchestrator.simulated.scenario import (
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
 
-SEEDS, BLOCK = 100, 20
+SEEDS, BLOCK = int(os.environ.get("SPOT_SEEDS", "40")), 10
 PENALTY_S = 180.0
 
 
