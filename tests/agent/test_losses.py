@@ -44,7 +44,7 @@ def begin(crew: Crew, count: int, pause_s: float = 0.008, **options: object) -> 
     return crew.begin(count, TOY.read_text(), *arguments, **options)
 
 
-def test_all_but_one_are_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+def test_job_with_one_worker_left_goes_on(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """A worker is killed by SIGKILL, and the others commit on; then two of three go at once, and the last has it all."""
     first, second, third, _ = begin(crew, 4)
     crew.reach(8)
@@ -59,7 +59,9 @@ def test_all_but_one_are_killed(crew: Crew, alone: tuple[list[str], bytes]) -> N
     assert len(crew.of(Regrouped)) >= 3
 
 
-def test_all_are_killed_again_and_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+def test_job_without_workers_goes_on_with_new_ones(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
     """Nobody is left: newcomers load the keeper's backup and apply the logged sums again. They are killed while they
     do, too, and before the first backup could grow old."""
     workers = begin(crew, 2, backup_every_steps=7)

@@ -61,7 +61,7 @@ def _places_of(secrets: list[bytes], folder: Path) -> list[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("cloud", ["aws", "azure"])
-def test_a_house_trains_on_machines_of_a_cloud(
+def test_house_on_machines_of_a_cloud_trains(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SPOT_CANARY", CANARY)

@@ -135,7 +135,9 @@ session = Session(model, optimizer, Held(), microbatches=6)
 """
 
 
-def test_who_has_done_the_last_step_dies_before_the_model_is_there(house, tmp_path, undisturbed):
+def test_job_whose_workers_die_after_its_last_step_ends_with_its_model(
+    house, tmp_path, undisturbed
+):
     """All steps are committed, and the last state is on nobody's disk yet when all who have it die: others come for it,
     and the job is done."""
     steps, out = 30, tmp_path / "ours.pt"
@@ -153,7 +155,7 @@ def test_who_has_done_the_last_step_dies_before_the_model_is_there(house, tmp_pa
     assert same(weights(out), undisturbed(steps))
 
 
-def test_the_plan_book_follows_what_steps_take(house):
+def test_plan_book_of_a_slower_script_follows_its_steps(house):
     """The script waits beside its model, which calibration cannot see: after some steps that is said, the profile is
     refitted, and the next layout is predicted to take what steps have taken.
     """
@@ -173,7 +175,7 @@ def test_the_plan_book_follows_what_steps_take(house):
     assert DRIFTS_S < predicted_s < 3 * slowest_s
 
 
-def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, undisturbed):
+def test_job_whose_every_process_is_killed_ends_with_the_same_weights(house, tmp_path, undisturbed):
     """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights, and the
     journal of it all, decided again, says the same."""
     steps, out = 260, tmp_path / "ours.pt"
@@ -207,7 +209,7 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, u
     assert "every decision is the same" in replayed.stdout
 
 
-def test_redis_may_die_while_the_ray_head_is_started_again(house):
+def test_house_whose_redis_dies_with_its_head_lives_on(house):
     """The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
     machines are being bought and booted, it leaves none, and none is billed on.
     """
@@ -235,9 +237,7 @@ def running(house: RunningHouse, words: str) -> set[int]:
     return {pid for pid in processes.marked(house.places.identity) if words in command_line(pid)}
 
 
-def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(
-    house, tmp_path, undisturbed
-):
+def test_killed_house_takes_everything_along_and_the_next_resumes(house, tmp_path, undisturbed):
     """SIGKILL of the house: nothing runs on; the next house goes on from what the keeper left in memory, and loses no
     step, also behind a write that was torn with it, and says so."""
     steps, out = 120, tmp_path / "ours.pt"
@@ -264,7 +264,7 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(
     assert same(weights(out), undisturbed(steps))
 
 
-def test_down_of_a_house_that_is_killed_meanwhile_still_gives_everything_back(house):
+def test_down_of_a_house_killed_meanwhile_gives_everything_back(house):
     """SIGKILL of the house while the cloud does not answer: `down` sweeps up what is left, has another
     manager look what is held, and says what it found."""
     house.submit(TOY, "swept", argv=("5000", PAUSE, "nowhere"), slots_max=2)
@@ -300,7 +300,9 @@ def down_of(house: RunningHouse, *words: str) -> str:
     return " ".join((down.stdout + down.stderr).split())
 
 
-def test_down_says_what_is_not_on_the_disk_and_what_is_not_copied(house, tmp_path, undisturbed):
+def test_down_with_a_full_disk_or_no_copies_says_whose_steps_are_where(
+    house, tmp_path, undisturbed
+):
     """Of one job the disk refuses the newest steps: they stay in memory, and the next `up` puts them on the disk. Of the
     other the copies fail: what lies on the manager's machine only is gone with it. `down` says whose, where, and what to
     do; both are resumed and lose nothing, and in the end all is in its place and nothing is left in memory."""

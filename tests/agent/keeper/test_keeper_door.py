@@ -57,7 +57,7 @@ def says(keeper: Keeper, worker: str, message: Message) -> str:
         connection.close()
 
 
-def test_what_is_out_of_range_fails_its_sender_and_goes_no_further(
+def test_value_out_of_range_fails_its_sender_and_goes_no_further(
     keeper: Keeper, redis_process: RedisProcess
 ) -> None:
     """The sentence names field, value and range; the keeper listens to the next worker and to agents."""
@@ -83,7 +83,7 @@ def test_what_is_out_of_range_fails_its_sender_and_goes_no_further(
     connection.close()
 
 
-def test_a_message_that_the_keeper_cannot_take_in_costs_its_worker(
+def test_message_that_the_keeper_cannot_take_in_costs_its_worker(
     keeper: Keeper, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that listens to it does not end alone, which would leave a member that nobody hears."""

@@ -55,7 +55,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_strangers_neither_keep_anybody_out_nor_take_memory(
+def test_keeper_in_a_crowd_of_strangers_lets_ours_in_and_keeps_its_memory(
     redis_process: RedisProcess, tmp_path: Path
 ) -> None:
     """Idle and slow ones on more connections than there are places, and some who send what they have announced:
