@@ -1,6 +1,6 @@
 """A hundred deployments drawn at random: whatever goes wrong, what must hold holds.
 
-`SPOT_SEEDS=5000` draws five thousand, here and in `test_unruly_places.py`.
+`SPOT_SEEDS=5000` draws five thousand, here, in `test_unruly_places.py` and in `test_damaged_reports.py`.
 """
 
 import os
