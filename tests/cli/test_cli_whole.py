@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Shell
+from shells import Shell
 
 from orchestrator.supervisor import processes
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Accelerator, Births
+from births import Accelerator, Births
 from crews import Crew, ends_alike, until
 
 from agent.messages import JobCompleted, WorkerFailed, WorkerReady
