@@ -36,6 +36,11 @@ SOON_S = 0.02  # for the question that a step has made possible; twice as long a
 REPORTS_SHOWN = 20
 
 
+def seeds(*few: int) -> Sequence[int]:
+    """Return the seeds from which a chaos of losses is drawn: these few, or so many as CHAOS says."""
+    return range(int(os.environ["CHAOS"])) if "CHAOS" in os.environ else few
+
+
 def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     """Return what `look` finds, as soon as it does; a failure says what became of each crew."""
     try:

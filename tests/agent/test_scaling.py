@@ -90,14 +90,11 @@ def begin(crew: Crew, count: int, depth: int, *, owned: bool, **options: object)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("owned", [False, True])
-def test_a_scaled_loss_in_every_shape(
-    crew: Crew, alone: tuple[list[str], bytes], owned: bool
-) -> None:
+def test_a_scaled_loss_in_every_shape(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """From chains of one to chains of four and back, at boundaries and in steps, some of which overflow: losses,
     scales, norms and weights are those of one process."""
     assert {"inf", "nan"} <= {line.split()[-1] for line in alone[0][12:]}, "it overflows on the way"
-    begin(crew, 4, 1, owned=owned)
+    begin(crew, 4, 1, owned=True)
     for number, depth in enumerate((2, 4, 1, 3, 2, 4, 2), start=1):
         crew.reach(3 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
@@ -105,52 +102,41 @@ def test_a_scaled_loss_in_every_shape(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("place", "owned"), [(0, True), (2, False)])
-def test_the_scale_survives_the_loss_of_a_stage(
-    crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
-) -> None:
+def test_the_scale_survives_the_loss_of_a_stage(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """One of a chain of three is killed, a newcomer takes its place; then all are, and others apply the logged sums again
     as a chain of two: what overflowed is found there as well."""
     hold = Path(f"{crew.folder / 'out.pt'}.hold")
     hold.write_text("18")
-    workers = begin(crew, 3, 3, owned=owned, backup_every_steps=40)
+    first, *others = begin(crew, 3, 3, owned=True, backup_every_steps=40)
     crew.reach(9)
-    crew.kill(workers[place])
-    workers += crew.start(1)
-    crew.let_in(hold, workers[-1])
+    crew.kill(first)
+    others += crew.start(1)
+    crew.let_in(hold, others[-1])
     crew.reach(int(hold.read_text()))
-    crew.kill(*(worker for worker in workers if worker != workers[place]))
+    crew.kill(*others)
     crew.depth, crew.settle = 2, 2
     crew.start(2)
     hold.unlink()
     ends_alike(crew, alone, HALF_STEPS)
 
 
+UNSCALES = "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n"
+LOSS = "return functional.mse_loss(found, x[:, :4].tanh())"
 USES = {
-    "without unscale_": (
-        "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n",
-        "        norm = 0.0\n",
+    "without unscale_, scaled by the script itself": (
+        *(UNSCALES, "        norm = 0.0\n"),
+        *(LOSS, "return scaler.scale(functional.mse_loss(found, x[:, :4].tanh()))"),
     ),
-    "clipped by the scale": (
-        "        scaler.unscale_(optimizer)\n        norm = session.clip_grad_norm_(0.5)\n",
-        "        norm = session.clip_grad_norm_(0.5 * scaler.get_scale())\n",
-    ),
-    "a fused optimizer": ("lr=1e-2)", "lr=1e-2, fused=True)"),
-    "a step left out": (
-        "        scaler.step(optimizer)\n",
-        "        norm.isfinite() and scaler.step(optimizer)\n",
-    ),
-    "a block in float32": (
+    "clipped by the scale, scaled in a list, a block in float32": (
+        *(UNSCALES, "        norm = session.clip_grad_norm_(0.5 * scaler.get_scale())\n"),
+        *(LOSS, "return scaler.scale([functional.mse_loss(found, x[:, :4].tanh())])[0]"),
         "        return x +",
         "        with torch.autocast('cpu', enabled=False):\n            h = self.norm(x.float()).tanh()\n        return x +",
     ),
-    "scaled by the script itself": (
-        "return functional.mse_loss(found, x[:, :4].tanh())",
-        "return scaler.scale(functional.mse_loss(found, x[:, :4].tanh()))",
-    ),
-    "scaled in a list": (
-        "return functional.mse_loss(found, x[:, :4].tanh())",
-        "return scaler.scale([functional.mse_loss(found, x[:, :4].tanh())])[0]",
+    "a fused optimizer, a step left out": (
+        *("lr=1e-2)", "lr=1e-2, fused=True)"),
+        "        scaler.step(optimizer)\n",
+        "        norm.isfinite() and scaler.step(optimizer)\n",
     ),
 }
 

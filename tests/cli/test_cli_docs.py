@@ -100,6 +100,19 @@ def test_every_link_leads_somewhere(document):
         assert (place.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("document", ["docs/clouds.md", "docs/faults.md"])
+def test_every_test_that_a_document_names_is_there(document):
+    """Names of files come once in the tree; a name of a test without a file is of the file before it."""
+    files = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    said = (ROOT / document).read_text()
+    named = re.findall(r"`(?=[\w/]*test_|::)(?:[\w/]*?(test_\w+\.py))?(?:::(\w+))?`", said)
+    assert len(named) > 20
+    text = ""
+    for file, test in named:
+        text = files[file] if file else text
+        assert not test or f"def {test}(" in text, (file, test)
+
+
 def test_the_script_of_the_tutorial_runs_alone(shell, tmp_path):
     """As a person would run it: plain Python, no manager anywhere."""
     import subprocess

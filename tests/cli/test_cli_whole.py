@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Shell
+from shells import Shell
 
 from orchestrator.supervisor import processes
 
@@ -110,11 +110,11 @@ def test_a_real_script_that_raises_shows_its_own_traceback(real, until):
 def test_a_real_script_that_aborts_in_a_step_fails_with_its_signal_and_last_lines(real):
     """Two machines show that it is the script: its failures are counted, and no pool is left alone."""
     real.script("abort.py", ABORTS)
-    words = ("--follow", "--json", "--slots-max", "1", "--max-failures", "1")
+    words = ("--follow", "--json", "--slots-max", "1", "--max-failures", "0")
     answer = real("submit", "abort.py", *words)
     job, view = answer.json["job"], real.client().view()
     assert (answer.code, job["status"]) == (100, "FAILED")
     assert "SIGABRT near step 3 on 2 machines at abort.py, line 20 in <module>" in job["because"]
-    assert "begins 3 (the 2nd failure, and max_failures allows 1)" in job["because"]
+    assert "begins 3 (the 1st failure, and max_failures allows 0)" in job["because"]
     assert len({one.id for one in view.machines if one.job == job["id"]}) == 2
     assert not [pool for pool in view.pools if "workers" in pool.blocked_because]

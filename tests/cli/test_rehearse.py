@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from shells import wait_until
 
 from orchestrator.cli.rehearse import was_rehearsed
 

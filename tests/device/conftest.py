@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,15 +11,8 @@ pytest.register_assert_rewrite("crews")
 sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 import late  # noqa: E402
-import msgspec  # noqa: E402
-from crews import Crew, Nursery, RedisProcess  # noqa: E402
-
-from agent.messages import WorkerOrder  # noqa: E402
-
-
-class Accelerator(NamedTuple):
-    name: str
-    variables: dict[str, str]  # with which a process has it
+from births import Accelerator, Births  # noqa: E402
+from crews import Crew, RedisProcess  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -34,20 +26,6 @@ def accelerator(tmp_path_factory: pytest.TempPathFactory) -> Accelerator:
             "compiler (apt install g++) for the one that these tests can simulate"
         )
     return Accelerator("late", late.plugged_in(tmp_path_factory.mktemp("late")))
-
-
-class Births(Nursery):
-    """Forks that have the device, of a process that has not used it: as on a machine.
-
-    Each worker in turn gets the next device.
-    """
-
-    def __init__(self, disk: Path, accelerator: Accelerator) -> None:
-        variables = (f"{name}={value}" for name, value in accelerator.variables.items())
-        super().__init__(disk, ["env", *variables])
-
-    def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
-        return super().start(msgspec.structs.replace(order, slot=len(self.pids)), host, faults)
 
 
 @pytest.fixture(scope="session")

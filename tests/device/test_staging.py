@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import Births
+from births import Births
 
 SCRIPT = Path(__file__).with_name("staging_script.py")
 NAMES = [

@@ -107,17 +107,12 @@ class RunningHouse:
         self._newest = job
         return job
 
-    def follow_newest(self) -> None:
-        """Watch the one job that the house has, which was submitted by a command."""
-
-        def look() -> str:
-            view = self.client().view()
-            return view.jobs[-1].id if view is not None and view.jobs else ""
-
-        self._newest = until("a job", look)
+    def follow(self, job: str) -> None:
+        """Look at this job from now on."""
+        self._newest = job
 
     def job(self) -> JobView | None:
-        """The job that was submitted last."""
+        """The job that was submitted last, or is followed."""
         view = self.client().view()
         return next((job for job in view.jobs if job.id == self._newest), None) if view else None
 

@@ -28,6 +28,7 @@ TOY = (Path(__file__).parent / "killable.py").read_text()
 PAUSE = "0.02"
 STEPS = {30, 60, 120, 260}
 HEAD = "orchestrator.supervisor.ray_head"
+COPIES = "copies"
 
 
 # Behind the loss: in it, calibration would not miss it.
@@ -43,26 +44,29 @@ PREDICTED = re.compile(r"drifts layout .*: 1x1 on 1 worker: predicted (\d+) ms a
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Iterator[RunningHouse]:
-    """A house for tests that disturb its machines only, and for the last of them, which ends it."""
-    house = RunningHouse(tmp_path_factory.mktemp("shared"))
-    house.start()
+    """One state directory for all of these, because a start of a house takes ten seconds."""
+    folder = tmp_path_factory.mktemp("shared")
+    url = (folder / COPIES).as_uri()
+    house = RunningHouse(folder, f'[storage]\ncheckpoint_url = "{url}"\n')
     yield house
     house.close()
 
 
 @pytest.fixture
 def house(shared) -> Iterator[RunningHouse]:
-    """The shared house, once it holds no machine of an earlier test."""
-
-    def empty() -> bool:
-        return all(one.ended_at_s is not None for one in shared.client().view().machines)
-
-    until("all machines to be given back", empty)
+    """The shared house, running, once it holds no machine of an earlier test."""
+    if shared.process is None or shared.process.poll() is not None:
+        shared.start()
+    until("all machines to be given back", lambda: not held(shared))
     yield shared
     with contextlib.suppress(NotRunning):
         for job in shared.client().view().jobs:
             if job.ended_at_s is None:
                 orchestrator("cancel", job.id, "--config", str(shared.config))
+
+
+def held(house: RunningHouse) -> set[str]:
+    return {one.id for one in house.client().view().machines if one.ended_at_s is None}
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -100,7 +104,7 @@ def kill_keeper(house: RunningHouse) -> None:
     keeper = pid_of(house, "ray::KeeperActor")
     os.kill(keeper, signal.SIGKILL)
     until("the next keeper", lambda: keeper_of(house) not in {0, keeper})
-    step = int(house.store().hget("orch:commit:job", "step"))
+    step = int(house.store().hget(f"orch:commit:{house.job().id}", "step"))
     until("the next keeper's backup", lambda: house.job().backup_step > step)
 
 
@@ -131,30 +135,27 @@ session = Session(model, optimizer, Held(), microbatches=6)
 """
 
 
-def test_who_has_done_the_last_step_dies_before_the_model_is_there(house, tmp_path, undisturbed):
-    """All steps are committed, and the last state is on nobody's disk yet. One of two dies, and then of another job both:
-    others come for it, and the job is done."""
+def test_job_whose_workers_die_after_its_last_step_ends_with_its_model(
+    house, tmp_path, undisturbed
+):
+    """All steps are committed, and the last state is on nobody's disk yet when all who have it die: others come for it,
+    and the job is done."""
     steps, out = 30, tmp_path / "ours.pt"
-    hold = tmp_path / "ours.pt.hold"
+    (hold := tmp_path / "ours.pt.hold").touch()
     begun = "session = Session(model, optimizer, microbatches=6)\n"
-    script = "import os\n" + TOY.replace(begun, HELD)
-    alone = undisturbed(steps)
-    for how_many in (1, 2):
-        hold.touch()
-        argv = (str(steps), "0.01", str(out))
-        house.submit(script, job=f"job-{how_many}", argv=argv, slots_min=2, slots_max=2)
-        house.reached(steps)
-        workers = [pid for pid in processes.marked(house.places.identity) if is_worker(pid)]
-        assert len(workers) == 2
-        for pid in workers[:how_many]:
-            os.kill(pid, signal.SIGKILL)
-        hold.unlink()
-        assert house.ended().status == "SUCCEEDED"
-        assert same(weights(out), alone)
-        out.unlink()
+    script, argv = "import os\n" + TOY.replace(begun, HELD), (str(steps), "0.01", str(out))
+    house.submit(script, "held", argv=argv, slots_min=2, slots_max=2)
+    house.reached(steps)
+    workers = [pid for pid in processes.marked(house.places.identity) if is_worker(pid)]
+    assert len(workers) == 2
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    hold.unlink()
+    assert house.ended().status == "SUCCEEDED"
+    assert same(weights(out), undisturbed(steps))
 
 
-def test_the_plan_book_follows_what_steps_take(house):
+def test_plan_book_of_a_slower_script_follows_its_steps(house):
     """The script waits beside its model, which calibration cannot see: after some steps that is said, the profile is
     refitted, and the next layout is predicted to take what steps have taken.
     """
@@ -174,11 +175,12 @@ def test_the_plan_book_follows_what_steps_take(house):
     assert DRIFTS_S < predicted_s < 3 * slowest_s
 
 
-def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, undisturbed):
+def test_job_whose_every_process_is_killed_ends_with_the_same_weights(house, tmp_path, undisturbed):
     """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights, and the
     journal of it all, decided again, says the same."""
     steps, out = 260, tmp_path / "ours.pt"
-    house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=3, backup_every_steps=5)
+    argv, epoch = (str(steps), PAUSE, str(out)), house.client().view().epoch
+    house.submit(TOY, "everyone", argv=argv, slots_max=2, backup_every_steps=5)
     house.reached(5)
     until("two workers", lambda: machines_working(house, 2), 60)
 
@@ -186,7 +188,7 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, u
     for pid in (manager, keeper):  # all others wait for them, whatever else this machine does
         assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
     os.kill(manager, signal.SIGKILL)
-    until("the next manager", lambda: house.client().view().epoch == 2)
+    until("the next manager", lambda: house.client().view().epoch == epoch + 1)
     step = house.job().step
     house.places.run.unlink()  # somebody clears up in /tmp
     os.kill(pid_of(house, "redis-server"), signal.SIGKILL)
@@ -205,17 +207,14 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(house, tmp_path, u
     replayed = orchestrator("tools", "replay", "--config", str(house.config))
     assert replayed.returncode == 0, replayed.stderr
     assert "every decision is the same" in replayed.stdout
-    assert house.down() == 0
-    assert processes.marked(house.places.identity) == []
 
 
-def test_redis_may_die_while_the_ray_head_is_started_again(new_house):
+def test_house_whose_redis_dies_with_its_head_lives_on(house):
     """So may its store of names. The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
     machines are being bought and booted, it leaves none, and none is billed on.
     """
-    house = new_house()
-    house.start()
     redis, before = pid_of(house, "redis-server"), running(house, HEAD)
+    epoch = house.client().view().epoch
     store = pid_of(house, "gcs_server")
     os.kill(store, signal.SIGKILL)
     before |= until("the next head", lambda: running(house, HEAD) - before)
@@ -228,12 +227,12 @@ def test_redis_may_die_while_the_ray_head_is_started_again(new_house):
         assert house.process.poll() is None, house.log.read_text()
         with contextlib.suppress(NotRunning, RedisError):
             view = house.client().view()
-            return view is not None and view.epoch >= 2
+            return view is not None and view.epoch > epoch
         return False
 
     until("the next manager", goes_on, 120)
-    house.submit(TOY, argv=("500", PAUSE, "nowhere"), slots_max=4)
-    until("the first purchase", lambda: (view := house.client().view()) and view.machines, 30)
+    house.submit(TOY, "bought", argv=("500", PAUSE, "nowhere"), slots_max=4)
+    until("the first purchase", lambda: held(house), 30)
     assert house.down() == 0
     assert processes.marked(house.places.identity) == []
 
@@ -242,19 +241,16 @@ def running(house: RunningHouse, words: str) -> set[int]:
     return {pid for pid in processes.marked(house.places.identity) if words in command_line(pid)}
 
 
-def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(
-    new_house, tmp_path, undisturbed
-):
+def test_killed_house_takes_everything_along_and_the_next_resumes(house, tmp_path, undisturbed):
     """SIGKILL of the house: nothing runs on; the next house goes on from what the keeper left in memory, and loses no
-    step, also behind a write that was torn with it, and says so. In the end nothing is left there."""
+    step, also behind a write that was torn with it, and says so."""
     steps, out = 120, tmp_path / "ours.pt"
-    house = new_house()
-    house.start()
-    house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=2, checkpoint_every_s=1.0)
+    argv = (str(steps), PAUSE, str(out))
+    house.submit(TOY, "killed", argv=argv, slots_max=2, checkpoint_every_s=1.0)
     until("a checkpoint", lambda: (job := house.job()) and job.checkpoint_step > 0, 90)
     house.reached(house.job().checkpoint_step + 3)
     saved = house.job().checkpoint_step
-    manifest = msgspec.json.decode(house.store().lindex("orch:manifest:job", 0))
+    manifest = msgspec.json.decode(house.store().lindex("orch:manifest:killed", 0))
     assert Path(manifest["uri"].removeprefix("file://")).exists()
     house.process.kill()
     house.process.wait()
@@ -270,87 +266,14 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(
     assert job.status == "SUCCEEDED", job.because
     assert job.steps_lost == 0, house.told()
     assert same(weights(out), undisturbed(steps))
-    assert house.down() == 0
-    assert not root_of(house.places.checkpoints).exists()
 
 
-def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path, undisturbed):
-    """`down` says whose newest steps are there, where, and what to do; the next `up` puts them on the disk, and the job
-    that is resumed loses nothing."""
-    steps, out = 60, tmp_path / "ours.pt"
-    house = new_house()
-    folder = house.places.checkpoints / "job"
-    house.start()
-    house.submit(TOY, argv=(str(steps), "0.1", str(out)), slots_max=2)
-    house.reached(20)
-    folder.parent.mkdir(exist_ok=True)
-    folder.write_bytes(b"")  # where its folder would be
-    root = root_of(house.places.checkpoints)
-    down = orchestrator("down", "--config", str(house.config))
-    assert down.returncode == 0, down.stderr
-    assert house.process.wait(60) == 0
-    said = " ".join((down.stdout + down.stderr).split())
-    assert f"the newest steps of job are not in {house.places.checkpoints} yet" in said
-    assert f"in {root / 'job'}, " in said
-    again = orchestrator("down", "--json", "--config", str(house.config))
-    assert msgspec.json.decode(again.stdout)["kept_in_memory"] == [str(root / "job")]
-    folder.unlink()
-    house.start()
-    until("it to be on the disk", lambda: not kept(root))
-    assert orchestrator("resume", "job", "--config", str(house.config)).returncode == 0
-    until("it to go on", lambda: house.job().ended_at_s is None)
-    job = house.ended(150)
-    assert (job.status, job.steps_lost) == ("SUCCEEDED", 0), house.told()
-    assert same(weights(out), undisturbed(steps))
-    assert house.down() == 0
-    assert not root.exists()
-
-
-def test_down_says_what_is_not_copied(new_house, tmp_path):
-    """What lies on the manager's machine only is gone with it. Where copies can go, the last one is there."""
-    copies = tmp_path / "copies"
-    house = new_house(f'[storage]\ncheckpoint_url = "{copies.as_uri()}"\n')
-    house.start()
-    argv = ("100000", "0.01", str(tmp_path / "ours.pt"))
-    house.submit(TOY, argv=argv, slots_max=1, checkpoint_every_s=5.0)
-    house.reached(50)
-    until("a copy", lambda: [*copies.rglob("manifests/*.json")])
-    copies.rename(tmp_path / "moved")
-    copies.write_bytes(b"")
-    down = orchestrator("down", "--config", str(house.config))
-    assert down.returncode == 0, down.stderr
-    said = " ".join((down.stdout + down.stderr).split())
-    assert f"is not in {copies.as_uri()} (" in said
-    assert f"it is in {house.places.checkpoints / 'job'} on this machine only" in said
-    assert "are lost" not in said
-    copies.unlink()
-    (tmp_path / "moved").rename(copies)
-    assert house.process.wait(60) == 0
-    house.start()
-    assert orchestrator("resume", "job", "--config", str(house.config)).returncode == 0
-    before = house.job().step
-    house.reached(before + 50)
-    down = orchestrator("down", "--json", "--config", str(house.config))
-    assert msgspec.json.decode(down.stdout)["not_copied"] == []
-    assert house.process.wait(60) == 0
-    newest = [
-        Archive(DiskSink(root / "job"), "job").newest()
-        for root in (house.places.checkpoints, copies)
-    ]
-    assert newest[1].version > before
-    # A copy is a state and the sums by which a worker proves that it goes on from it.
-    bases = [manifest.version - manifest.redo for manifest in newest]
-    assert bases[0] == bases[1]
-
-
-def test_down_of_a_house_that_is_killed_meanwhile_still_gives_everything_back(new_house):
+def test_down_of_a_house_killed_meanwhile_gives_everything_back(house):
     """SIGKILL of the house while the cloud does not answer: `down` sweeps up what is left, has another
     manager look what is held, and says what it found."""
-    house = new_house()
-    house.start()
-    house.submit(TOY, argv=("5000", PAUSE, "nowhere"), slots_max=2)
+    house.submit(TOY, "swept", argv=("5000", PAUSE, "nowhere"), slots_max=2)
     house.reached(3)
-    held = {one.id for one in house.client().view().machines if one.ended_at_s is None}
+    were_held = held(house)
     cloud = msgspec.json.decode((house.places.cloud_dir / "cloud.json").read_bytes())
     os.kill(cloud["pid"], signal.SIGSTOP)
     program = Path(sys.executable).with_name("orchestrator")
@@ -367,7 +290,65 @@ def test_down_of_a_house_that_is_killed_meanwhile_still_gives_everything_back(ne
     assert down.returncode == 0, said
     assert said["killed"]
     assert said["processes_swept"] > 0
-    assert held <= set(said["machines_settled"])
+    assert were_held <= set(said["machines_settled"])
     assert processes.marked(house.places.identity) == []
     again = orchestrator("down", "--json", "--config", str(house.config))
     assert not msgspec.json.decode(again.stdout)["killed"]
+
+
+def down_of(house: RunningHouse, *words: str) -> str:
+    """What `orchestrator down` says, on one line."""
+    down = orchestrator("down", *words, "--config", str(house.config))
+    assert down.returncode == 0, down.stderr
+    assert house.process.wait(60) == 0
+    return " ".join((down.stdout + down.stderr).split())
+
+
+def test_down_with_a_full_disk_or_no_copies_says_whose_steps_are_where(
+    house, tmp_path, undisturbed
+):
+    """Of one job the disk refuses the newest steps: they stay in memory, and the next `up` puts them on the disk. Of the
+    other the copies fail: what lies on the manager's machine only is gone with it. `down` says whose, where, and what to
+    do; both are resumed and lose nothing, and in the end all is in its place and nothing is left in memory."""
+    steps, out, copies = 60, tmp_path / "ours.pt", house.folder / COPIES
+    folder, root = house.places.checkpoints / "kept", root_of(house.places.checkpoints)
+    argv = ("100000", "0.01", str(tmp_path / "endless.pt"))
+    house.submit(TOY, "copied", argv=argv, slots_max=1, checkpoint_every_s=5.0)
+    house.reached(50)
+    until("a copy", lambda: [*copies.rglob("copied/manifests/*.json")])
+    house.submit(TOY, "kept", argv=(str(steps), "0.1", str(out)), slots_max=2)
+    house.reached(20)
+    folder.write_bytes(b"")  # where its folder would be
+    copies.rename(tmp_path / "moved")
+    copies.write_bytes(b"")
+    said = down_of(house)
+    assert f"the newest steps of kept are not in {folder.parent} yet" in said
+    assert f"in {root / 'kept'}, " in said
+    assert f"is not in {copies.as_uri()} (" in said
+    assert f"it is in {folder.parent / 'copied'} on this machine only" in said
+    assert "are lost" not in said
+    again = orchestrator("down", "--json", "--config", str(house.config))
+    assert msgspec.json.decode(again.stdout)["kept_in_memory"] == [str(root / "kept")]
+
+    folder.unlink()
+    copies.unlink()
+    (tmp_path / "moved").rename(copies)
+    house.start()
+    until("it to be on the disk", lambda: not kept(root))
+    for job in ("copied", "kept"):
+        assert orchestrator("resume", job, "--config", str(house.config)).returncode == 0
+        house.follow(job)
+        until("it to go on", lambda: house.job().ended_at_s is None)
+    job = house.ended(150)
+    assert (job.status, job.steps_lost) == ("SUCCEEDED", 0), house.told()
+    assert same(weights(out), undisturbed(steps))
+    house.follow("copied")
+    before = house.job().step
+    house.reached(before + 50)
+    assert msgspec.json.decode(down_of(house, "--json"))["not_copied"] == []
+    newest = [Archive(DiskSink(at / "copied"), "copied").newest() for at in (folder.parent, copies)]
+    assert newest[1].version > before
+    # A copy is a state and the sums by which a worker proves that it goes on from it.
+    bases = [manifest.version - manifest.redo for manifest in newest]
+    assert bases[0] == bases[1]
+    assert not root.exists()

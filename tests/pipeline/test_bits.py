@@ -25,12 +25,6 @@ def check(model: str, name: str, depth: int, counts, *, exchange="float32", **op
     assert same_weights(states, expected) == []
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_two_stages_are_one_process(model):
-    """Every kind of model, cut by its measured times, trains to the same bits; its backward in two halves."""
-    check(model, "zero-bubble", 2, (4,))
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -51,8 +45,9 @@ def test_rounded_sums_of_two_stages_are_those_of_one_process(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_three_stages_two_replicas(model):
-    """P x D workers, the microbatches shared out unevenly, end with the bits of one process."""
-    check(model, "1f1b", 3, (4, 1))
+    """Every kind of model, cut by its measured times, trains to the bits of one process: the microbatches shared out
+    unevenly, and its backward in two halves."""
+    check(model, "zero-bubble", 3, (4, 1))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,7 @@ def layouts(draw):
 
 
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -73,9 +73,9 @@ class Held:
     def release(self) -> None:
         self._until(RELEASED)
 
-    def joins(self, *inside: str, count: int = 1) -> list[str]:
-        """Start others; those inside go on step by step until there is one that the others can prove."""
-        workers = self.crew.start(count)
+    def joins(self, *inside: str) -> list[str]:
+        """Start another; those inside go on step by step until there is one that it can prove."""
+        workers = self.crew.start(1)
         members = self.crew.keeper._jobs["job"].roster.members
         for worker in workers:
             self._well(lambda worker=worker: worker in members and members[worker].ready, worker)
@@ -160,7 +160,7 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
 def ends_alike(
     source: str, crew: Crew, player: Player, tmp_path: Path, counts: str = "step"
 ) -> None:
-    """From one worker to two, to the newcomer alone, to nobody, to two others."""
+    """From one worker to two, to the newcomer alone, to nobody, to another."""
     alone = player.play(source, tmp_path / "alone")
     job = Held(crew, source, counts)
     first = job.begin(2)
@@ -171,8 +171,7 @@ def ends_alike(
     job.go(second, steps=2)
     crew.kill(second)
     until("the loss of all", lambda: not crew.ready)
-    crew.settle = 2
-    job.joins(count=2)
+    job.joins()
     job.release()
     crew.completed()
     ended = torch.load(job.out, weights_only=False)

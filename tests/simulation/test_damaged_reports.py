@@ -1,6 +1,7 @@
 """Hours of deployments in which reports of workers and agents come with wrong values in them."""
 
 import math
+import os
 from random import Random
 from typing import Any
 
@@ -38,7 +39,7 @@ SAID_BY_INSTANCES = (
     | WorkerReady
 )
 DAMAGED = 0.1  # of these reports
-SEEDS, BLOCK = 36, 12
+SEEDS, BLOCK = int(os.environ.get("SPOT_SEEDS", "24")), 12
 # What a job comes to may be wrong, because what its workers said was.
 OF_THE_JOB = ("failed without need", "succeeded at step", ", generation ")
 

@@ -11,7 +11,15 @@ from crews import SECRET, RedisProcess, until
 from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage.vault import Place
 from agent.keys import INBOX
-from agent.messages import AgentJoined, AgentLost, AnyReport, JobOrder, WorkerFailed, WorkerReady
+from agent.messages import (
+    AgentJoined,
+    AgentLost,
+    AnyReport,
+    JobOrder,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
 from agent.net.handshake import job_secret
 from agent.net.wire import dial
 from agent.protocol import AgentHello, Dismissal, Hello, Message, Ready, Told, Welcome
@@ -49,7 +57,7 @@ def says(keeper: Keeper, worker: str, message: Message) -> str:
         connection.close()
 
 
-def test_what_is_out_of_range_fails_its_sender_and_goes_no_further(
+def test_value_out_of_range_fails_its_sender_and_goes_no_further(
     keeper: Keeper, redis_process: RedisProcess
 ) -> None:
     """The sentence names field, value and range; the keeper listens to the next worker and to agents."""
@@ -75,7 +83,7 @@ def test_what_is_out_of_range_fails_its_sender_and_goes_no_further(
     connection.close()
 
 
-def test_a_message_that_the_keeper_cannot_take_in_costs_its_worker(
+def test_message_that_the_keeper_cannot_take_in_costs_its_worker(
     keeper: Keeper, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that listens to it does not end alone, which would leave a member that nobody hears."""
@@ -84,5 +92,8 @@ def test_a_message_that_the_keeper_cannot_take_in_costs_its_worker(
     hello = Hello(job="job", worker="w1", machine_id="m", mesh_address="127.0.0.1:1")
     connection = dial(keeper.address, job_secret(SECRET, "job"), hello)
     connection.send(SOUND)
-    until("the loss", lambda: "w1" not in job.roster.members)
+    (lost,) = until("the loss", lambda: reports(redis_process, WorkerLost))
+    assert (lost.worker, lost.cause) == ("w1", "connection")
+    assert "the keeper could not take its message" in lost.detail
+    assert "w1" not in job.roster.members
     connection.close()

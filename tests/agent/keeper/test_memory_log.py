@@ -315,17 +315,19 @@ def test_memory_that_takes_nothing_is_said(shared: Path, monkeypatch: pytest.Mon
     assert "is nearly full" in memory_log.obstacle(shared)
 
 
-def test_the_clock_does_not_say_what_is_older(shared: Path) -> None:
+def test_memory_with_later_times_of_a_clock_set_back_is_replaced(shared: Path) -> None:
     """What the earlier keeper left carries a later time, because the clock was set back: it goes all the same."""
     job = shared / "job"
     first, older = lived(job, 3, 5)
     first.leave()
     later_s = time.time() + 90_000
+    old = {path for path in job.iterdir() if path.name != STATE}
     for path in job.iterdir():
         os.utime(path, (later_s, later_s))
     second = MemoryLog(job)
     assert same(second.find(8), older)
     assert second.note_state(newer := Saved(state(second, 9), ()))
+    assert old and not old & {*job.iterdir()}
     second.leave()
     assert same(found(job, 9), newer)
     third = MemoryLog(job)
