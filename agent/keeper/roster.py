@@ -25,6 +25,7 @@ HUNG_S = 30.0  # alive, and without progress where it waits for no other worker
 HUNG_S_MAX = 3600.0  # by then the manager has long seen that nothing is committed
 HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
 GONE_MAX = 10_000
+PEER_GRACE_S = 0.5  # for a worker that died to be found by its own connection
 TICK_S = 0.1  # between two looks at all jobs
 LOSSES_MAX = 2  # in the middle of recording, before no worker is asked for a while
 AGAIN_S, AGAIN_S_MAX = 600.0, 86_400.0

@@ -19,7 +19,7 @@ from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.live.node import LOOK_S, Node
-from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.post import Book, Broken, Introduced, Post
 from agent.paramserver.live.store import Folder
 from agent.paramserver.messages import CONTROLLER, Beat, Message, Out
 from agent.store.memory import keep_memory
@@ -107,7 +107,10 @@ class Single(Node):
         self.post.close()
 
     def _lost(self, sender: str) -> None:
-        self.over = self.over or ("the controller is gone" if sender == CONTROLLER else "")
+        if sender == CONTROLLER:
+            self.over = self.over or "the controller is gone"
+        else:
+            super()._lost(sender)
 
     def _beat(self) -> None:
         """Give signs of life, in a thread, because the loop may compute or load for long."""
@@ -235,6 +238,9 @@ class House:
             book = Book(addresses=dict(self._post.book))
             for name in list(self._post.book):
                 self._post.send(name, book)
+        elif isinstance(message, Broken):
+            if {sender, message.peer} <= set(brain.nodes):  # of two that live, the first to say it
+                self._say(brain.lost([message.peer], now_s))
         else:
             self._say(brain.handle(sender, message, now_s))
         while len(self.closed_s) <= brain.ledger.closed:

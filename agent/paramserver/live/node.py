@@ -11,7 +11,7 @@ import time
 from agent.paramserver.api import Application, checked
 from agent.paramserver.controller import Plan
 from agent.paramserver.help import Settings
-from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.post import Book, Broken, Introduced, Post
 from agent.paramserver.member import Member, join
 from agent.paramserver.messages import CONTROLLER, End, Gone, Leave, Message, Out
 from agent.paramserver.server import Server, Store
@@ -39,6 +39,7 @@ class Node:
         self.name, self.post, self._grain_s = name, post, grain_s
         self.member = Member(worker, Server(name, tables, plan.partitions, store))
         self.turned_s = time.monotonic()
+        self._broken: list[Broken] = []  # connections, which a later controller hears of again
         self.over = ""  # why it has ended
         self.done = False  # the job has ended, too
         self.ended = threading.Event()
@@ -105,7 +106,9 @@ class Node:
             self._say(self.member.handle(sender, message, time.time()))
 
     def _lost(self, sender: str) -> None:
-        """Take note that the connection of another node has ended."""
+        """Report that a connection has broken, which nobody else sees if both nodes live."""
+        self._broken.append(Broken(peer=sender))
+        self.post.send(CONTROLLER, self._broken[-1])
 
     def _say(self, out: Out) -> None:
         for target, message in out:

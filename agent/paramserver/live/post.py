@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from agent.errors import WireError
+from agent.errors import Refused, WireError
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial, room
@@ -31,6 +31,8 @@ from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot
 
 FLUSH_S = 2.0  # for what is still to be sent at the end
+DIAL_S = 8.0  # the time in which a dialled process must answer
+DIAL_WAIT_S = 0.05
 ROOM_MS = 200
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
@@ -48,7 +50,13 @@ class Introduced(Message, frozen=True, kw_only=True):
     pid: int
 
 
-Said = messages.AnyMessage | Book | Introduced
+class Broken(Message, frozen=True, kw_only=True):
+    """To the controller: the connection to this process has broken, and is not made again."""
+
+    peer: str
+
+
+Said = messages.AnyMessage | Book | Introduced | Broken
 
 
 class Entry(NamedTuple):
@@ -155,7 +163,8 @@ class Outbox:
 
     def close(self, wait_s: float) -> None:
         """Close the connection, after so long at most for what `end` left to be sent."""
-        self._thread.join(wait_s)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(wait_s)
         with self._changed:
             self._closed = self._ended = True
             self._changed.notify_all()
@@ -265,22 +274,29 @@ class Letters:
 
 
 class Post(Letters):
-    """Letters on sockets. The end of a connection comes through the queue: the name, and nothing."""
+    """Letters on sockets.
+
+    The first connection with a process that breaks is the end of all of them, because what was on
+    its way is lost. It comes through the queue, once: the name, and nothing.
+    """
 
     def __init__(self, name: str, secret: str, host: str = "127.0.0.1") -> None:
         super().__init__(name)
         self._secret = secret
         self.book: dict[str, str] = {}
         self._out: dict[str, Outbox] = {}
+        self._parted: set[str] = set()  # whom nothing is sent any more; names are not used twice
         self._arrived = threading.Condition()
-        self._flows = Tcp(name, secret, self._arrived, lambda _: None)
+        self._flows = Tcp(name, secret, self._arrived, self._break)
         self._blocks = itertools.count(1)
+        self._closed = False
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
         self._front = Front(listener, Door(name, lambda _: secret), self._receive)
 
     def _knows(self, target: str) -> bool:
-        return target in self.book or super()._knows(target)
+        known = target in self.book and target not in self._parted
+        return known or super()._knows(target)
 
     def _route(self, target: str) -> Route | None:
         if target in self.routes or target not in self.book:
@@ -306,6 +322,20 @@ class Post(Letters):
         """Send a process no more: what it has not taken after `wait_s` is thrown away."""
         with self._lock:
             self.book.pop(target, None)
+            self._parted.add(target)
+        self._part(target, wait_s)
+
+    def _break(self, target: str) -> None:
+        """Part with a process because a connection with it has broken, and say so, once."""
+        with self._lock:
+            news = not self._closed and target not in self._parted
+            self._parted.add(target)
+        if news:
+            self._part(target)
+            self.inbox.put((target, None))
+
+    def _part(self, target: str, wait_s: float = 0.0) -> None:
+        with self._lock:
             self._writing.pop(target, None)
             outbox = self._out.pop(target, None)
         if outbox is not None:
@@ -315,6 +345,7 @@ class Post(Letters):
 
     def close(self) -> None:
         """Close all connections, with a bounded wait for what is still to be sent."""
+        self._closed = True
         self._front.close()
         self.flush()
         with self._lock:
@@ -329,20 +360,26 @@ class Post(Letters):
     def _outbox(self, target: str, address: str) -> Outbox:
         hello = PeerHello(worker=self.name, serial=1)
 
-        def failed() -> None:
-            with self._lock:
-                if self._out.get(target) is outbox:
-                    del self._out[target]
-                    self.book.pop(target, None)
+        def connect() -> Connection:
+            until_s = time.monotonic() + DIAL_S
+            while True:
+                try:
+                    return dial(address, self._secret, hello, to=target)
+                except Refused:
+                    raise
+                except WireError:
+                    if self._closed or target in self._parted or time.monotonic() > until_s:
+                        raise
+                    time.sleep(DIAL_WAIT_S)
 
-        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
-        return outbox
+        return Outbox(connect, lambda: self._break(target))
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
         if not isinstance(hello, PeerHello):
             self._flows.welcome(connection, hello)
             return
         reading = Reading()
+        connection.probe()
         try:
             while True:
                 part, payload = connection.receive()
@@ -352,16 +389,16 @@ class Post(Letters):
             pass  # the usual end
         finally:
             connection.close()
-            self.inbox.put((hello.worker, None))
+            self._break(hello.worker)
 
     def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:
         into = room(size)
         ticket = self._flows.land(sender, _slot(block), into)
         self._flows.meet(sender, address.encode())
         with self._arrived:
-            self._arrived.wait_for(lambda: ticket.done or ticket.failed)
-        if ticket.failed:
-            raise WireError(ticket.failed)
+            self._arrived.wait_for(lambda: ticket.done or ticket.failed or sender in self._parted)
+        if not ticket.done:
+            raise WireError(ticket.failed or f"{sender} is gone")
         return into
 
 
