@@ -72,9 +72,11 @@ class ServedJob:
         with self._lock:
             return dict(self._roster.members)
 
-    def reached(self, commit: Commit, size: int, where: str) -> None:
+    def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
         with self._lock:
             self._history.note(commit)
+            if not newest:  # commits that come together say nothing of how long each took
+                return
             self._reports.loss = commit.loss
             total = self._serving.clocks or commit.version
             self._reports.progress(commit.generation, commit.version, total)

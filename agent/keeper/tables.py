@@ -54,8 +54,8 @@ class Owner(Protocol):
     def present(self) -> dict[str, Member]:
         """Return the workers that are here, by name."""
 
-    def reached(self, commit: Commit, size: int, where: str) -> None:
-        """Take note of a clock that is written down."""
+    def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
+        """Take note of a clock that is written down; of several at once, only one is the newest."""
 
     def application_failed(self, worker: str, why: str) -> None: ...
 
@@ -239,7 +239,7 @@ class Tables:
         for act in acts:
             act()
         self._look()
-        self._letters.flush()
+        self._letters.flush(idle=not acts)
         try:
             self._note()
         except OSError as error:  # the disk is full, or the like; all goes on when it takes it
@@ -427,7 +427,8 @@ class Tables:
             )
             self._history.write(commit)
             size = sum(one.keys * one.columns * 8 for one in self._serving.tables)
-            self._owner.reached(commit, size, str(self._folder))
+            newest = commit.version > self._reached.clock
+            self._owner.reached(commit, size, str(self._folder), newest=newest)
 
     def _reach(self, reached: Reached) -> None:
         private.write(self._folder / "reached.json", msgspec.json.encode(reached))
