@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -204,7 +203,7 @@ class House:
         for spawned in self.nodes.values():
             spawned.process.kill()
             spawned.process.wait()
-        self._post.inbox.put((CONTROLLER, None))
+        self._post.put(CONTROLLER, None)
         self._thread.join(START_S)
         self._post.close()
 
@@ -217,16 +216,16 @@ class House:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
-                self._post.flush()
+                self._post.flush(idle=not came)
                 self._changed.notify_all()
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:
         """Return all that waits, because nobody is silent whose signs of life are among it."""
-        try:
-            first = self._post.inbox.get(timeout=LOOK_S)
-        except queue.Empty:
-            return []
-        return [first, *(self._post.inbox.get() for _ in range(self._post.inbox.qsize()))]
+        found, came = [], self._post.take(LOOK_S)
+        while came is not None:
+            found.append(came)
+            came = self._post.take()
+        return found
 
     def _take(self, sender: str, message: Message | None) -> None:
         now_s, brain = time.monotonic(), self.controller

@@ -88,11 +88,13 @@ def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
 
 
 CUT = """
-import agent.session, threading
+import agent.session
+cut = []
 def cut_when(clock):
     post = agent.session.world().node.post
-    if clock == 6 and post.name == "w1":
-        for outbox in list(post._out.values()):
+    if clock == 6 and post.name == "w1" and not cut:
+        cut.extend(post._out.values())
+        for outbox in cut:
             outbox._connection._sock.shutdown(2)
 """
 

@@ -4,7 +4,6 @@ It looks for messages between grains.
 """
 
 import os
-import queue
 import threading
 import time
 
@@ -73,21 +72,17 @@ class Node:
     def _read(self, wait_s: float) -> None:
         """Take all that has come, and answer it at once; wait a little if nothing has."""
         while not self.over:
-            try:
-                sender, message = self.post.inbox.get_nowait()
-            except queue.Empty:
+            came = self.post.take()
+            if came is None:
                 self.post.flush()
                 if not wait_s or (came := self._wait(wait_s)) is None:
                     return
-                sender, message = came
+            sender, message = came
             wait_s = 0.0
             self._take(sender, message)
 
     def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
-        try:
-            return self.post.inbox.get(timeout=wait_s)
-        except queue.Empty:
-            return None
+        return self.post.take(wait_s)
 
     def _take(self, sender: str, message: Message | None) -> None:
         self.turned_s = time.monotonic()

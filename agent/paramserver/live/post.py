@@ -8,19 +8,21 @@ transport that sums of gradients use, and the message says where to expect them.
 
 import contextlib
 import itertools
+import os
 import queue
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from agent.errors import Refused, WireError
+from agent.net.forks import let_go_in_forks
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial, room
@@ -28,12 +30,13 @@ from agent.paramserver import messages
 from agent.paramserver.messages import Message
 from agent.protocol import AnyMessage, Part, PeerHello
 from agent.transport.tcp import Tcp
-from agent.transport.transport import Slot
+from agent.transport.transport import Slot, Ticket
 
 FLUSH_S = 2.0  # for what is still to be sent at the end
 DIAL_S = 8.0  # the time in which a dialled process must answer
 DIAL_WAIT_S = 0.05
 ROOM_MS = 200
+FRAMES_PER_TURN = 64  # of one connection, before others have their turn
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
 
@@ -75,11 +78,12 @@ class Letter(NamedTuple):
 
 
 class Writing:
-    """A frame that is being put together."""
+    """A frame that is being put together; `waits` while nothing in it is urgent."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.pieces: list[memoryview] = []
+        self.waits = True
 
 
 def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
@@ -237,27 +241,35 @@ class Letters:
             block = self._apart(target, pieces) if size >= BLOCK_BYTES else 0
             writing.pieces += [] if block else pieces
             writing.entries.append(Entry(meta, size, block))
+            writing.waits &= isinstance(message, messages.Committed)
 
-    def flush(self) -> None:
-        """Send what has been said since the last time."""
+    def flush(self, idle: bool = False) -> None:
+        """Send what has been said since the last time.
+
+        That a clock is committed only saves memory, so it waits for something to go with, or
+        until we are `idle`.
+        """
         with self._lock:
-            said, self._writing = self._writing, {}
-            for target, writing in said.items():
+            if not self._writing:
+                return
+            due = {to: one for to, one in self._writing.items() if idle or not one.waits}
+            for target, writing in due.items():
+                del self._writing[target]
                 route = self._route(target)
                 if route is not None:
                     extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
                     route(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
 
     def open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
-        """Put the messages of a frame into the queue; rows that come as a block are waited for."""
-        letter, at = reading.letter(part.extra), 0
-        for meta, size, block in letter.entries:
+        """Put the messages of a frame into the queue."""
+        for meta, rows, block in _entries(reading.letter(part.extra), payload):
             if block:
-                rows = self._landed(sender, letter.address, size, block)
-            else:
-                rows = payload[at : at + size]
-                at += size
-            self.inbox.put((sender, reading.message(meta, rows)))
+                raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+            self.put(sender, reading.message(meta, rows))
+
+    def put(self, sender: str, message: Message | None) -> None:
+        """Put a message into the queue, on any thread."""
+        self.inbox.put((sender, message))
 
     def _knows(self, target: str) -> bool:
         return target in self.routes
@@ -269,12 +281,69 @@ class Letters:
         """Send rows as a block if there is a way, and return its number, else 0."""
         return 0
 
-    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:  # noqa: ARG002
-        raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+
+def _entries(
+    letter: Letter, payload: memoryview
+) -> Iterator[tuple[bytes, memoryview, Entry | None]]:
+    """Yield each message of a letter with its rows, or with its entry if they come as a block."""
+    at = 0
+    for entry in letter.entries:
+        if entry.block:
+            yield entry.meta, payload[:0], entry
+        else:
+            yield entry.meta, payload[at : at + entry.size], None
+            at += entry.size
+
+
+class Wake:
+    """Wakes the thread that polls; the transport takes it for the condition that it notifies."""
+
+    def __init__(self) -> None:
+        self._open = threading.Lock()  # a number that is closed may soon be of another file
+        self.number = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        with self._open:
+            if self.number >= 0:
+                os.eventfd_write(self.number, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.number)
+
+    def close(self) -> None:
+        with self._open:
+            self.let_go()
+
+    def let_go(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
+
+class Coming(NamedTuple):
+    """A message that may wait for rows which come as a block."""
+
+    meta: bytes
+    rows: memoryview
+    ticket: Ticket | None
+
+
+class Inlet:
+    """A connection on which another process sends, and what of it waits for rows."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name, self.connection = name, connection
+        self.reading = Reading()
+        self.coming = deque[Coming]()
 
 
 class Post(Letters):
-    """Letters on sockets.
+    """Letters on sockets, which the thread that `take`s them reads itself, so none is handed on.
 
     The first connection with a process that breaks is the end of all of them, because what was on
     its way is lost. It comes through the queue, once: the name, and nothing.
@@ -286,12 +355,15 @@ class Post(Letters):
         self.book: dict[str, str] = {}
         self._out: dict[str, Outbox] = {}
         self._parted: set[str] = set()  # whom nothing is sent any more; names are not used twice
-        self._arrived = threading.Condition()
-        self._flows = Tcp(name, secret, self._arrived, self._break)
+        self._wake, self._poll = Wake(), select.epoll()
+        self._poll.register(self._wake.number, select.EPOLLIN)
+        self._inlets: dict[int, Inlet] = {}  # by the number of the file
+        self._flows = Tcp(name, secret, self._wake, self._break)
         self._blocks = itertools.count(1)
         self._closed = False
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
+        let_go_in_forks(self)
         self._front = Front(listener, Door(name, lambda _: secret), self._receive)
 
     def _knows(self, target: str) -> bool:
@@ -332,7 +404,7 @@ class Post(Letters):
             self._parted.add(target)
         if news:
             self._part(target)
-            self.inbox.put((target, None))
+            self.put(target, None)
 
     def _part(self, target: str, wait_s: float = 0.0) -> None:
         with self._lock:
@@ -356,6 +428,15 @@ class Post(Letters):
         for outbox in outboxes:
             outbox.close(max(0.0, until_s - time.monotonic()))
         self._flows.close()
+        for number in list(self._inlets):
+            self._shut(number)
+        self._poll.close()
+        self._wake.close()
+
+    def let_go(self) -> None:
+        """Close our copies in a fork of this process, where no other thread has gone on."""
+        self._poll.close()
+        self._wake.let_go()
 
     def _outbox(self, target: str, address: str) -> Outbox:
         hello = PeerHello(worker=self.name, serial=1)
@@ -375,31 +456,96 @@ class Post(Letters):
         return Outbox(connect, lambda: self._break(target))
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
+        """Take a connection over that another process has opened."""
         if not isinstance(hello, PeerHello):
             self._flows.welcome(connection, hello)
             return
-        reading = Reading()
         connection.probe()
+        number = connection.fileno()
+        self._inlets[number] = Inlet(hello.worker, connection)
         try:
-            while True:
-                part, payload = connection.receive()
-                if isinstance(part, Part):
-                    self.open(hello.worker, reading, part, payload)
-        except WireError:
-            pass  # the usual end
-        finally:
-            connection.close()
-            self._break(hello.worker)
+            self._poll.register(number, select.EPOLLIN)
+        except (OSError, ValueError):  # we are closed, or the connection is
+            self._shut(number)
 
-    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:
-        into = room(size)
-        ticket = self._flows.land(sender, _slot(block), into)
-        self._flows.meet(sender, address.encode())
-        with self._arrived:
-            self._arrived.wait_for(lambda: ticket.done or ticket.failed or sender in self._parted)
-        if not ticket.done:
-            raise WireError(ticket.failed or f"{sender} is gone")
-        return into
+    # --- the thread that takes --------------------------------------------------------------------
+
+    def put(self, sender: str, message: Message | None) -> None:
+        super().put(sender, message)
+        self._wake.notify_all()
+
+    def take(self, wait_s: float = 0.0) -> tuple[str, Message | None] | None:
+        """Return the next message, and wait a little for one if there is none."""
+        until_s = time.monotonic() + wait_s if wait_s else 0.0
+        while True:
+            try:
+                return self.inbox.get_nowait()
+            except queue.Empty:
+                left_s = max(0.0, until_s - time.monotonic()) if wait_s else 0.0
+                if not self._read(left_s) or (wait_s and not left_s):
+                    return None
+
+    def _read(self, wait_s: float) -> bool:
+        """Read what has come on all connections; return whether there was anything."""
+        found = self._poll.poll(wait_s)
+        for number, _ in found:
+            if number == self._wake.number:
+                self._wake.clear()
+                for each, inlet in list(self._inlets.items()):
+                    if inlet.coming:
+                        self._guarded(each, self._deliver)
+            else:
+                self._guarded(number, self._read_from)
+        return bool(found)
+
+    def _guarded(self, number: int, act: Callable[[Inlet], None]) -> None:
+        """Do something with a connection, which an error of it ends."""
+        inlet = self._inlets.get(number)
+        if inlet is None:
+            return
+        try:
+            act(inlet)
+        except WireError:  # the usual end
+            self._shut(number)
+            self._break(inlet.name)
+
+    def _shut(self, number: int) -> None:
+        inlet = self._inlets.pop(number, None)
+        if inlet is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(number)
+            inlet.connection.close()
+
+    def _read_from(self, inlet: Inlet) -> None:
+        for _ in range(FRAMES_PER_TURN):
+            frame = inlet.connection.receive_some()
+            if frame is None:
+                return
+            part, payload = frame
+            if isinstance(part, Part):
+                self._open(inlet, inlet.reading.letter(part.extra), payload)
+
+    def _open(self, inlet: Inlet, letter: Letter, payload: memoryview) -> None:
+        for meta, rows, block in _entries(letter, payload):
+            if block is None:
+                inlet.coming.append(Coming(meta, rows, None))
+            else:
+                into = room(block.size)
+                ticket = self._flows.land(inlet.name, _slot(block.block), into)
+                self._flows.meet(inlet.name, letter.address.encode())
+                inlet.coming.append(Coming(meta, into, ticket))
+        self._deliver(inlet)
+
+    def _deliver(self, inlet: Inlet) -> None:
+        """Put what is whole into the queue, in order."""
+        while inlet.coming:
+            meta, rows, ticket = inlet.coming[0]
+            if ticket is not None and not ticket.done:
+                if ticket.failed:
+                    raise WireError(ticket.failed)
+                return
+            inlet.coming.popleft()
+            self.inbox.put((inlet.name, inlet.reading.message(meta, rows)))
 
 
 def _slot(block: int) -> Slot:
