@@ -293,11 +293,12 @@ class Roster:
     def suspect(self, accused: str, by: str, due_s: float) -> None:
         """Note that the connection between them broke.
 
-        The accused may have died with an earlier keeper, and so be absent.
+        The accused may have died with an earlier keeper, and so be absent. A worker that is gone
+        accuses nobody any more.
         """
         assert self.layout is not None
         matters = accused in self.layout.workers or self._owes_state(accused)
-        if matters and not self.is_gone(accused):
+        if matters and not self.is_gone(accused) and not self.is_gone(by):
             self.suspicions.hear(accused, by, due_s)
 
     def lose_the_suspected(self, now_s: float) -> None:

@@ -28,7 +28,8 @@ from agent.net.handshake import Door
 from agent.net.wire import Connection, dial, room
 from agent.paramserver import messages
 from agent.paramserver.messages import Message
-from agent.protocol import AnyMessage, Part, PeerHello
+from agent.protocol import AnyMessage, Lying, Part, PeerHello, Segment
+from agent.transport.segment import Own, Theirs
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket
 
@@ -36,7 +37,8 @@ FLUSH_S = 2.0  # for what is still to be sent at the end
 DIAL_S = 8.0  # the time in which a dialled process must answer
 DIAL_WAIT_S = 0.05
 ROOM_MS = 200
-FRAMES_PER_TURN = 64  # of one connection, before others have their turn
+SLOTS = 48  # of memory for rows that others read; they hold some until a clock is closed
+FREED_MAX = 4  # of these, until they are said without anything else
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
 
@@ -63,18 +65,26 @@ Said = messages.AnyMessage | Book | Introduced | Broken
 
 
 class Entry(NamedTuple):
-    """One message of a frame: its rows are in the payload, or come as a block."""
+    """One message of a frame: its rows are in the payload, or come as a block, or lie `there`."""
 
     meta: bytes
     size: int
     block: int = 0
+    there: Lying | None = None
 
 
 class Letter(NamedTuple):
-    """What a frame says, and where its sender listens."""
+    """What a frame says, and where its sender listens.
+
+    The first to a process also says which memory of the sender's it may read; once it `reads` that,
+    it says so with everything. Of what lies there, it says what it has `freed`.
+    """
 
     address: str
     entries: list[Entry]
+    segment: Segment | None = None
+    reads: bool = False
+    freed: tuple[Lying, ...] = ()
 
 
 class Writing:
@@ -238,9 +248,10 @@ class Letters:
             meta, pieces = _encoded(message)
             size = sum(piece.nbytes for piece in pieces)
             self.bytes_out += size
-            block = self._apart(target, pieces) if size >= BLOCK_BYTES else 0
-            writing.pieces += [] if block else pieces
-            writing.entries.append(Entry(meta, size, block))
+            apart = self._apart(target, pieces) if size >= BLOCK_BYTES else None
+            writing.pieces += pieces if apart is None else []
+            block, there = apart or (0, None)
+            writing.entries.append(Entry(meta, size, block, there))
             writing.waits &= isinstance(message, messages.Committed)
 
     def flush(self, idle: bool = False) -> None:
@@ -257,14 +268,14 @@ class Letters:
                 del self._writing[target]
                 route = self._route(target)
                 if route is not None:
-                    extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
+                    extra = msgspec.msgpack.encode(self._letter(target, writing.entries))
                     route(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
 
     def open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
         """Put the messages of a frame into the queue."""
         for meta, rows, block in _entries(reading.letter(part.extra), payload):
-            if block:
-                raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+            if block is not None:
+                raise WireError(f"{sender} sent rows apart, which is not a way to here")
             self.put(sender, reading.message(meta, rows))
 
     def put(self, sender: str, message: Message | None) -> None:
@@ -277,18 +288,21 @@ class Letters:
     def _route(self, target: str) -> Route | None:
         return self.routes.get(target)
 
-    def _apart(self, target: str, pieces: list[memoryview]) -> int:  # noqa: ARG002
-        """Send rows as a block if there is a way, and return its number, else 0."""
-        return 0
+    def _letter(self, target: str, entries: list[Entry]) -> Letter:  # noqa: ARG002
+        return Letter(self.address, entries)
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> tuple[int, Lying | None] | None:  # noqa: ARG002
+        """Send rows as a block, or put them where they can be read; None if there is no way."""
+        return None
 
 
 def _entries(
     letter: Letter, payload: memoryview
 ) -> Iterator[tuple[bytes, memoryview, Entry | None]]:
-    """Yield each message of a letter with its rows, or with its entry if they come as a block."""
+    """Yield each message of a letter with its rows, or with its entry if they are not in it."""
     at = 0
     for entry in letter.entries:
-        if entry.block:
+        if entry.block or entry.there is not None:
             yield entry.meta, payload[:0], entry
         else:
             yield entry.meta, payload[at : at + entry.size], None
@@ -361,6 +375,13 @@ class Post(Letters):
         self._flows = Tcp(name, secret, self._wake, self._break)
         self._blocks = itertools.count(1)
         self._closed = False
+        # Rows for processes of this host lie in memory that they read; without it they are blocks.
+        self._own: Own | None = None
+        with contextlib.suppress(OSError):
+            self._own = Own(SLOTS, spares=SLOTS)
+        self._told, self._readers = set[str](), set[str]()
+        self._theirs: dict[str, Theirs] = {}
+        self._freed: dict[str, deque[Lying]] = {}
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
         let_go_in_forks(self)
@@ -378,13 +399,37 @@ class Post(Letters):
             outbox = self._out[target] = self._outbox(target, self.book[target])
         return outbox.put
 
-    def _apart(self, target: str, pieces: list[memoryview]) -> int:
+    def _letter(self, target: str, entries: list[Entry]) -> Letter:
         if target in self.routes:
-            return 0
+            return Letter(self.address, entries)
+        told, freed = target in self._told, self._freed.get(target, deque())
+        self._told.add(target)
+        return Letter(
+            self.address,
+            entries,
+            None if told or self._own is None else self._own.said,
+            target in self._theirs,
+            tuple(freed.popleft() for _ in range(len(freed))),
+        )
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> tuple[int, Lying | None] | None:
+        if target in self.routes:
+            return None
+        if target in self._readers and self._own is not None:
+            there = self._own.put(target, pieces, next(self._blocks))
+            if there is not None:
+                return 0, there
         block = next(self._blocks)
         self._flows.meet(target, self.book[target].encode())
         self._flows.push(target, _slot(block), pieces)
-        return block
+        return block, None
+
+    def flush(self, idle: bool = False) -> None:
+        for name, freed in list(self._freed.items()):
+            if len(freed) >= FREED_MAX and self._knows(name):  # who has nothing to say says this
+                with self._lock:
+                    self._writing.setdefault(name, Writing()).waits = False
+        super().flush(idle)
 
     def learn(self, addresses: dict[str, str]) -> None:
         with self._lock:
@@ -410,6 +455,11 @@ class Post(Letters):
         with self._lock:
             self._writing.pop(target, None)
             outbox = self._out.pop(target, None)
+            self._readers.discard(target)
+            self._freed.pop(target, None)
+            self._theirs.pop(target, None)
+        if self._own is not None:
+            self._own.give_up(target)
         if outbox is not None:
             outbox.end()
             outbox.close(wait_s)
@@ -430,6 +480,8 @@ class Post(Letters):
         self._flows.close()
         for number in list(self._inlets):
             self._shut(number)
+        if self._own is not None:
+            self._own.close()
         self._poll.close()
         self._wake.close()
 
@@ -517,24 +569,42 @@ class Post(Letters):
             inlet.connection.close()
 
     def _read_from(self, inlet: Inlet) -> None:
-        for _ in range(FRAMES_PER_TURN):
-            frame = inlet.connection.receive_some()
-            if frame is None:
-                return
+        # To the last, because what was read ahead wakes nobody.
+        while (frame := inlet.connection.receive_some()) is not None:
             part, payload = frame
             if isinstance(part, Part):
                 self._open(inlet, inlet.reading.letter(part.extra), payload)
 
     def _open(self, inlet: Inlet, letter: Letter, payload: memoryview) -> None:
-        for meta, rows, block in _entries(letter, payload):
-            if block is None:
+        self._hear_of_memory(inlet.name, letter)
+        for meta, rows, apart in _entries(letter, payload):
+            if apart is None:
                 inlet.coming.append(Coming(meta, rows, None))
+            elif apart.there is not None:
+                inlet.coming.append(Coming(meta, self._view(inlet.name, apart.there), None))
             else:
-                into = room(block.size)
-                ticket = self._flows.land(inlet.name, _slot(block.block), into)
+                into = room(apart.size)
+                ticket = self._flows.land(inlet.name, _slot(apart.block), into)
                 self._flows.meet(inlet.name, letter.address.encode())
                 inlet.coming.append(Coming(meta, into, ticket))
         self._deliver(inlet)
+
+    def _hear_of_memory(self, sender: str, letter: Letter) -> None:
+        if letter.segment is not None and sender not in self._parted:
+            with contextlib.suppress(OSError, ValueError):  # it is out of reach
+                self._theirs[sender] = Theirs(letter.segment)
+                self._freed[sender] = deque()
+        if letter.reads:
+            self._readers.add(sender)
+        for there in letter.freed:
+            if self._own is not None:
+                self._own.free(sender, there)
+
+    def _view(self, sender: str, there: Lying) -> memoryview:
+        theirs, freed = self._theirs.get(sender), self._freed.get(sender)
+        if theirs is None or freed is None:
+            raise WireError(f"{sender} has no memory that can be read here")
+        return theirs.view(there, freed.append)
 
     def _deliver(self, inlet: Inlet) -> None:
         """Put what is whole into the queue, in order."""
