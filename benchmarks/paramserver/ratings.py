@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from processor_time import busy_s
 
 EXAMPLES = str(Path(__file__).parents[2] / "examples" / "paramserver")
 sys.path.insert(0, EXAMPLES)
@@ -25,11 +26,18 @@ from agent.paramserver.processes import House, Job  # noqa: E402
 
 CORES = 2
 WARM = 2  # clocks that are not counted
+LEAST = 0.8
 
 
 def shape(ratings):
     """Return as many ratings for each row as the Netflix data have, within a half."""
-    return {"users": ratings // 200, "items": ratings // 2000, "ratings": ratings, "rank": 16}
+    return {
+        "users": ratings // 200,
+        "items": ratings // 2000,
+        "ratings": ratings,
+        "rank": 16,
+        "by_user": True,
+    }
 
 
 def loop(pipe, ratings, clocks):
@@ -39,9 +47,9 @@ def loop(pipe, ratings, clocks):
     at_user, at_item = made.users.astype(np.int32), made.columns.astype(np.int32)
     took_s = []
     for _ in range(clocks):
-        begun_s = time.perf_counter()
+        begun_s, worked_s = time.perf_counter(), time.process_time()
         factorisation.descend(users, items, at_user, at_item, made.values, made.rate)
-        took_s.append(time.perf_counter() - begun_s)
+        took_s.append((time.perf_counter() - begun_s, time.process_time() - worked_s))
     pipe.send(took_s)
 
 
@@ -52,7 +60,7 @@ def alone(ratings, clocks):
     child.start()
     took_s = ours.recv()
     child.join()
-    return statistics.median(took_s[WARM:])
+    return tuple(statistics.median(each) for each in zip(*took_s[WARM:], strict=True))
 
 
 def served(ratings, clocks):
@@ -74,8 +82,12 @@ def served(ratings, clocks):
         try:
             for at in range(CORES):
                 house.start(f"r{at}", reliable=True)
+            house.wait(lambda brain: brain.ledger.closed >= WARM, 600.0)
+            first, begun_s = house.controller.ledger.closed, busy_s(house)
+            house.wait(lambda brain: brain.ledger.closed >= clocks - 2, 600.0)
+            worked_s = (busy_s(house) - begun_s) / (house.controller.ledger.closed - first)
             house.wait(lambda brain: brain.ended, 600.0)
-            return statistics.median(np.diff(house.closed_s)[WARM:])
+            return statistics.median(np.diff(house.closed_s)[WARM:]), worked_s
         finally:
             house.close()
 
@@ -90,13 +102,15 @@ def main():
         (alone(given.ratings, given.clocks), served(given.ratings, given.clocks))
         for _ in range(given.rounds)
     ]
-    one, ours = (
-        given.ratings / statistics.median(times) / 1e6 for times in zip(*rounds, strict=True)
-    )
-    share = ours / CORES / one
-    print(f"a loop on one core: {one:.2f} million ratings/s")
-    print(f"served, {CORES} workers: {ours / CORES:.2f} million ratings/s for each core")
-    print(f"share {share:.2f} ({'met' if share >= 0.8 else 'MISSED'}: 0.80)")
+    for name, at, cores in (("by the clock", 0, CORES), ("by processor time", 1, 1)):
+        one, ours = (
+            given.ratings / statistics.median(each[at] for each in times) / 1e6
+            for times in zip(*rounds, strict=True)
+        )
+        print(f"{name}: million ratings/s, a loop on one core, and served for each core")
+        share = ours / cores / one
+        met = "met" if share >= LEAST else "MISSED"
+        print(f"{one:.2f} {ours / cores:.2f}, a share of {share:.2f} ({met}: {LEAST})", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,15 @@ class Factorisation(Application):
 
     grainwise = False
 
-    def __init__(self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE):
+    def __init__(  # noqa: PLR0913, PLR0917 - the size of it
+        self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE, by_user=False
+    ):
+        """With `by_user` ratings lie user by user, so a block needs the rows of its users only."""
         self.users, self.columns, self.values = loaders.ratings(users, items, ratings)
+        if by_user:
+            order = np.argsort(self.users, kind="stable")
+            made = (self.users[order], self.columns[order], self.values[order])
+            self.users, self.columns, self.values = made
         self.items = ratings
         self.tables = (
             Table("users", users, rank, initial=_small(rank, 0.1)),
