@@ -76,23 +76,24 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
     if MEASURES not in layers or saved.redo:
         raise Unknown(f"version {saved.reached} is a model's, and this job serves tables")
     measures = json.loads(layers.pop(MEASURES).values)["measures"]
-    partitions: list[list[Section]] = [[] for _ in range(serving.partitions)]
-    shapes = {one.name: one for one in serving.tables}
-    wanted = {f"{at}/{name}" for at in range(serving.partitions) for name in shapes}
-    if odd := sorted(wanted ^ set(layers)):
+    shapes = {
+        f"{at}/{shape.name}": shape for at in range(serving.partitions) for shape in serving.tables
+    }
+    if odd := sorted(set(shapes) ^ set(layers)):
         raise Unknown(
             f"version {saved.reached} has other tables or partitions than this job ({odd[0]}); "
             "start the job with those that it had"
         )
-    for name, layer in layers.items():
-        number, _, table = name.partition("/")
-        keys, rows = (_array(layer, one, backup.bodies[name]) for one in (KEYS, ROWS))
-        if rows.shape[1:] != (shapes[table].columns,) or rows.dtype != shapes[table].dtype:
+    partitions: list[list[Section]] = [[] for _ in range(serving.partitions)]
+    for name, shape in shapes.items():
+        layer, body = layers[name], backup.bodies[name]
+        keys, rows = (_array(layer, one, body) for one in (KEYS, ROWS))
+        if rows.shape[1:] != (shape.columns,) or rows.dtype != shape.dtype:
             raise Unknown(
-                f"version {saved.reached} has rows of {rows.shape[1]} {rows.dtype} in {table}, "
-                f"and this job of {shapes[table].columns} {shapes[table].dtype}"
+                f"version {saved.reached} has rows of {rows.shape[1]} {rows.dtype} in "
+                f"{shape.name}, and this job of {shape.columns} {shape.dtype}"
             )
-        partitions[int(number)].append(Section(table, keys, rows))
+        partitions[int(name.partition("/")[0])].append(Section(shape.name, keys, rows))
     return Clock(tuple(measures), partitions)
 
 
