@@ -3,16 +3,24 @@
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from commit_logs import MemoryCommitLog
+from crews import until
 
+from agent.keeper.commits import History
+from agent.keeper.member import Member
 from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
+from agent.keeper.tables import Reached, Tables
 from agent.messages import CheckpointCopied, JobOrder, Report
-from agent.paramserver.messages import Section
+from agent.paramserver.live.plan import KEPT
+from agent.paramserver.live.store import Folder
+from agent.paramserver.messages import CONTROLLER, Push, Roll, Save, Section
 from agent.protocol import Serving, Shape
 from agent.store.errors import Unknown
 
@@ -25,6 +33,8 @@ SERVING = Serving(
     partitions=2,
     tables=(Shape("rows", 5, 2, 4, "float32"), Shape("any/keys", 0, 1, 1, "int64")),
 )
+
+ROLL = Roll(epoch=1, clock=4, owners=["w"], replicas=[KEPT], version=1, lost=[], restore=True)
 
 
 def clock(number: int) -> Clock:
@@ -108,3 +118,34 @@ def test_a_clock_that_is_being_read_is_kept_until_it_was(tmp_path: Path) -> None
 def test_tables_that_do_not_fit_the_job_are_named(changed: dict[str, object], said: str) -> None:
     with pytest.raises(Unknown, match=said):
         clock_of(saved_of(clock(1)), msgspec.structs.replace(SERVING, **changed))
+
+
+class Nobody:
+    """The job of tables whose workers are all away."""
+
+    def present(self) -> dict[str, Member]:
+        return {}
+
+    def broken(self, why: str) -> None:
+        raise AssertionError(why)
+
+    recall_failed = broken
+
+
+def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path: Path) -> None:
+    """A keeper that dies in between finds it, though the next clock is on the disk as well."""
+    folder, shape = tmp_path / "tables", Shape("rows", 5, 2, 2, "float64")
+    serving = msgspec.structs.replace(SERVING, partitions=1, tables=(shape,))
+    folder.mkdir()
+    rows = Section("rows", np.arange(5), np.zeros((5, 2)))
+    Folder(str(folder)).write(0, 4, [rows])
+    (folder / "reached.json").write_bytes(msgspec.json.encode(Reached(4, (0.0,) * 5)))
+    owner: Any = Nobody()
+    history = History(MemoryCommitLog(), "job")
+    tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
+    tables._copies.take(CONTROLLER, ROLL)
+    tables._copies.take("w", Push(epoch=1, partition=0, clock=5, sections=[rows]))
+    tables._say(CONTROLLER, [(KEPT, Save(epoch=1, clock=5, saved=5))])
+    until("the next clock", (folder / "0-5.npz").exists, PATIENCE_S)
+    tables.close()
+    assert (folder / "0-4.npz").exists()
