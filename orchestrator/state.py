@@ -12,7 +12,7 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, Unbuilt
 from agent.profile import Network, Profile, SumFormat
-from bidding.markets.observations import PoolRecord, Times
+from bidding.markets.observations import PoolRecord, Scaling, Times
 from cloud.model import (
     EndedBy,
     InstanceType,
@@ -337,6 +337,8 @@ class Market(msgspec.Struct, kw_only=True):
     forgiven: int = 0
     # What changes really took.
     times: Times = Times()
+    # What a step took at each size of the footprint.
+    scaling: Scaling = Scaling()
 
 
 class LayoutState(msgspec.Struct, kw_only=True):
@@ -348,6 +350,8 @@ class LayoutState(msgspec.Struct, kw_only=True):
     begun_at_s: float | None = None
     # The newest generation that committed a step.
     acknowledged: int = 0
+    # The step at which it did.
+    acknowledged_step: int = 0
     # Generations that were asked for because of a loss and have not committed a step yet.
     mending: list[int] = []
     # Workers whose loss stops the step that is being computed.

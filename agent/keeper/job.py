@@ -27,7 +27,7 @@ from agent.keeper.outbox import Out
 from agent.keeper.output_files import Outputs
 from agent.keeper.pending_step import Round
 from agent.keeper.reports import Reports
-from agent.keeper.roster import Roster
+from agent.keeper.roster import PEER_GRACE_S, Roster
 from agent.keeper.served import ServedJob
 from agent.keeper.step_trace import Tracing
 from agent.keeper.storage.vault import Place, Vault
@@ -90,7 +90,6 @@ log = logging.getLogger(__name__)
 CLOSE_S = 30.0  # for the commit that is being written
 COPIED_S = 10.0  # less than the manager waits for a job to be put away
 OUTPUT_S = 5.0  # for the output that has arrived from the script
-PEER_GRACE_S = 0.5
 WHOLE_S = 60.0  # after a requested checkpoint, as its requester means to end this machine
 
 
@@ -177,7 +176,10 @@ class KeptJob:
     def write_checkpoint(self) -> None:
         """Write a checkpoint that has every committed step in it, once no sum is lacking here."""
         with self._lock:
-            self._owed = self._served is None  # the tables' clocks are on the disk
+            if self._served is not None:
+                self._served.tables.write_checkpoint()
+                return
+            self._owed = True
             self._see_to_what_is_owed()
 
     def _see_to_what_is_owed(self) -> None:
@@ -243,7 +245,10 @@ class KeptJob:
 
     def put_away(self) -> bool:
         """Write the state of a closed job to the disk. Return whether it is there."""
-        if self.fenced or self._served is not None:
+        if self.fenced:
+            return True
+        if self._served is not None:  # the disk has each clock
+            self._served.tables.put_away()
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
         beside = self.vault.beside
@@ -494,8 +499,10 @@ class KeptJob:
                 self._give_up,
                 self._report,
                 self._completed,
+                lambda: self.closed,
+                self.vault,
             )
-            served.begin(serving, self._tables_at)
+            served.begin(serving, self._tables_at, self.order.checkpoint_every_s)
             self._served = served
         self._reports.ready(member, ready)
 

@@ -34,6 +34,9 @@ class Reports:
         self.loss = loss
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
+        self._committed = 0  # steps
+        self._generation = -1  # of the newest commit that was reported
+        self._pause_s = 0.0  # the longest time without a commit since the disturbance
         self._step_s = 0.0
         self.sums_told: bool | None = True  # None: it is unknown what another keeper has reported
         self._paces: dict[str, float] = {}  # as reported last
@@ -111,23 +114,29 @@ class Reports:
         self._report(RecallFailed(at_s=CLOCK.now_s(), job=self.job, error=error))
 
     def progress(self, generation: int, step: int, steps_total: int) -> None:
-        """Report a committed step; for the first of a layout, also how long there was none."""
+        """Report a committed step; for the first of a layout, also how long there was none.
+
+        Of a job whose workers go on before the next layout, that is the longest time without one.
+        """
         now_s, at_s = time.monotonic(), CLOCK.now_s()
         if self._disturbed_s is not None:
+            since_s = max(self._disturbed_s, self._committed_s or 0.0)
+            self._pause_s = max(self._pause_s, now_s - since_s)
+        if self._disturbed_s is not None and generation > self._generation:
             self._report(
                 Regrouped(
                     at_s=at_s,
                     job=self.job,
                     generation=generation,
                     step=step,
-                    pause_s=now_s - self._disturbed_s,
+                    pause_s=self._pause_s,
                 )
             )
-            self._disturbed_s = None
+            self._disturbed_s, self._pause_s = None, 0.0
         elif self._committed_s is not None:
-            took_s = now_s - self._committed_s
+            took_s = (now_s - self._committed_s) / max(1, step - self._committed)
             self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
-        self._committed_s = now_s
+        self._committed_s, self._committed, self._generation = now_s, step, generation
         self._report(
             Progress(
                 at_s=at_s,

@@ -25,6 +25,7 @@ HUNG_S = 30.0  # alive, and without progress where it waits for no other worker
 HUNG_S_MAX = 3600.0  # by then the manager has long seen that nothing is committed
 HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
 GONE_MAX = 10_000
+PEER_GRACE_S = 0.5  # for a worker that died to be found by its own connection
 TICK_S = 0.1  # between two looks at all jobs
 LOSSES_MAX = 2  # in the middle of recording, before no worker is asked for a while
 AGAIN_S, AGAIN_S_MAX = 600.0, 86_400.0
@@ -292,11 +293,12 @@ class Roster:
     def suspect(self, accused: str, by: str, due_s: float) -> None:
         """Note that the connection between them broke.
 
-        The accused may have died with an earlier keeper, and so be absent.
+        The accused may have died with an earlier keeper, and so be absent. A worker that is gone
+        accuses nobody any more.
         """
         assert self.layout is not None
         matters = accused in self.layout.workers or self._owes_state(accused)
-        if matters and not self.is_gone(accused):
+        if matters and not self.is_gone(accused) and not self.is_gone(by):
             self.suspicions.hear(accused, by, due_s)
 
     def lose_the_suspected(self, now_s: float) -> None:

@@ -10,7 +10,8 @@ from agent.keeper.commits import Commit, History
 from agent.keeper.completion import TAIL_S
 from agent.keeper.member import Member
 from agent.keeper.reports import Reports
-from agent.keeper.roster import Roster
+from agent.keeper.roster import PEER_GRACE_S, Roster
+from agent.keeper.storage.vault import Vault
 from agent.keeper.tables import Tables
 from agent.layout import Layout
 from agent.messages import CheckpointWritten, JobCompleted, Report
@@ -33,17 +34,19 @@ class ServedJob:
         give_up: Callable[[Fenced], None],
         report: Callable[[Report], None],
         completed: Callable[[JobCompleted], None],
+        closed: Callable[[], bool],
+        vault: Vault,
     ) -> None:
         self._history, self._roster, self._reports = history, roster, reports
         self._lock, self._fail, self._give_up = lock, fail, give_up
-        self._report, self._completed = report, completed
-        self._written_s = 0.0
+        self._report, self._completed, self._closed = report, completed, closed
+        self._vault, self._written_s = vault, 0.0
         self.tables: Tables
 
-    def begin(self, serving: Serving, folder: Path) -> None:
-        """Go on from what the disk has, with the layout of an earlier keeper if there was one."""
+    def begin(self, serving: Serving, folder: Path, every_s: float) -> None:
+        """Go on from what is kept, with the layout of an earlier keeper if there was one."""
         self._serving = serving
-        self.tables = Tables(serving, self._history, folder, self)
+        self.tables = Tables(serving, self._history, folder, self, self._vault, every_s)
         if self._roster.layout is not None:
             self.tables.enter(self._roster.layout)
 
@@ -69,9 +72,11 @@ class ServedJob:
         with self._lock:
             return dict(self._roster.members)
 
-    def reached(self, commit: Commit, size: int, where: str) -> None:
+    def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
         with self._lock:
             self._history.note(commit)
+            if not newest:  # commits that come together say nothing of how long each took
+                return
             self._reports.loss = commit.loss
             total = self._serving.clocks or commit.version
             self._reports.progress(commit.generation, commit.version, total)
@@ -108,6 +113,17 @@ class ServedJob:
             for worker in workers:
                 self._roster.lose(worker, "connection", why)
 
+    def recall_failed(self, error: str) -> None:
+        self._reports.recall_failed(error)
+
+    def recalled(self, version: int, because: str) -> None:
+        self._reports.recalled(version, because)
+
+    def suspect(self, worker: str, by: str) -> None:
+        with self._lock:
+            if self._roster.layout is not None:
+                self._roster.suspect(worker, by, time.monotonic() + PEER_GRACE_S)
+
     def served(self, sha: str, where: str) -> None:
         """Let the scripts end, because all clocks are done, and report it."""
         thread = threading.Thread(
@@ -117,13 +133,17 @@ class ServedJob:
 
     def _wind_up(self, sha: str, where: str) -> None:
         with self._lock:
+            if self._closed():
+                return
             layout = self._roster.layout
             inside = set(layout.workers) if layout is not None else set()
             finishing = self._roster.finishing = inside & set(self._roster.members)
+
+            def over() -> bool:
+                return self._closed() or self._roster.finishing is not finishing
+
             for member in list(self._roster.members.values()):
                 if member.worker not in finishing:
                     member.dismiss("the job is done")
-            self._lock.wait_for(
-                lambda: self._roster.finishing is not finishing or not finishing, TAIL_S
-            )
+            self._lock.wait_for(lambda: over() or not finishing, TAIL_S)
         self._completed(self._reports.completed(self._history.version, sha, where))

@@ -14,20 +14,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from agent.errors import AgentError, Fenced, WireError
+from agent.errors import AgentError, CheckpointError, Fenced, WireError
 from agent.keeper.commits import Commit, History
+from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
+from agent.keeper.storage.clocks import Clock, Copying, clock_of
+from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
 from agent.paramserver import messages
 from agent.paramserver.controller import Controller, Resumed
 from agent.paramserver.live.plan import KEPT, copies_of, plan_of
-from agent.paramserver.live.post import Book, Introduced, Letters, Reading
+from agent.paramserver.live.post import Book, Broken, Introduced, Letters, Reading
 from agent.paramserver.live.store import Folder
 from agent.paramserver.member import FOR_SERVERS
 from agent.paramserver.messages import CONTROLLER, Join, Message, Out
@@ -50,8 +54,8 @@ class Owner(Protocol):
     def present(self) -> dict[str, Member]:
         """Return the workers that are here, by name."""
 
-    def reached(self, commit: Commit, size: int, where: str) -> None:
-        """Take note of a clock that is written down."""
+    def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
+        """Take note of a clock that is written down; of several at once, only one is the newest."""
 
     def application_failed(self, worker: str, why: str) -> None: ...
 
@@ -62,6 +66,15 @@ class Owner(Protocol):
 
     def absent(self, workers: list[str], why: str) -> None:
         """Lose workers that are waited for in vain."""
+
+    def suspect(self, worker: str, by: str) -> None:
+        """Note that the connection between two nodes has broken; one of them is to be lost."""
+
+    def recall_failed(self, error: str) -> None:
+        """Report that what lies in the archives cannot be read; it is tried again."""
+
+    def recalled(self, version: int, because: str) -> None:
+        """Report that the job goes on from this version of the archives."""
 
     def served(self, sha: str, where: str) -> None:
         """Let the scripts end, because all clocks are done, and report it."""
@@ -126,9 +139,18 @@ class Copies:
 
 
 class Tables:
-    def __init__(self, serving: Serving, history: History, folder: Path, owner: Owner) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        history: History,
+        folder: Path,
+        owner: Owner,
+        vault: Vault,
+        every_s: float,
+    ) -> None:
+        """Keep tables in `folder`, and every so often copy them into the vault's archives."""
         self._serving, self._history, self._owner = serving, history, owner
-        self._folder = folder
+        self._folder, self._vault = folder, vault
         folder.mkdir(parents=True, exist_ok=True)
         self._disk = Folder(str(folder))
         self._letters = Letters(CONTROLLER)
@@ -137,9 +159,11 @@ class Tables:
         self._joined: dict[str, Join] = {}
         self._addresses: dict[str, str] = {}
         self._left: set[str] = set()
+        self._broken: set[tuple[str, str]] = set()  # connections: to whom, and who says so
         self._layout: Layout | None = None
         self._entered_s = 0.0
         self._reached = self._read()
+        self._copying = Copying(vault, every_s, self._clock)
         self._epochs = history.term << 32
         self.brain: Controller | None = None
         self._over = False
@@ -172,6 +196,10 @@ class Tables:
         warning_s = deadline_s - time.time()
         self._acts.put(lambda: self._evict(workers, warning_s))
 
+    def write_checkpoint(self) -> None:
+        """Have the newest clock written into the archive, and copied."""
+        self._acts.put(self._copying.ask)
+
     def leave(self) -> None:
         """End without waiting, because another keeper goes on."""
         self._closed.set()
@@ -182,6 +210,10 @@ class Tables:
         if threading.current_thread() is not self._thread:
             self._thread.join(END_S)
         self._copies.close()
+
+    def put_away(self) -> None:
+        """Write the newest clock into the archive, of a job that is closed."""
+        self._copying.close(self._reached.clock)
 
     # --- the thread that decides ------------------------------------------------------------------
 
@@ -207,7 +239,7 @@ class Tables:
         for act in acts:
             act()
         self._look()
-        self._letters.flush()
+        self._letters.flush(idle=not acts)
         try:
             self._note()
         except OSError as error:  # the disk is full, or the like; all goes on when it takes it
@@ -241,6 +273,8 @@ class Tables:
             self._joined[sender] = message
             if brain is not None and self._is_inside(sender):
                 self._say(CONTROLLER, brain.handle(sender, message, now_s))
+        elif isinstance(message, Broken):
+            self._broken.add((message.peer, sender))
         elif isinstance(message, messages.Failed):
             self._owner.application_failed(sender, message.why)
         elif brain is not None:
@@ -333,6 +367,10 @@ class Tables:
         now_s = time.monotonic()
         if gone:
             self._say(CONTROLLER, brain.lost(gone, now_s))
+        self._broken = {pair for pair in self._broken if pair[1] in present}
+        for peer, by in self._broken:  # of a node that has left, it was the end
+            if {peer, by} <= set(brain.nodes):
+                self._owner.suspect(peer, by)
         if brain.begun_s is None and self._layout and now_s > self._entered_s + ABSENT_S:
             absent = [worker for worker in self._layout.workers if worker not in present]
             if absent:
@@ -343,7 +381,9 @@ class Tables:
         """Send what the controller or the copies say; what they say to each other stays here."""
         for target, message in out:
             if target == KEPT:
-                if isinstance(message, (messages.Roll, *FOR_SERVERS)) or _is_order(message):
+                if isinstance(message, messages.Save):
+                    self._save(sender, message)
+                elif isinstance(message, (messages.Roll, *FOR_SERVERS)) or _is_order(message):
                     self._copies.take(sender, message)
                 elif isinstance(message, messages.Load) and self.brain is not None:
                     blocks = messages.Loaded(blocks=message.blocks)
@@ -354,6 +394,11 @@ class Tables:
             else:
                 self._letters.send(target, message)
 
+    def _save(self, sender: str, message: messages.Save) -> None:
+        """Have a clock written; the newest whole one that the disk names stays, and what is read."""
+        kept = self._copying.pinned(self._reached.clock)
+        self._copies.take(sender, msgspec.structs.replace(message, saved=kept))
+
     # --- what is written down ---------------------------------------------------------------------
 
     def _note(self) -> None:
@@ -362,14 +407,14 @@ class Tables:
         if brain is None or layout is None:
             return
         if brain.saved > self._reached.clock:
-            reached = Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1]))
-            private.write(self._folder / "reached.json", msgspec.json.encode(reached))
-            self._reached = reached
+            self._reach(Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1])))
         self._commit_up_to(layout.generation)
+        self._copying.look(self._reached.clock)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
         if done and not self._over:
             result = self._result()
             self._over = True
+            self._copying.close(self._reached.clock)
             self._owner.served(*result)
 
     def _commit_up_to(self, generation: int) -> None:
@@ -382,12 +427,49 @@ class Tables:
             )
             self._history.write(commit)
             size = sum(one.keys * one.columns * 8 for one in self._serving.tables)
-            self._owner.reached(commit, size, str(self._folder))
+            newest = commit.version > self._reached.clock
+            self._owner.reached(commit, size, str(self._folder), newest=newest)
+
+    def _reach(self, reached: Reached) -> None:
+        private.write(self._folder / "reached.json", msgspec.json.encode(reached))
+        self._reached = reached
 
     def _catch_up(self) -> None:
-        """Bring the commits and the disk to one version, after an earlier keeper."""
+        """Bring the commits and the disk to one version, after an earlier keeper.
+
+        What the disk does not have of the commits is looked for where its copies are.
+        """
+        here, committed = self._reached.clock + 1, self._history.version
+        if not here or here < committed:
+            self._recall(committed)
         if self._history.version > self._reached.clock + 1:
             self._history.rewind(self._reached.clock + 1)
+        self._vault.begin_anew(self._history.version)
+
+    def _recall(self, committed: int) -> None:
+        """Take the newest clock of the archives, if it is newer than that of the disk."""
+        self._vault.drop()
+        for attempt in count():
+            try:
+                found = self._vault.recall(committed, patient=attempt < RECALLS_PATIENT)
+                break
+            except (CheckpointError, OSError, MemoryError) as error:
+                self._owner.recall_failed(str(error) or type(error).__name__)
+                if self._closed.wait(AGAIN_S):
+                    return
+        if found.saved is None or found.saved.reached <= self._reached.clock + 1:
+            return
+        clock = clock_of(found.saved, self._serving)
+        for partition, sections in enumerate(clock.partitions):
+            self._disk.write(partition, clock.number, sections)
+        self._reach(Reached(clock.number, clock.measures))
+        self._owner.recalled(found.saved.reached, found.because)
+
+    def _clock(self, number: int) -> Clock:
+        """Read a clock that is whole on the disk."""
+        every = range(self._serving.partitions)
+        measures = self._reached.measures[: number + 1]
+        return Clock(measures, [self._disk.read(partition, number) for partition in every])
 
     def _read(self) -> Reached:
         try:

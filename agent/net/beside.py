@@ -48,7 +48,10 @@ class Beside:
             return True
 
     def _serve(self) -> None:
-        self._first()
+        try:
+            self._first()
+        except BaseException as error:  # of a thread that ended by it, nobody would hear
+            self._error = self._error or error
         while True:
             self._wakes.get()
             self._do_one()

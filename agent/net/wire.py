@@ -35,6 +35,7 @@ DIAL_S = 5.0  # for the whole handshake, as the caller sees it
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
+AHEAD_BYTES = 1 << 13  # read at once where a frame begins
 FREE_BYTES = 1 << 12  # every socket has room for this if nothing waits in it
 UNHEARD_MAX = 4  # vain sends of the same bytes: 3 s on a quick network, more on a slow one
 
@@ -63,6 +64,8 @@ class Connection:
         self._incoming, self._outgoing = incoming or Tags(), outgoing or Tags()
         self._until_s: float | None = None  # nothing is received after that
         self._sending = threading.Lock()  # tags are made in it, in the order of the frames
+        self._early = memoryview(b"")  # what came with the bytes that were asked for
+        self._partial: _Partial | None = None
         let_go_in_forks(self)
         self.bytes_in = 0  # grows with all that arrives: the sign of life that needs no message
 
@@ -202,6 +205,80 @@ class Connection:
             tag.add(self._fill(target[start : start + PIECE_BYTES]))
         return tag.result()
 
+    def receive_some(self) -> tuple[AnyMessage, memoryview] | None:
+        """Return the next message if all of it has come, without waiting; else None.
+
+        A connection that is read so is never read by `receive`, and its frames are small enough
+        for memory, because their sender is trusted with that.
+        """
+        while True:
+            partial = self._partial
+            if partial is None:
+                self._partial = self._begun()
+                if self._partial is None and not self._read_ahead():
+                    return None
+            elif partial.filled == partial.target.nbytes:
+                self._partial = None
+                count = partial.target.nbytes
+                if count and self._incoming.of_pieces([partial.target]) != partial.tag:
+                    self.close()
+                    raise WireError("a payload was damaged on its way")
+                self._incoming.next_frame()
+                return partial.message, partial.target
+            elif not (came := self._recv_now(partial.target[partial.filled :])):
+                return None
+            else:
+                partial.filled += came
+
+    def _begun(self) -> "_Partial | None":
+        """Return the frame that begins with what came early, once its head and message are there."""
+        early = self._early
+        if early.nbytes < HEAD_BYTES:
+            return None
+        meta_bytes, payload_bytes, tag = lengths_of(early[:HEAD_BYTES])
+        if meta_bytes > MESSAGE_BYTES_MAX or payload_bytes > PAYLOAD_BYTES_MAX:
+            self.close()
+            raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
+        end = HEAD_BYTES + meta_bytes
+        if early.nbytes < end:
+            return None
+        meta = early[HEAD_BYTES:end]
+        if not self._incoming.is_genuine(early[:HEAD_BYTES], meta):
+            self.close()
+            raise WireError("a frame was damaged, forged or repeated on its way")
+        try:
+            message = decode(meta)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self.close()
+            raise WireError(f"a frame makes no sense: {error}") from error
+        target = self._room(message, payload_bytes)
+        there = early[end : end + payload_bytes]
+        target[: there.nbytes] = there
+        self._early = early[end + there.nbytes :]
+        return _Partial(message, tag, target, there.nbytes)
+
+    def _read_ahead(self) -> bool:
+        """Read what has come, up to a bound, after what came early. Return whether there was any."""
+        before = self._early
+        lacks = lengths_of(before[:HEAD_BYTES])[0] if before.nbytes >= HEAD_BYTES else 0
+        buffer = memoryview(bytearray(before.nbytes + max(lacks, AHEAD_BYTES)))
+        buffer[: before.nbytes] = before
+        came = self._recv_now(buffer[before.nbytes :])
+        self._early = buffer[: before.nbytes + came]
+        return came > 0
+
+    def _recv_now(self, view: memoryview) -> int:
+        try:
+            count = self._sock.recv_into(view, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise WireError(f"receiving failed: {error}") from error
+        if not count:
+            raise WireError("the other side closed the connection")
+        self.bytes_in += count
+        return count
+
     def _room(self, message: AnyMessage, count: int) -> memoryview:
         try:
             return room(count)
@@ -246,6 +323,15 @@ class Connection:
     def let_go(self) -> None:
         """Close the socket in this process only; a process that shares it keeps it."""
         self._sock.close()
+
+
+class _Partial:
+    """A frame of which the payload has not come whole."""
+
+    __slots__ = ("filled", "message", "tag", "target")
+
+    def __init__(self, message: AnyMessage, tag: bytes, target: memoryview, filled: int) -> None:
+        self.message, self.tag, self.target, self.filled = message, tag, target, filled
 
 
 def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:

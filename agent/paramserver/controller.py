@@ -272,7 +272,7 @@ class Controller:
         out: Out = []
         while not self.ending and (close := self.ledger.close()) is not None:
             self._last_close = close
-            out += self._to_all(close)
+            out += self._to_servers(close)
             elapsed_s = now_s - (self.begun_s or 0.0)
             self.ending = self.plan.stop.reached(self.ledger.measures, elapsed_s)
             out += self._push()
@@ -291,7 +291,7 @@ class Controller:
         if self.pushing is not None or closed <= self.committed or held_up:
             return []
         self.pushing, self._received = closed, set()
-        return self._to_all(PushUp(clock=closed, replicas=self.replicas))
+        return self._to_servers(PushUp(clock=closed, replicas=self.replicas))
 
     def _receive(self, message: Received, now_s: float) -> Out:
         if message.clock != self.pushing:
@@ -321,7 +321,8 @@ class Controller:
         if not last and (not every or self.committed < self.saved + every or self._saving):
             return []
         self._saving = {self.committed: set()}
-        return self._to_all(Save(clock=self.committed, saved=self.saved))
+        save = Save(clock=self.committed, saved=self.saved)
+        return [(name, save) for name in self.nodes if name in self.replicas]
 
     def save_again(self) -> Out:
         """Have the newest clock written, because one that was ordered cannot be written any more."""
@@ -506,9 +507,9 @@ class Controller:
         """Say again what may not have been heard, and ask for what we may not have heard."""
         out = self._to_all(self._route_now())
         if self._last_close is not None:
-            out += self._to_all(self._last_close)
+            out += self._to_servers(self._last_close)
         if self.pushing is not None:
-            out += self._to_all(PushUp(clock=self.pushing, replicas=self.replicas))
+            out += self._to_servers(PushUp(clock=self.pushing, replicas=self.replicas))
         out += self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
         out += self.save_again()  # what was asked may be passed, and then nobody has it any more
@@ -716,6 +717,11 @@ class Controller:
 
     def _to_all(self, message: Message) -> Out:
         return [(name, message) for name in self.nodes]
+
+    def _to_servers(self, message: Message) -> Out:
+        """Return a message to whoever has a partition, or is being sent one."""
+        serving = {*self.owners, *self.moves.values()}
+        return [(name, message) for name in self.nodes if name in serving]
 
     def _end(self, why: str) -> Out:
         self.ended = why

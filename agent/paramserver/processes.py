@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.live.node import LOOK_S, Node
-from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.post import Book, Broken, Introduced, Post
 from agent.paramserver.live.store import Folder
 from agent.paramserver.messages import CONTROLLER, Beat, Message, Out
 from agent.store.memory import keep_memory
@@ -107,7 +106,10 @@ class Single(Node):
         self.post.close()
 
     def _lost(self, sender: str) -> None:
-        self.over = self.over or ("the controller is gone" if sender == CONTROLLER else "")
+        if sender == CONTROLLER:
+            self.over = self.over or "the controller is gone"
+        else:
+            super()._lost(sender)
 
     def _beat(self) -> None:
         """Give signs of life, in a thread, because the loop may compute or load for long."""
@@ -201,7 +203,7 @@ class House:
         for spawned in self.nodes.values():
             spawned.process.kill()
             spawned.process.wait()
-        self._post.inbox.put((CONTROLLER, None))
+        self._post.put(CONTROLLER, None)
         self._thread.join(START_S)
         self._post.close()
 
@@ -214,16 +216,16 @@ class House:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
-                self._post.flush()
+                self._post.flush(idle=not came)
                 self._changed.notify_all()
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:
         """Return all that waits, because nobody is silent whose signs of life are among it."""
-        try:
-            first = self._post.inbox.get(timeout=LOOK_S)
-        except queue.Empty:
-            return []
-        return [first, *(self._post.inbox.get() for _ in range(self._post.inbox.qsize()))]
+        found, came = [], self._post.take(LOOK_S)
+        while came is not None:
+            found.append(came)
+            came = self._post.take()
+        return found
 
     def _take(self, sender: str, message: Message | None) -> None:
         now_s, brain = time.monotonic(), self.controller
@@ -235,6 +237,9 @@ class House:
             book = Book(addresses=dict(self._post.book))
             for name in list(self._post.book):
                 self._post.send(name, book)
+        elif isinstance(message, Broken):
+            if {sender, message.peer} <= set(brain.nodes):  # of two that live, the first to say it
+                self._say(brain.lost([message.peer], now_s))
         else:
             self._say(brain.handle(sender, message, now_s))
         while len(self.closed_s) <= brain.ledger.closed:

@@ -15,7 +15,8 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Hashable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +33,13 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
 
 
 class Loan:
-    """A slot in use: what lies there, and who has not read it yet."""
+    """Slots in use, one after the other: what lies there, and who has not read it yet."""
 
-    __slots__ = ("copied", "name", "readers", "spoilt", "there")
+    __slots__ = ("copied", "name", "readers", "slots", "spoilt", "there")
 
-    def __init__(self, there: Lying, name: Hashable, reader: str) -> None:
+    def __init__(self, there: Lying, slots: int, name: Hashable, reader: str) -> None:
         self.there, self.name, self.readers = there, name, {reader}
+        self.slots = range(there.slot, there.slot + slots)
         self.copied, self.spoilt = False, False  # spoilt: a reader was given up
 
 
@@ -52,7 +54,7 @@ class Own:
         self._free, self._serial = list(range(slots)), 0
         self._spares = list(range(slots, slots + spares))
         slots += spares
-        self._lent: dict[int, Loan] = {}  # by slot
+        self._lent: dict[int, Loan] = {}  # by the first slot
         self._slot_of: dict[Hashable, int] = {}
         self._file = os.memfd_create("blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         size = START + slots * slot_bytes
@@ -68,7 +70,7 @@ class Own:
         )
 
     def put(self, peer: str, pieces: Sequence[memoryview], name: Hashable) -> Lying | None:
-        """Copy these into a slot for a peer; None if no slot is free, or they do not fit.
+        """Copy these into as many slots as they need for a peer; None if these are not free.
 
         If they lie there already under this name, for a different peer, they are not copied again.
         """
@@ -78,11 +80,13 @@ class Own:
             if known is not None and known.copied and peer not in known.readers:
                 known.readers.add(peer)
                 return known.there
-            if not self._free or count > self.slot_bytes:
+            slots = max(1, -(-count // self.slot_bytes))
+            slot = self._take_free(slots)
+            if slot is None:
                 return None
-            slot, self._serial = self._free.pop(), self._serial + 1
+            self._serial += 1
             there = Lying(slot, self._serial, count)
-            loan = self._lent[slot] = Loan(there, name, peer)
+            loan = self._lent[slot] = Loan(there, slots, name, peer)
             self._slot_of[name] = slot
         at = START + slot * self.slot_bytes
         for piece in pieces:
@@ -92,6 +96,17 @@ class Own:
             loan.copied = True
             self._release(loan)  # the peer may have been given up meanwhile
         return there
+
+    def _take_free(self, slots: int) -> int | None:
+        """Take so many free slots that lie one after the other; return the first of them."""
+        if slots == 1:
+            return self._free.pop() if self._free else None
+        free = sorted(self._free)
+        for at in range(len(free) - slots + 1):
+            if free[at + slots - 1] - free[at] == slots - 1:
+                self._free = free[:at] + free[at + slots :]
+                return free[at]
+        return None
 
     def free(self, peer: str, there: Lying) -> None:
         """Note that a peer has read what it was given."""
@@ -116,10 +131,11 @@ class Own:
             del self._lent[slot]
             if self._slot_of.get(loan.name) == slot:
                 del self._slot_of[loan.name]
-            if not loan.spoilt:
-                self._free.append(slot)
-            elif self._spares:
-                self._free.append(self._spares.pop())
+            for each in loan.slots:
+                if not loan.spoilt:
+                    self._free.append(each)
+                elif self._spares:
+                    self._free.append(self._spares.pop())
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -149,6 +165,15 @@ class Theirs:
         self._bytes = np.frombuffer(area, dtype=np.uint8)
         if bytes(self._bytes[:NONCE_BYTES]) != said.nonce:
             raise OSError("another process has this number")
+
+    def view(self, there: Lying, done: Callable[[Lying], object]) -> memoryview:
+        """Return what lies there without a copy; `done` is called when nobody uses it any more."""
+        at = START + there.slot * self._slot_bytes
+        if at + there.count > self._bytes.nbytes:
+            raise WireError(f"no {there.count} bytes at slot {there.slot} of the peer's segment")
+        found = self._bytes[at : at + there.count]
+        weakref.finalize(found, done, there).atexit = False
+        return found.data
 
     def take(self, there: Lying, into: memoryview) -> None:
         """Copy what lies there."""

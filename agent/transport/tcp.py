@@ -20,6 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
+from types import TracebackType
+from typing import Protocol
 
 import msgspec
 
@@ -55,6 +57,22 @@ DAMAGED = (
     "two workers; if it happens again, the memory or the network of one of them is bad"
 )
 CHUNKS_PER_TURN = 4  # on one flow, before others have their turn
+
+
+class Notified(Protocol):
+    """A condition, as far as it is used here."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def notify_all(self) -> None: ...
 
 
 Piece = tuple[Outgoing | None, Chunk | Segment | Readable | Freed, list[memoryview]]
@@ -137,7 +155,7 @@ class Tcp:
         self,
         worker: str,
         secret: str,
-        changed: threading.Condition,
+        changed: Notified,
         broken: Broken,
         *,
         host: str = "",

@@ -59,6 +59,8 @@ class ServedNode(Node):
             self.introduce(reliable=False, allocation=self._machine)
             blocks = sorted(self.member.worker.held)
             self.post.send(CONTROLLER, Loaded(blocks=blocks))
+            for broken in self._broken:
+                self.post.send(CONTROLLER, broken)
             self.post.flush()
         super()._read(wait_s)
 

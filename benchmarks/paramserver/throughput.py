@@ -18,6 +18,7 @@ import time
 from collections import deque
 
 import numpy as np
+from processor_time import busy_s
 
 from agent.paramserver.api import Application, Stop
 from agent.paramserver.processes import House, Job
@@ -74,14 +75,17 @@ class Side:
 def echo(pipe, size, turns):
     side, into = Side("b", pipe), memoryview(np.zeros(size, np.uint8))
     for turn in range(turns):
+        if turn == WARM:
+            begun_s = time.process_time()
         side.land("there", turn, into)
         side.wait(side.push("back", turn, into))
+    pipe.send(time.process_time() - begun_s)
     pipe.recv()
     side.tcp.close()
 
 
 def raw(size, turns, ahead):
-    """Return seconds for one way there and back."""
+    """Return the seconds of one way there and back, and those of the processors in it."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("spawn").Process(target=echo, args=(theirs, size, turns))
     child.start()
@@ -89,15 +93,18 @@ def raw(size, turns, ahead):
     mine, into = memoryview(np.ones(size, np.uint8)), memoryview(np.zeros(size, np.uint8))
     times = []
     for turn in range(turns + ahead):
+        if turn == WARM:
+            begun_s = time.process_time()
         if turn < turns:
             side.push("there", turn, mine)
         if turn >= ahead:
             side.land("back", turn - ahead, into)
             times.append(time.perf_counter())
+    busy_s = time.process_time() - begun_s + ours.recv()
     ours.send("over")
     child.join()
     side.tcp.close()
-    return per_turn(times)
+    return per_turn(times), busy_s / (turns - WARM)
 
 
 def per_turn(times):
@@ -105,7 +112,7 @@ def per_turn(times):
 
 
 def served(size, clocks, ahead):
-    """Return seconds for a clock: a push of the model's size, and a pull of it."""
+    """Return the seconds of a clock, a push and a pull of the model, and those of the processors."""
     with tempfile.TemporaryDirectory() as store:
         job = Job(
             module="throughput",
@@ -126,8 +133,13 @@ def served(size, clocks, ahead):
             house.start("a", reliable=False)  # the first has the only block
             house.wait(lambda brain: "a" in brain.nodes)
             house.start("r", reliable=True)  # stage 1: it serves
+            house.wait(lambda brain: brain.ledger.closed >= WARM)
+            first, begun_s = house.controller.ledger.closed, busy_s(house)
+            house.wait(lambda brain: brain.ledger.closed >= clocks - 2)
+            clocked = house.controller.ledger.closed - first
+            took_s = (busy_s(house) - begun_s) / clocked
             house.wait(lambda brain: brain.ended)
-            return per_turn(house.closed_s)
+            return per_turn(house.closed_s), took_s
         finally:
             house.close()
 
@@ -153,7 +165,7 @@ def actor(size, calls, ahead):
             ray.get(waiting.popleft())
             times.append(time.perf_counter())
     ray.kill(server)
-    return per_turn(times)
+    return per_turn(times), float("nan")
 
 
 def measured(size, clocks, ahead, actors):
@@ -175,21 +187,28 @@ def main():
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    print("GiB/s, both ways together")
-    print(f"{'':16} {'raw':>7} {'ours':>7} {'share':>6} {'actor':>7} {'times':>6} {'ps-lite':>8}")
+    print("GiB/s, both ways together; ms of processors for a clock, in all processes")
+    print(
+        f"{'':16} {'raw':>7} {'ours':>7} {'share':>6} {'actor':>7} {'times':>6} {'ps-lite':>8} "
+        f"{'raw ms':>7} {'ours ms':>7} {'share':>6}"
+    )
     for size in SIZES:
         for name, ahead in (("waits", 0), ("ahead", AHEAD)):
             rounds = [
                 measured(size, given.clocks, ahead, not given.no_actor) for _ in range(given.rounds)
             ]
             rate = {
-                kind: 2 * size / (1 << 30) / float(np.median([one[kind] for one in rounds]))
+                kind: 2 * size / (1 << 30) / float(np.median([one[kind][0] for one in rounds]))
                 for kind in rounds[0]
+            }
+            worked = {
+                kind: 1e3 * float(np.median([one[kind][1] for one in rounds])) for kind in rounds[0]
             }
             ours, plain = rate["ours"], rate.get("actor", float("nan"))
             print(
                 f"{size:9} {name:6} {rate['raw']:7.3f} {ours:7.3f} {ours / rate['raw']:6.2f} "
-                f"{plain:7.3f} {ours / plain:6.2f} {PS_LITE.get(size, float('nan')):8.3f}",
+                f"{plain:7.3f} {ours / plain:6.2f} {PS_LITE.get(size, float('nan')):8.3f} "
+                f"{worked['raw']:7.3f} {worked['ours']:7.3f} {worked['raw'] / worked['ours']:6.2f}",
                 flush=True,
             )
 

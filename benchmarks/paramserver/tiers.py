@@ -35,13 +35,16 @@ def traffic() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--link", type=float, default=6.0)
+    parser.add_argument(
+        "--sparse", action="store_true", help="rows of its own for each block, and few for all"
+    )
     given = parser.parse_args()
     speed = given.link * MODEL_BYTES
 
     def one(reliable: int, transient: int, stage: int) -> float:
         parts = 64 if not transient else 32
         setting = Setting(reliable, transient, 4, 1024, parts, bytes_per_s=speed, stage=stage)
-        return clock_s(setting)
+        return clock_s(setting._replace(dense=not given.sparse))
 
     base = one(64, 0, 1)
     print(

@@ -19,6 +19,7 @@ MEMORY_H = 48.0  # the half-life of an observation; docs/bidding.md compares 12 
 # Half of the time since the last refusal, cut off at this, counts as time without capacity.
 UNASKED_H_MAX = 1.0
 TIMES_MAX = 32
+SIZES_MAX = 16
 Took = Literal["start_s", "morph_s", "recovery_s"]
 
 
@@ -43,6 +44,39 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     def typical_s(self, what: Took, assumed_s: float) -> float:
         """Return the median of the observations, with the assumed value counted as one."""
         return float(median([assumed_s, *getattr(self, what)]))
+
+
+class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step took on footprints of other sizes: BidBrain's phi, as this job has it.
+
+    `seen` has the newest step time for each size, in slots times their speed; the newest size last.
+    """
+
+    seen: tuple[tuple[float, float], ...] = ()
+
+    def saw(self, size: float, step_s: float) -> "Scaling":
+        others = tuple(one for one in self.seen if one[0] != size)
+        return Scaling(seen=(*others, (size, step_s))[-SIZES_MAX:])
+
+    def work_per_s(self, size: float) -> float | None:
+        """Return the steps per second at any size, or None before two sizes were seen.
+
+        A step is taken to be `shared / size + fixed` seconds, of which neither part is below 0;
+        the fit weighs relative errors. So work that does not shrink with machines is not paid for.
+        """
+        if len(self.seen) < 2 or size <= 0:
+            return None
+        # Relative errors: shared / (size T) + fixed / T is to be 1.
+        rows = [(1 / (n * step_s), 1 / step_s) for n, step_s in self.seen]
+        aa, ab, bb = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+        a, b = (sum(r[i] for r in rows) for i in (0, 1))
+        span = aa * bb - ab * ab
+        shared, fixed = (a * bb - b * ab) / span, (b * aa - a * ab) / span
+        if fixed < 0:
+            shared, fixed = a / aa, 0.0
+        elif shared < 0:
+            shared, fixed = 0.0, b / bb
+        return 1 / (shared / size + fixed)
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,19 @@
 """A minute of a parameter server: three reliable processes, transient ones, a straggler, losses.
 
-python examples/paramserver/demo.py
+python examples/paramserver/demo.py    (or: orchestrator demo --tables)
 """
 
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from agent.paramserver.processes import House, Job
 
 HERE = Path(__file__).parent
 CLOCKS = 40
+WIDE = 30  # of a bar
 
 
 def show(house, since_s, text):
@@ -20,10 +22,16 @@ def show(house, since_s, text):
     )
 
 
-def curve(measures, items):
-    top = measures[0]
-    for clock, error in enumerate(measures, 1):
-        print(f"{clock:4}  {error / items:8.4f}  {'#' * round(60 * error / top)}")
+def plot(house, items):
+    """Show what each clock took, and the squared error of a rating before it."""
+    brain = house.controller
+    measures, ends_s = brain.ledger.measures, house.closed_s
+    took_s = [end_s - start_s for start_s, end_s in pairwise([brain.begun_s, *ends_s])]
+    print(f"{'clock':>5} {'seconds':>8} {'':{WIDE}}  {'error':>8}")
+    for clock, (took, error) in enumerate(zip(took_s, measures, strict=False), 1):
+        time_bar = "=" * round(WIDE * took / max(took_s))
+        error_bar = "#" * round(WIDE * error / max(measures))
+        print(f"{clock:5} {took:8.2f} {time_bar:{WIDE}}  {error / items:8.4f} {error_bar}")
 
 
 def main():
@@ -49,7 +57,7 @@ def main():
             tables = house.result()
             brain = house.controller
             application = job.application()
-            curve(brain.ledger.measures, application.items)
+            plot(house, application.items)
             lost = application.lost(tables["seen"][:, 0], len(brain.ledger.measures))
             show(house, since_s, f"{brain.ended}; ratings lost or counted twice: {lost}")
             for note in brain.notes:

@@ -14,6 +14,7 @@ from agent.paramserver.tables import Table
 from agent.served import ParamServerJob
 
 RATE, KEEP = 0.05, 0.002
+RANGES_MAX = 4096
 
 
 @njit(nogil=True, cache=True)
@@ -46,8 +47,15 @@ class Factorisation(Application):
 
     grainwise = False
 
-    def __init__(self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE):
+    def __init__(  # noqa: PLR0913, PLR0917 - the size of it
+        self, users=300, items=200, ratings=20_000, rank=8, clocks=10, rate=RATE, by_user=False
+    ):
+        """With `by_user` ratings lie user by user, so a block needs the rows of its users only."""
         self.users, self.columns, self.values = loaders.ratings(users, items, ratings)
+        if by_user:
+            order = np.argsort(self.users, kind="stable")
+            made = (self.users[order], self.columns[order], self.values[order])
+            self.users, self.columns, self.values = made
         self.items = ratings
         self.tables = (
             Table("users", users, rank, initial=_small(rank, 0.1)),
@@ -55,12 +63,24 @@ class Factorisation(Application):
         )
         self.stop = Stop(clocks=clocks)
         self.rate = rate
-        none = np.zeros((1, rank))
-        descend(none, none, np.zeros(1, int), np.zeros(1, int), np.zeros(1), rate)  # compiled now
+        self.rows = {}  # that a range of ratings needs, because it is gone over in every clock
+        none, first = np.zeros((1, rank)), np.zeros(1, np.int32)
+        descend(none, none, first, first, np.zeros(1), rate)  # compiled now
+
+    def rows_of(self, lo, hi):
+        """Return the users and items of these ratings, and where each rating's are among them."""
+        if (lo, hi) not in self.rows:
+            found = []
+            for keys in (self.users[lo:hi], self.columns[lo:hi]):
+                rows, at = np.unique(keys, return_inverse=True)
+                found += [rows, at.astype(np.int32)]
+            if len(self.rows) >= RANGES_MAX:
+                self.rows.clear()
+            self.rows[lo, hi] = found
+        return self.rows[lo, hi]
 
     def process_range(self, lo, hi, params):
-        users, at_user = np.unique(self.users[lo:hi], return_inverse=True)
-        items, at_item = np.unique(self.columns[lo:hi], return_inverse=True)
+        users, at_user, items, at_item = self.rows_of(lo, hi)
         left, right = params.read("users", users), params.read("items", items)
         new_left, new_right = left.copy(), right.copy()
         error = descend(new_left, new_right, at_user, at_item, self.values[lo:hi], self.rate)

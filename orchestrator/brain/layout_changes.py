@@ -52,6 +52,7 @@ from orchestrator.state import (
     want_layout,
 )
 
+SETTLED_STEPS = 10  # after a change: by then nine tenths of the average are of the new layout
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
 BACKOFF_DOUBLINGS_MAX = 6
@@ -559,10 +560,23 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
         and event.step_s
     ):
         job.progress.slot_step_s = event.step_s * len(job.layouts.current.workers)
+        _learn_scaling(state, job, event)
     job.progress.heard_at_s = max(job.progress.heard_at_s, event.at_s)
     job.progress.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
     stragglers.observe(state, out, job, event)
+
+
+def _learn_scaling(state: State, job: Job, event: Progress) -> None:
+    """Note what a step takes at this size, once a layout has done enough of them."""
+    layouts, current = job.layouts, job.layouts.current
+    settled = event.step >= layouts.acknowledged_step + SETTLED_STEPS
+    if current is None or layouts.acknowledged != event.generation or not settled:
+        return
+    inside = [state.leases[state.workers[w].token] for w in current.workers if w in job.workers]
+    if len(inside) == len(current.workers):
+        size = sum(lease.type.speed for lease in inside)
+        job.market.scaling = job.market.scaling.saw(size, event.step_s)
 
 
 def _reckoned_s(job: Job, generation: int) -> float:
@@ -585,7 +599,7 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
         or job.layouts.current is None
     ):
         return
-    job.layouts.acknowledged = generation
+    job.layouts.acknowledged, job.layouts.acknowledged_step = generation, step
     if job.progress.trained_from_s is None:
         job.progress.trained_from_s = state.now_s
     job.layouts.serving = dict.fromkeys(w for w in job.layouts.current.workers if w in job.workers)

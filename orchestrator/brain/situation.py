@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from bidding.markets.billing import BillingRule, rule_of
+from bidding.markets.observations import Scaling
 from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Throughput
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Place
@@ -31,14 +32,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Work per second as long as there is no profile: the sum of the slots' speeds.
+    """Work per second as long as there is no profile, which a job of served tables never has.
 
-    `work_per_slot_s` is measured when it can be.
+    It is what steps took at other sizes, as soon as two were seen; before that it is the sum of the
+    slots' speeds. `work_per_slot_s` is measured when it can be.
     """
 
     types: dict[str, InstanceType]
     slots_max: int
     work_per_slot_s: float = 1.0
+    scaling: Scaling = Scaling()
 
     def work_per_s(self, counts: Mapping[str, int]) -> float:
         slots = sum(n * self.types[name].slots for name, n in counts.items())
@@ -46,13 +49,17 @@ class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
             n * self.types[name].slots * self.types[name].speed for name, n in counts.items()
         )
         share = min(1.0, self.slots_max / slots) if slots else 0.0
-        return speed * share * self.work_per_slot_s
+        measured = self.scaling.work_per_s(speed * share)
+        return speed * share * self.work_per_slot_s if measured is None else measured
 
 
 def situation_of(state: State, job: Job) -> Situation:
     """As it is for this job now."""
     speed = forecast.speed_of(state, job) or SlotSpeed(
-        types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job)
+        types=state.types,
+        slots_max=job.workers_max,
+        work_per_slot_s=_pace(job),
+        scaling=job.market.scaling,
     )
     steps_left = job.progress.steps_total - job.progress.step if job.progress.steps_total else None
     settings, deadline_s = state.settings, job.spec.deadline_s

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -40,6 +40,7 @@ from orchestrator.view import JobView, View
 
 FOLDER = Path(".demo")
 SCRIPT = Path("examples/gpt.py")
+TABLES = Path("examples/paramserver/demo.py")
 STEPS = 200
 MACHINES = 3
 UP_S_MAX = 180.0
@@ -215,9 +216,28 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
         raise DemoFailed(f"the local cloud refused the drill: {error}") from error
 
 
-def demo(_: Command) -> None:
+def demo(
+    _: Command,
+    tables: Annotated[
+        bool,
+        typer.Option(
+            "--tables",
+            help="Show a parameter server instead: reliable and transient processes, a straggler, losses.",
+        ),
+    ] = False,
+) -> None:
     """Show the whole product on this machine, with its own market, within three minutes."""
-    raise typer.Exit(play(Screen(), Path.cwd(), Stage()))
+    console, root = Screen(), Path.cwd()
+    raise typer.Exit(play_tables(console, root) if tables else play(console, root, Stage()))
+
+
+def play_tables(console: Console, root: Path) -> int:
+    """Show a factorisation whose tables are served, with the plot of its clocks."""
+    script = root / TABLES
+    if not script.exists():
+        console.print(f"{script} was not found: run the demo in the project's folder")
+        return 2
+    return subprocess.run([sys.executable, str(script)], check=False).returncode
 
 
 def play(console: Console, root: Path, stage: Stage) -> int:

@@ -1,5 +1,6 @@
 """Jobs whose tables are served: machines go, the keeper goes, and every rating counts once in every clock."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -9,7 +10,14 @@ import served_toy
 from crews import Crew, until
 from managed import Managed
 
-from agent.messages import JobCompleted, NoticeSeen, Rewound
+from agent.messages import (
+    CheckpointCopied,
+    JobCompleted,
+    NoticeSeen,
+    Recalled,
+    Rewound,
+    WorkerLost,
+)
 from cloud.model import Notice
 
 pytestmark = pytest.mark.processes
@@ -77,3 +85,45 @@ def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
     mortal.start(2)
     is_whole(mortal.completed(), clocks)
     assert not mortal.of(Rewound)
+
+
+CUT = """
+import agent.session
+cut = []
+def cut_when(clock):
+    post = agent.session.world().node.post
+    if clock == 6 and post.name == "w1" and not cut:
+        cut.extend(post._out.values())
+        for outbox in cut:
+            outbox._connection._sock.shutdown(2)
+"""
+
+
+def test_a_connection_that_breaks_between_two_that_live_costs_one_of_them(crew: Crew) -> None:
+    """Both go on hearing the keeper, and neither can go on: one is lost, and the job ends whole."""
+    clocks = 20
+    at = "time.sleep(self.pause_s)"
+    crew.begin(
+        2,
+        TOY.replace(at, f"{at}; cut_when(params.clock)").replace("USERS, ", f"{CUT}\nUSERS, ", 1),
+        str(clocks),
+        PAUSE,
+    )
+    is_whole(crew.completed(), clocks)
+    (lost,) = crew.of(WorkerLost)
+    assert lost.cause == "connection"
+    assert "broke" in lost.detail
+
+
+def test_a_keeper_without_a_disk_goes_on_from_object_storage(mortal: Crew) -> None:
+    """Keeper, workers and disk are lost; the next keeper finds the tables where other states are."""
+    clocks = 60
+    workers = mortal.begin(2, TOY, str(clocks), PAUSE, checkpoint_every_s=0.2)
+    until("a copy", lambda: mortal.of(CheckpointCopied))
+    mortal.keeper.kill()
+    mortal.kill(*workers)
+    shutil.rmtree(mortal.folder / "checkpoints")
+    mortal.keeper.start()
+    mortal.start(2)
+    is_whole(mortal.completed(), clocks)
+    assert "object storage" in mortal.of(Recalled)[0].because

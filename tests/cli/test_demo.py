@@ -16,6 +16,7 @@ from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,
     STILL_S_MAX,
+    TABLES,
     DemoFailed,
     Director,
     Passing,
@@ -23,6 +24,7 @@ from orchestrator.cli.demo import (
     Undisturbed,
     _folder,
     _summary,
+    play_tables,
 )
 from orchestrator.paths import Places
 
@@ -107,3 +109,14 @@ def test_the_summary_says_what_each_loss_cost() -> None:
     assert ["2nd loss", "one machine, SIGKILL without notice; pause: 1.6 s"] in rows
     assert ["3rd loss", "all machines at once, SIGKILL (3 machines); pause: 14.2 s"] in rows
     assert "the market" not in out.getvalue()
+
+
+def test_the_demo_of_tables_is_the_example_and_ends_as_it_does(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    assert play_tables(console, tmp_path) == 2
+    assert "run the demo in the project's folder" in console.file.getvalue()
+    script = tmp_path / TABLES
+    script.parent.mkdir(parents=True)
+    script.write_text("raise SystemExit(3)")
+    assert play_tables(console, tmp_path) == 3
+    assert (Path(__file__).parents[2] / TABLES).exists()

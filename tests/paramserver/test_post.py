@@ -8,8 +8,9 @@ import pytest
 
 from agent.net.front import Front
 from agent.net.handshake import Door
-from agent.paramserver.live.post import Post
+from agent.paramserver.live.post import SLOTS, Post
 from agent.paramserver.messages import Beat, Committed, Push, Section
+from agent.transport.segment import SLOT_BYTES
 
 SECRET = "secret"
 WAIT_S = 10.0
@@ -36,7 +37,7 @@ def test_a_process_that_reads_nothing_does_not_hold_up_messages_to_others():
     sender = threading.Thread(target=say, daemon=True)
     sender.start()
     try:
-        assert theirs.inbox.get(timeout=WAIT_S) == ("mine", Beat())
+        assert theirs.take(WAIT_S) == ("mine", Beat())
         mine.drop("still")
         assert "still" not in mine.book
     finally:
@@ -58,11 +59,56 @@ def test_rows_arrive_as_they_were_said_in_the_order_of_what_was_said(count):
             mine.send("theirs", Committed(clock=clock))
             mine.flush()
         for clock in range(3):
-            _, push = theirs.inbox.get(timeout=WAIT_S)
+            _, push = theirs.take(WAIT_S)
             assert push.clock == clock
             assert np.array_equal(push.sections[0].keys, np.arange(count))
             assert (push.sections[0].values == clock).all()
-            assert theirs.inbox.get(timeout=WAIT_S) == ("mine", Committed(clock=clock))
+            assert theirs.take(WAIT_S) == ("mine", Committed(clock=clock))
+    finally:
+        mine.close()
+        theirs.close()
+
+
+def test_a_connection_that_is_cut_between_two_that_live_is_told_once_on_both_sides():
+    """Nothing is sent between them any more, as what was on its way is lost."""
+    mine, theirs = Post("mine", SECRET), Post("theirs", SECRET)
+    mine.book["theirs"], theirs.book["mine"] = theirs.address, mine.address
+    try:
+        for one, other in ((mine, theirs), (theirs, mine)):
+            one.send(other.name, Beat())
+            one.flush()
+            assert other.take(WAIT_S) == (one.name, Beat())
+        mine._out["theirs"]._connection._sock.shutdown(socket.SHUT_RDWR)
+        assert theirs.take(WAIT_S) == ("mine", None)
+        assert mine.take(WAIT_S) == ("theirs", None)
+        mine.send("theirs", Beat())
+        mine.flush()
+        assert not mine._out
+        assert theirs.inbox.empty()
+        assert mine.inbox.empty()
+    finally:
+        mine.close()
+        theirs.close()
+
+
+def test_rows_for_a_process_of_this_host_are_read_where_they_lie_until_nobody_uses_them():
+    """Many more than there is room for pass by, as memory is used again once it was freed."""
+    mine, theirs = Post("mine", SECRET), Post("theirs", SECRET)
+    mine.book["theirs"], theirs.book["mine"] = theirs.address, mine.address
+    count, rounds = (SLOTS * SLOT_BYTES) // 8 // 16, 40
+    try:
+        for clock in range(rounds):
+            rows = Section("rows", np.arange(1), np.full((1, count), float(clock)))
+            mine.send("theirs", Push(partition=0, clock=clock, sections=[rows]))
+            mine.flush()
+            _, push = theirs.take(WAIT_S)
+            assert (push.sections[0].values == clock).all()
+            held = not push.sections[0].values.flags.writeable
+            del push
+            theirs.send("mine", Beat())
+            theirs.flush()
+            assert mine.take(WAIT_S) == ("theirs", Beat())
+            assert held == (clock > 0)  # with the first, it is not known yet that it can be read
     finally:
         mine.close()
         theirs.close()

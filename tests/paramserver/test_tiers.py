@@ -56,6 +56,17 @@ def test_stage_1_suffers_with_the_ratio_and_stage_3_costs_the_reliable_machines_
     assert even[0] < steep[0]
 
 
+def test_stages_2_and_3_cross_where_few_rows_are_shared():
+    """Answer 27: the pushes of all rows to one reliable machine are in the way of its own work."""
+
+    def one(reliable, stage):
+        setting = Setting(reliable, 16 - reliable, 3, 240, 8, reference=16, dense=False)
+        return clock_s(setting._replace(stage=stage))
+
+    assert one(8, 2) < one(8, 3)
+    assert one(1, 3) < one(1, 2)
+
+
 def test_partitions_have_one_owner_each_through_any_changes():
     """Answer 17."""
     setting = Setting(4, 0, 10, blocks=32, partitions=8, reference=4, bytes_per_s=2e10)

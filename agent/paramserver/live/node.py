@@ -4,14 +4,13 @@ It looks for messages between grains.
 """
 
 import os
-import queue
 import threading
 import time
 
 from agent.paramserver.api import Application, checked
 from agent.paramserver.controller import Plan
 from agent.paramserver.help import Settings
-from agent.paramserver.live.post import Book, Introduced, Post
+from agent.paramserver.live.post import Book, Broken, Introduced, Post
 from agent.paramserver.member import Member, join
 from agent.paramserver.messages import CONTROLLER, End, Gone, Leave, Message, Out
 from agent.paramserver.server import Server, Store
@@ -39,6 +38,7 @@ class Node:
         self.name, self.post, self._grain_s = name, post, grain_s
         self.member = Member(worker, Server(name, tables, plan.partitions, store))
         self.turned_s = time.monotonic()
+        self._broken: list[Broken] = []  # connections, which a later controller hears of again
         self.over = ""  # why it has ended
         self.done = False  # the job has ended, too
         self.ended = threading.Event()
@@ -72,21 +72,17 @@ class Node:
     def _read(self, wait_s: float) -> None:
         """Take all that has come, and answer it at once; wait a little if nothing has."""
         while not self.over:
-            try:
-                sender, message = self.post.inbox.get_nowait()
-            except queue.Empty:
+            came = self.post.take()
+            if came is None:
                 self.post.flush()
                 if not wait_s or (came := self._wait(wait_s)) is None:
                     return
-                sender, message = came
+            sender, message = came
             wait_s = 0.0
             self._take(sender, message)
 
     def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
-        try:
-            return self.post.inbox.get(timeout=wait_s)
-        except queue.Empty:
-            return None
+        return self.post.take(wait_s)
 
     def _take(self, sender: str, message: Message | None) -> None:
         self.turned_s = time.monotonic()
@@ -105,7 +101,9 @@ class Node:
             self._say(self.member.handle(sender, message, time.time()))
 
     def _lost(self, sender: str) -> None:
-        """Take note that the connection of another node has ended."""
+        """Report that a connection has broken, which nobody else sees if both nodes live."""
+        self._broken.append(Broken(peer=sender))
+        self.post.send(CONTROLLER, self._broken[-1])
 
     def _say(self, out: Out) -> None:
         for target, message in out:

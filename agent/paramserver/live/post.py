@@ -8,30 +8,37 @@ transport that sums of gradients use, and the message says where to expect them.
 
 import contextlib
 import itertools
+import os
 import queue
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from agent.errors import WireError
+from agent.errors import Refused, WireError
+from agent.net.forks import let_go_in_forks
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial, room
 from agent.paramserver import messages
 from agent.paramserver.messages import Message
-from agent.protocol import AnyMessage, Part, PeerHello
+from agent.protocol import AnyMessage, Lying, Part, PeerHello, Segment
+from agent.transport.segment import Own, Theirs
 from agent.transport.tcp import Tcp
-from agent.transport.transport import Slot
+from agent.transport.transport import Slot, Ticket
 
 FLUSH_S = 2.0  # for what is still to be sent at the end
+DIAL_S = 8.0  # the time in which a dialled process must answer
+DIAL_WAIT_S = 0.05
 ROOM_MS = 200
+SLOTS = 48  # of memory for rows that others read; they hold some until a clock is closed
+FREED_MAX = 4  # of these, until they are said without anything else
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
 
@@ -48,30 +55,45 @@ class Introduced(Message, frozen=True, kw_only=True):
     pid: int
 
 
-Said = messages.AnyMessage | Book | Introduced
+class Broken(Message, frozen=True, kw_only=True):
+    """To the controller: the connection to this process has broken, and is not made again."""
+
+    peer: str
+
+
+Said = messages.AnyMessage | Book | Introduced | Broken
 
 
 class Entry(NamedTuple):
-    """One message of a frame: its rows are in the payload, or come as a block."""
+    """One message of a frame: its rows are in the payload, or come as a block, or lie `there`."""
 
     meta: bytes
     size: int
     block: int = 0
+    there: Lying | None = None
 
 
 class Letter(NamedTuple):
-    """What a frame says, and where its sender listens."""
+    """What a frame says, and where its sender listens.
+
+    The first to a process also says which memory of the sender's it may read; once it `reads` that,
+    it says so with everything. Of what lies there, it says what it has `freed`.
+    """
 
     address: str
     entries: list[Entry]
+    segment: Segment | None = None
+    reads: bool = False
+    freed: tuple[Lying, ...] = ()
 
 
 class Writing:
-    """A frame that is being put together."""
+    """A frame that is being put together; `waits` while nothing in it is urgent."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.pieces: list[memoryview] = []
+        self.waits = True
 
 
 def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
@@ -155,7 +177,8 @@ class Outbox:
 
     def close(self, wait_s: float) -> None:
         """Close the connection, after so long at most for what `end` left to be sent."""
-        self._thread.join(wait_s)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(wait_s)
         with self._changed:
             self._closed = self._ended = True
             self._changed.notify_all()
@@ -225,30 +248,39 @@ class Letters:
             meta, pieces = _encoded(message)
             size = sum(piece.nbytes for piece in pieces)
             self.bytes_out += size
-            block = self._apart(target, pieces) if size >= BLOCK_BYTES else 0
-            writing.pieces += [] if block else pieces
-            writing.entries.append(Entry(meta, size, block))
+            apart = self._apart(target, pieces) if size >= BLOCK_BYTES else None
+            writing.pieces += pieces if apart is None else []
+            block, there = apart or (0, None)
+            writing.entries.append(Entry(meta, size, block, there))
+            writing.waits &= isinstance(message, messages.Committed)
 
-    def flush(self) -> None:
-        """Send what has been said since the last time."""
+    def flush(self, idle: bool = False) -> None:
+        """Send what has been said since the last time.
+
+        That a clock is committed only saves memory, so it waits for something to go with, or
+        until we are `idle`.
+        """
         with self._lock:
-            said, self._writing = self._writing, {}
-            for target, writing in said.items():
+            if not self._writing:
+                return
+            due = {to: one for to, one in self._writing.items() if idle or not one.waits}
+            for target, writing in due.items():
+                del self._writing[target]
                 route = self._route(target)
                 if route is not None:
-                    extra = msgspec.msgpack.encode(Letter(self.address, writing.entries))
+                    extra = msgspec.msgpack.encode(self._letter(target, writing.entries))
                     route(Part(generation=0, step=0, tag="said", extra=extra), writing.pieces)
 
     def open(self, sender: str, reading: Reading, part: Part, payload: memoryview) -> None:
-        """Put the messages of a frame into the queue; rows that come as a block are waited for."""
-        letter, at = reading.letter(part.extra), 0
-        for meta, size, block in letter.entries:
-            if block:
-                rows = self._landed(sender, letter.address, size, block)
-            else:
-                rows = payload[at : at + size]
-                at += size
-            self.inbox.put((sender, reading.message(meta, rows)))
+        """Put the messages of a frame into the queue."""
+        for meta, rows, block in _entries(reading.letter(part.extra), payload):
+            if block is not None:
+                raise WireError(f"{sender} sent rows apart, which is not a way to here")
+            self.put(sender, reading.message(meta, rows))
+
+    def put(self, sender: str, message: Message | None) -> None:
+        """Put a message into the queue, on any thread."""
+        self.inbox.put((sender, message))
 
     def _knows(self, target: str) -> bool:
         return target in self.routes
@@ -256,31 +288,108 @@ class Letters:
     def _route(self, target: str) -> Route | None:
         return self.routes.get(target)
 
-    def _apart(self, target: str, pieces: list[memoryview]) -> int:  # noqa: ARG002
-        """Send rows as a block if there is a way, and return its number, else 0."""
-        return 0
+    def _letter(self, target: str, entries: list[Entry]) -> Letter:  # noqa: ARG002
+        return Letter(self.address, entries)
 
-    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:  # noqa: ARG002
-        raise WireError(f"{sender} sent rows as a block, which is not a way to here")
+    def _apart(self, target: str, pieces: list[memoryview]) -> tuple[int, Lying | None] | None:  # noqa: ARG002
+        """Send rows as a block, or put them where they can be read; None if there is no way."""
+        return None
+
+
+def _entries(
+    letter: Letter, payload: memoryview
+) -> Iterator[tuple[bytes, memoryview, Entry | None]]:
+    """Yield each message of a letter with its rows, or with its entry if they are not in it."""
+    at = 0
+    for entry in letter.entries:
+        if entry.block or entry.there is not None:
+            yield entry.meta, payload[:0], entry
+        else:
+            yield entry.meta, payload[at : at + entry.size], None
+            at += entry.size
+
+
+class Wake:
+    """Wakes the thread that polls; the transport takes it for the condition that it notifies."""
+
+    def __init__(self) -> None:
+        self._open = threading.Lock()  # a number that is closed may soon be of another file
+        self.number = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        with self._open:
+            if self.number >= 0:
+                os.eventfd_write(self.number, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.number)
+
+    def close(self) -> None:
+        with self._open:
+            self.let_go()
+
+    def let_go(self) -> None:
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
+
+class Coming(NamedTuple):
+    """A message that may wait for rows which come as a block."""
+
+    meta: bytes
+    rows: memoryview
+    ticket: Ticket | None
+
+
+class Inlet:
+    """A connection on which another process sends, and what of it waits for rows."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name, self.connection = name, connection
+        self.reading = Reading()
+        self.coming = deque[Coming]()
 
 
 class Post(Letters):
-    """Letters on sockets. The end of a connection comes through the queue: the name, and nothing."""
+    """Letters on sockets, which the thread that `take`s them reads itself, so none is handed on.
+
+    The first connection with a process that breaks is the end of all of them, because what was on
+    its way is lost. It comes through the queue, once: the name, and nothing.
+    """
 
     def __init__(self, name: str, secret: str, host: str = "127.0.0.1") -> None:
         super().__init__(name)
         self._secret = secret
         self.book: dict[str, str] = {}
         self._out: dict[str, Outbox] = {}
-        self._arrived = threading.Condition()
-        self._flows = Tcp(name, secret, self._arrived, lambda _: None)
+        self._parted: set[str] = set()  # whom nothing is sent any more; names are not used twice
+        self._wake, self._poll = Wake(), select.epoll()
+        self._poll.register(self._wake.number, select.EPOLLIN)
+        self._inlets: dict[int, Inlet] = {}  # by the number of the file
+        self._flows = Tcp(name, secret, self._wake, self._break)
         self._blocks = itertools.count(1)
+        self._closed = False
+        # Rows for processes of this host lie in memory that they read; without it they are blocks.
+        self._own: Own | None = None
+        with contextlib.suppress(OSError):
+            self._own = Own(SLOTS, spares=SLOTS)
+        self._told, self._readers = set[str](), set[str]()
+        self._theirs: dict[str, Theirs] = {}
+        self._freed: dict[str, deque[Lying]] = {}
         listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.address = self._flows.address = f"{host}:{listener.getsockname()[1]}"
+        let_go_in_forks(self)
         self._front = Front(listener, Door(name, lambda _: secret), self._receive)
 
     def _knows(self, target: str) -> bool:
-        return target in self.book or super()._knows(target)
+        known = target in self.book and target not in self._parted
+        return known or super()._knows(target)
 
     def _route(self, target: str) -> Route | None:
         if target in self.routes or target not in self.book:
@@ -290,13 +399,37 @@ class Post(Letters):
             outbox = self._out[target] = self._outbox(target, self.book[target])
         return outbox.put
 
-    def _apart(self, target: str, pieces: list[memoryview]) -> int:
+    def _letter(self, target: str, entries: list[Entry]) -> Letter:
         if target in self.routes:
-            return 0
+            return Letter(self.address, entries)
+        told, freed = target in self._told, self._freed.get(target, deque())
+        self._told.add(target)
+        return Letter(
+            self.address,
+            entries,
+            None if told or self._own is None else self._own.said,
+            target in self._theirs,
+            tuple(freed.popleft() for _ in range(len(freed))),
+        )
+
+    def _apart(self, target: str, pieces: list[memoryview]) -> tuple[int, Lying | None] | None:
+        if target in self.routes:
+            return None
+        if target in self._readers and self._own is not None:
+            there = self._own.put(target, pieces, next(self._blocks))
+            if there is not None:
+                return 0, there
         block = next(self._blocks)
         self._flows.meet(target, self.book[target].encode())
         self._flows.push(target, _slot(block), pieces)
-        return block
+        return block, None
+
+    def flush(self, idle: bool = False) -> None:
+        for name, freed in list(self._freed.items()):
+            if len(freed) >= FREED_MAX and self._knows(name):  # who has nothing to say says this
+                with self._lock:
+                    self._writing.setdefault(name, Writing()).waits = False
+        super().flush(idle)
 
     def learn(self, addresses: dict[str, str]) -> None:
         with self._lock:
@@ -306,8 +439,27 @@ class Post(Letters):
         """Send a process no more: what it has not taken after `wait_s` is thrown away."""
         with self._lock:
             self.book.pop(target, None)
+            self._parted.add(target)
+        self._part(target, wait_s)
+
+    def _break(self, target: str) -> None:
+        """Part with a process because a connection with it has broken, and say so, once."""
+        with self._lock:
+            news = not self._closed and target not in self._parted
+            self._parted.add(target)
+        if news:
+            self._part(target)
+            self.put(target, None)
+
+    def _part(self, target: str, wait_s: float = 0.0) -> None:
+        with self._lock:
             self._writing.pop(target, None)
             outbox = self._out.pop(target, None)
+            self._readers.discard(target)
+            self._freed.pop(target, None)
+            self._theirs.pop(target, None)
+        if self._own is not None:
+            self._own.give_up(target)
         if outbox is not None:
             outbox.end()
             outbox.close(wait_s)
@@ -315,6 +467,7 @@ class Post(Letters):
 
     def close(self) -> None:
         """Close all connections, with a bounded wait for what is still to be sent."""
+        self._closed = True
         self._front.close()
         self.flush()
         with self._lock:
@@ -325,44 +478,144 @@ class Post(Letters):
         for outbox in outboxes:
             outbox.close(max(0.0, until_s - time.monotonic()))
         self._flows.close()
+        for number in list(self._inlets):
+            self._shut(number)
+        if self._own is not None:
+            self._own.close()
+        self._poll.close()
+        self._wake.close()
+
+    def let_go(self) -> None:
+        """Close our copies in a fork of this process, where no other thread has gone on."""
+        self._poll.close()
+        self._wake.let_go()
 
     def _outbox(self, target: str, address: str) -> Outbox:
         hello = PeerHello(worker=self.name, serial=1)
 
-        def failed() -> None:
-            with self._lock:
-                if self._out.get(target) is outbox:
-                    del self._out[target]
-                    self.book.pop(target, None)
+        def connect() -> Connection:
+            until_s = time.monotonic() + DIAL_S
+            while True:
+                try:
+                    return dial(address, self._secret, hello, to=target)
+                except Refused:
+                    raise
+                except WireError:
+                    if self._closed or target in self._parted or time.monotonic() > until_s:
+                        raise
+                    time.sleep(DIAL_WAIT_S)
 
-        outbox = Outbox(lambda: dial(address, self._secret, hello, to=target), failed)
-        return outbox
+        return Outbox(connect, lambda: self._break(target))
 
     def _receive(self, connection: Connection, hello: AnyMessage) -> None:
+        """Take a connection over that another process has opened."""
         if not isinstance(hello, PeerHello):
             self._flows.welcome(connection, hello)
             return
-        reading = Reading()
+        connection.probe()
+        number = connection.fileno()
+        self._inlets[number] = Inlet(hello.worker, connection)
         try:
-            while True:
-                part, payload = connection.receive()
-                if isinstance(part, Part):
-                    self.open(hello.worker, reading, part, payload)
-        except WireError:
-            pass  # the usual end
-        finally:
-            connection.close()
-            self.inbox.put((hello.worker, None))
+            self._poll.register(number, select.EPOLLIN)
+        except (OSError, ValueError):  # we are closed, or the connection is
+            self._shut(number)
 
-    def _landed(self, sender: str, address: str, size: int, block: int) -> memoryview:
-        into = room(size)
-        ticket = self._flows.land(sender, _slot(block), into)
-        self._flows.meet(sender, address.encode())
-        with self._arrived:
-            self._arrived.wait_for(lambda: ticket.done or ticket.failed)
-        if ticket.failed:
-            raise WireError(ticket.failed)
-        return into
+    # --- the thread that takes --------------------------------------------------------------------
+
+    def put(self, sender: str, message: Message | None) -> None:
+        super().put(sender, message)
+        self._wake.notify_all()
+
+    def take(self, wait_s: float = 0.0) -> tuple[str, Message | None] | None:
+        """Return the next message, and wait a little for one if there is none."""
+        until_s = time.monotonic() + wait_s if wait_s else 0.0
+        while True:
+            try:
+                return self.inbox.get_nowait()
+            except queue.Empty:
+                left_s = max(0.0, until_s - time.monotonic()) if wait_s else 0.0
+                if not self._read(left_s) or (wait_s and not left_s):
+                    return None
+
+    def _read(self, wait_s: float) -> bool:
+        """Read what has come on all connections; return whether there was anything."""
+        found = self._poll.poll(wait_s)
+        for number, _ in found:
+            if number == self._wake.number:
+                self._wake.clear()
+                for each, inlet in list(self._inlets.items()):
+                    if inlet.coming:
+                        self._guarded(each, self._deliver)
+            else:
+                self._guarded(number, self._read_from)
+        return bool(found)
+
+    def _guarded(self, number: int, act: Callable[[Inlet], None]) -> None:
+        """Do something with a connection, which an error of it ends."""
+        inlet = self._inlets.get(number)
+        if inlet is None:
+            return
+        try:
+            act(inlet)
+        except WireError:  # the usual end
+            self._shut(number)
+            self._break(inlet.name)
+
+    def _shut(self, number: int) -> None:
+        inlet = self._inlets.pop(number, None)
+        if inlet is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(number)
+            inlet.connection.close()
+
+    def _read_from(self, inlet: Inlet) -> None:
+        # To the last, because what was read ahead wakes nobody.
+        while (frame := inlet.connection.receive_some()) is not None:
+            part, payload = frame
+            if isinstance(part, Part):
+                self._open(inlet, inlet.reading.letter(part.extra), payload)
+
+    def _open(self, inlet: Inlet, letter: Letter, payload: memoryview) -> None:
+        self._hear_of_memory(inlet.name, letter)
+        for meta, rows, apart in _entries(letter, payload):
+            if apart is None:
+                inlet.coming.append(Coming(meta, rows, None))
+            elif apart.there is not None:
+                inlet.coming.append(Coming(meta, self._view(inlet.name, apart.there), None))
+            else:
+                into = room(apart.size)
+                ticket = self._flows.land(inlet.name, _slot(apart.block), into)
+                self._flows.meet(inlet.name, letter.address.encode())
+                inlet.coming.append(Coming(meta, into, ticket))
+        self._deliver(inlet)
+
+    def _hear_of_memory(self, sender: str, letter: Letter) -> None:
+        if letter.segment is not None and sender not in self._parted:
+            with contextlib.suppress(OSError, ValueError):  # it is out of reach
+                self._theirs[sender] = Theirs(letter.segment)
+                self._freed[sender] = deque()
+        if letter.reads:
+            self._readers.add(sender)
+        for there in letter.freed:
+            if self._own is not None:
+                self._own.free(sender, there)
+
+    def _view(self, sender: str, there: Lying) -> memoryview:
+        theirs, freed = self._theirs.get(sender), self._freed.get(sender)
+        if theirs is None or freed is None:
+            raise WireError(f"{sender} has no memory that can be read here")
+        return theirs.view(there, freed.append)
+
+    def _deliver(self, inlet: Inlet) -> None:
+        """Put what is whole into the queue, in order."""
+        while inlet.coming:
+            meta, rows, ticket = inlet.coming[0]
+            if ticket is not None and not ticket.done:
+                if ticket.failed:
+                    raise WireError(ticket.failed)
+                return
+            inlet.coming.popleft()
+            self.inbox.put((inlet.name, inlet.reading.message(meta, rows)))
 
 
 def _slot(block: int) -> Slot:

@@ -18,6 +18,7 @@ from agent.paramserver.virtual.network import Fair
 from agent.paramserver.worker import Bound
 
 KEYS = 64
+OWN_WIDTH = 1
 MODEL_BYTES = 1e9
 GRAINS = 20
 
@@ -25,7 +26,7 @@ GRAINS = 20
 class Dense(Application):
     """Reads and writes every row once for each worker and clock."""
 
-    tables = (Table("model", KEYS, 1, own_writes=False),)
+    tables: tuple[Table, ...] = (Table("model", KEYS, 1, own_writes=False),)
     grainwise = False
     loads = 0
 
@@ -41,6 +42,31 @@ class Dense(Application):
         params.update("model", keys, np.ones((KEYS, 1)))
 
 
+class Factors(Dense):
+    """Rows of its own for each block, and rows that all share, as a factorisation by users has.
+
+    So a worker touches its part of a model only, and yet all of the model changes in a clock.
+    """
+
+    def __init__(self, items: int, clocks: int, blocks: int) -> None:
+        super().__init__(items, clocks)
+        self._blocks, self._each = blocks, items // blocks
+        self.tables = (
+            Table("own", blocks, OWN_WIDTH, own_writes=False),
+            Table("shared", KEYS, 1, own_writes=False),
+        )
+
+    @staticmethod
+    def values(blocks: int) -> int:
+        return blocks * OWN_WIDTH + KEYS
+
+    def process_range(self, lo: int, hi: int, params: Params) -> None:
+        own = np.arange(lo // self._each, -(-hi // self._each))
+        for table, keys in (("own", own), ("shared", np.arange(KEYS))):
+            change = np.ones_like(params.read(table, keys))
+            params.update(table, keys, change)
+
+
 class Setting(NamedTuple):
     reliable: int
     transient: int
@@ -51,7 +77,7 @@ class Setting(NamedTuple):
     reference: int = 64
     bytes_per_s: float = 1e9  # of a link; a model takes one second
     stage: int = 0  # forced, if it is not 0
-    pushes: bool = True
+    dense: bool = True  # else only `KEYS` values of the model are of interest to all
 
 
 def places(setting: Setting) -> list[Place]:
@@ -76,13 +102,20 @@ def cluster(setting: Setting) -> tuple[Virtual, Fair]:
         dwell=3,
     )
     networks: list[Fair] = []
+    values = KEYS if setting.dense else Factors.values(setting.blocks)
+
+    def made_for_a_node() -> Dense:
+        items = work.bounds[-1]
+        if setting.dense:
+            return Dense(items, setting.clocks)
+        return Factors(items, setting.clocks, setting.blocks)
 
     def network(made: Virtual) -> Fair:
-        networks.append(Fair(made, setting.bytes_per_s, MODEL_BYTES / (KEYS * 8), 2e-3))
+        networks.append(Fair(made, setting.bytes_per_s, MODEL_BYTES / (values * 8), 2e-3))
         return networks[0]
 
     virtual = Virtual(
-        lambda: Dense(work.bounds[-1], setting.clocks),
+        made_for_a_node,
         plan,
         places(setting),
         cost=lambda _: total_s / setting.blocks / GRAINS,

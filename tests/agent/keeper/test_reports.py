@@ -36,3 +36,30 @@ def test_a_step_that_has_a_change_in_it_is_not_taken_for_a_long_one(
     assert pauses == [7.0]
     commits(2, 27.0)
     assert taken[6:] == [pytest.approx(0.8 * 1.0 + 0.2 * 5.0)]
+
+
+def test_a_job_that_goes_on_before_its_next_layout_paused_for_its_longest_stretch_without_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tables that are served go on without a lost worker; what that cost is told with the layout."""
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    said: list[Report] = []
+    reports = Reports("job", said.append, None)
+
+    def commits(generation: int, step: int, at_s: float) -> None:
+        now[0] = at_s
+        reports.progress(generation, step, 100)
+
+    commits(1, 1, 1.0)
+    commits(1, 2, 2.0)
+    now[0] = 2.5
+    reports.disturbed()
+    commits(1, 3, 3.0)  # it was on its way
+    commits(1, 4, 7.0)
+    reports.regrouping()
+    commits(2, 5, 8.0)
+    (regrouped,) = [each for each in said if isinstance(each, Regrouped)]
+    assert (regrouped.generation, regrouped.pause_s) == (2, 4.0)
+    commits(2, 9, 10.0)
+    assert said[-1].step_s == 0.5

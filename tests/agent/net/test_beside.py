@@ -44,3 +44,20 @@ def test_a_failure_is_raised_where_it_is_waited_for() -> None:
         beside.settle()
     assert done == [1]
     beside.settle()
+
+
+def test_a_failure_of_what_is_done_first_is_raised_too_and_things_are_still_done() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.wait(PATIENCE_S)
+        raise ZeroDivisionError
+
+    beside = Beside("test", first)
+    beside.do(lambda: None)
+    beside.settle()
+    begun.set()
+    beside.do(done.set)
+    assert done.wait(PATIENCE_S)
+    with pytest.raises(ZeroDivisionError):
+        beside.settle()

@@ -1,0 +1,159 @@
+"""A clock of served tables as a version of the job's archive, and back. No torch here.
+
+So tables lie beside other states, are copied into object storage with them, and are found there by
+a keeper whose disk has nothing. A layer is one table of one partition; one more, without tensors,
+has the measures of all clocks.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.errors import AgentError, CheckpointError
+from agent.keeper.storage.backup import Backup, Saved
+from agent.keeper.storage.vault import Vault
+from agent.paramserver.messages import Section
+from agent.protocol import Serving
+from agent.store.errors import Unknown
+from agent.store.format import Layer, lay_out
+
+log = logging.getLogger(__name__)
+
+MEASURES = "~measures"  # the layer that has no tensors
+KEYS, ROWS = "keys", "rows"
+COPIED_S = 10.0  # for a copy that is waited for; less than the manager waits
+CODES = {
+    "float64": "F64",
+    "int64": "I64",
+    "float32": "F32",
+    "int32": "I32",
+    "float16": "F16",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+class Clock(NamedTuple):
+    """All tables as they are at the end of a clock: the sections of each partition."""
+
+    measures: tuple[float, ...]
+    partitions: list[list[Section]]
+
+    @property
+    def number(self) -> int:
+        return len(self.measures) - 1
+
+
+def saved_of(clock: Clock) -> Saved:
+    """Return a clock as it is written; version v is what v clocks have made."""
+    layers = [lay_out(MEASURES, (), json.dumps({"measures": clock.measures}))]
+    bodies = {MEASURES: memoryview(b"")}
+    for number, sections in enumerate(clock.partitions):
+        for section in sections:
+            arrays = {KEYS: section.keys, ROWS: section.values}
+            if lacking := {one.dtype.name for one in arrays.values()} - set(CODES):
+                raise CheckpointError(f"{section.table}: no checkpoint can have {lacking.pop()}")
+            forms = [(name, CODES[one.dtype.name], one.shape) for name, one in arrays.items()]
+            layer = lay_out(f"{number}/{section.table}", forms)
+            flat = [np.ascontiguousarray(arrays[form.name]).reshape(-1) for form in layer.tensors]
+            layers.append(layer)
+            bodies[layer.name] = np.concatenate([one.view(np.uint8) for one in flat]).data
+    backup = Backup(generation=0, version=clock.number + 1, layers=tuple(layers), bodies=bodies)
+    return Saved(backup, ())
+
+
+def clock_of(saved: Saved, serving: Serving) -> Clock:
+    """Return the clock that was written, or name what does not fit the tables of this job."""
+    backup = saved.backup
+    layers = {layer.name: layer for layer in backup.layers}
+    if MEASURES not in layers or saved.redo:
+        raise Unknown(f"version {saved.reached} is a model's, and this job serves tables")
+    measures = json.loads(layers.pop(MEASURES).values)["measures"]
+    shapes = {
+        f"{at}/{shape.name}": shape for at in range(serving.partitions) for shape in serving.tables
+    }
+    if odd := sorted(set(shapes) ^ set(layers)):
+        raise Unknown(
+            f"version {saved.reached} has other tables or partitions than this job ({odd[0]}); "
+            "start the job with those that it had"
+        )
+    partitions: list[list[Section]] = [[] for _ in range(serving.partitions)]
+    for name, shape in shapes.items():
+        layer, body = layers[name], backup.bodies[name]
+        keys, rows = (_array(layer, one, body) for one in (KEYS, ROWS))
+        if rows.shape[1:] != (shape.columns,) or rows.dtype != shape.dtype:
+            raise Unknown(
+                f"version {saved.reached} has rows of {rows.shape[1]} {rows.dtype} in "
+                f"{shape.name}, and this job of {shape.columns} {shape.dtype}"
+            )
+        partitions[int(name.partition("/")[0])].append(Section(shape.name, keys, rows))
+    return Clock(tuple(measures), partitions)
+
+
+def _array(layer: Layer, name: str, body: memoryview) -> np.ndarray:
+    (tensor,) = (one for one in layer.tensors if one.name == name)
+    (dtype,) = (one for one, code in CODES.items() if code == tensor.dtype)
+    if tensor.start == tensor.end:
+        return np.zeros(tensor.shape, dtype)
+    return np.frombuffer(body[tensor.start : tensor.end], dtype).reshape(tensor.shape)
+
+
+class Copying:
+    """Writes clocks into the job's archive, one at a time, on a thread for each.
+
+    `look` and `ask` belong to one thread.
+    """
+
+    def __init__(self, vault: Vault, every_s: float, read: Callable[[int], Clock]) -> None:
+        self._vault, self._every_s, self._read = vault, every_s, read
+        self._due_s = time.monotonic() + every_s
+        self._asked = False
+        self._thread: threading.Thread | None = None
+        self._taken = self._written = -1
+
+    def ask(self) -> None:
+        """Have the newest clock written soon, and copied before that is reported."""
+        self._asked = True
+
+    def pinned(self, clock: int) -> int:
+        """Return the oldest clock that is still to be read, or this one."""
+        return min(clock, self._taken) if self._busy else clock
+
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def look(self, clock: int) -> None:
+        """Begin to write this clock, which is whole on the disk, if it is time for one."""
+        due = self._vault.offsite is not None and time.monotonic() >= self._due_s
+        if clock < 0 or self._busy or not (due or self._asked):
+            return
+        self._taken, asked, self._asked = clock, self._asked, False
+        self._due_s = time.monotonic() + self._every_s
+        self._thread = threading.Thread(
+            target=self.write, args=(clock, asked), name="tables-copy", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, clock: int, asked: bool) -> None:
+        """Write a clock; what fails is reported, and tried again with a later one."""
+        try:
+            saved = saved_of(self._read(clock))
+            if self._vault.write(saved, last=asked, copied_s=COPIED_S if asked else 0.0):
+                self._written = clock
+        except (AgentError, OSError, ValueError, MemoryError) as error:
+            log.warning("clock %d could not be copied: %s", clock, error)
+
+    def close(self, clock: int) -> None:
+        """Write the last clock, after what is being written."""
+        if self._thread is not None:
+            self._thread.join()
+        if clock > self._written:
+            self.write(clock, asked=True)

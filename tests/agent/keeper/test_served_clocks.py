@@ -1,0 +1,151 @@
+"""A clock of served tables is a version like any other: it is found again, or named if it does not fit."""
+
+import threading
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from commit_logs import MemoryCommitLog
+from crews import until
+
+from agent.keeper.commits import History
+from agent.keeper.member import Member
+from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
+from agent.keeper.storage.offsite import Storage
+from agent.keeper.storage.vault import Place, Vault
+from agent.keeper.tables import Reached, Tables
+from agent.messages import CheckpointCopied, JobOrder, Report
+from agent.paramserver.live.plan import KEPT
+from agent.paramserver.live.store import Folder
+from agent.paramserver.messages import CONTROLLER, Push, Roll, Save, Section
+from agent.protocol import Serving, Shape
+from agent.store.errors import Unknown
+
+PATIENCE_S = 20.0
+SERVING = Serving(
+    items=10,
+    blocks=2,
+    grains=1,
+    batches=1,
+    partitions=2,
+    tables=(Shape("rows", 5, 2, 4, "float32"), Shape("any/keys", 0, 1, 1, "int64")),
+)
+
+ROLL = Roll(epoch=1, clock=4, owners=["w"], replicas=[KEPT], version=1, lost=[], restore=True)
+
+
+def clock(number: int) -> Clock:
+    """The second partition has none of the rows with any key."""
+    rows = np.arange(20, dtype=np.float32).reshape(5, 4) + number
+    return Clock(
+        tuple(float(at) for at in range(number + 1)),
+        [
+            [
+                Section("rows", np.arange(0, 5, 2), rows[::2]),
+                Section("any/keys", np.array([4, 1 << 40]), np.array([[7], [-8]])),
+            ],
+            [
+                Section("rows", np.arange(1, 5, 2), rows[1::2]),
+                Section("any/keys", np.zeros(0, np.int64), np.zeros((0, 1), np.int64)),
+            ],
+        ],
+    )
+
+
+def alike(one: Clock, other: Clock) -> bool:
+    sections = zip(chain(*one.partitions), chain(*other.partitions), strict=True)
+    return one.measures == other.measures and all(
+        (a.table, a.values.dtype) == (b.table, b.values.dtype)
+        and np.array_equal(a.keys, b.keys)
+        and np.array_equal(a.values, b.values)
+        for a, b in sections
+    )
+
+
+def vault(folder: Path, said: list[Report]) -> Vault:
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.1)
+    return Vault(order, Place(checkpoints=folder / "checkpoints", storage=storage), said.append)
+
+
+def test_what_was_copied_is_found_by_a_keeper_without_a_disk(tmp_path: Path) -> None:
+    said: list[Report] = []
+    copying = Copying(vault(tmp_path, said), 60.0, clock)
+    copying.close(3)
+    assert [report.step for report in said if isinstance(report, CheckpointCopied)] == [4]
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    found = vault(tmp_path, said).recall(4, patient=True)
+    assert found.saved is not None
+    assert "object storage" in found.because
+    assert alike(clock_of(found.saved, SERVING), clock(3))
+
+
+def test_a_clock_that_is_being_read_is_kept_until_it_was(tmp_path: Path) -> None:
+    """It is asked for, so it is written although no other is due; then newer ones need not wait."""
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def read(number: int) -> Clock:
+        reading.set()
+        assert goes_on.wait(PATIENCE_S)
+        return clock(number)
+
+    copying = Copying(vault(tmp_path, []), 60.0, read)
+    copying.look(2)
+    assert not reading.is_set()
+    copying.ask()
+    copying.look(2)
+    assert reading.wait(PATIENCE_S)
+    assert (copying.pinned(5), copying.pinned(1)) == (2, 1)
+    goes_on.set()
+    copying.close(2)
+    assert copying.pinned(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"partitions": 3}, "other tables or partitions"),
+        ({"tables": SERVING.tables[:1]}, "other tables or partitions"),
+        (
+            {"tables": (Shape("rows", 5, 2, 2, "float32"), SERVING.tables[1])},
+            "rows of 4 float32 in rows, and this job of 2",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit_the_job_are_named(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(Unknown, match=said):
+        clock_of(saved_of(clock(1)), msgspec.structs.replace(SERVING, **changed))
+
+
+class Nobody:
+    """The job of tables whose workers are all away."""
+
+    def present(self) -> dict[str, Member]:
+        return {}
+
+    def broken(self, why: str) -> None:
+        raise AssertionError(why)
+
+    recall_failed = broken
+
+
+def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path: Path) -> None:
+    """A keeper that dies in between finds it, though the next clock is on the disk as well."""
+    folder, shape = tmp_path / "tables", Shape("rows", 5, 2, 2, "float64")
+    serving = msgspec.structs.replace(SERVING, partitions=1, tables=(shape,))
+    folder.mkdir()
+    rows = Section("rows", np.arange(5), np.zeros((5, 2)))
+    Folder(str(folder)).write(0, 4, [rows])
+    (folder / "reached.json").write_bytes(msgspec.json.encode(Reached(4, (0.0,) * 5)))
+    owner: Any = Nobody()
+    history = History(MemoryCommitLog(), "job")
+    tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
+    tables._copies.take(CONTROLLER, ROLL)
+    tables._copies.take("w", Push(epoch=1, partition=0, clock=5, sections=[rows]))
+    tables._say(CONTROLLER, [(KEPT, Save(epoch=1, clock=5, saved=5))])
+    until("the next clock", (folder / "0-5.npz").exists, PATIENCE_S)
+    tables.close()
+    assert (folder / "0-4.npz").exists()
