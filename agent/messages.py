@@ -51,6 +51,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     backup_every_steps: Positive = 10
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
+    max_replay_s: Period = 60.0
     from_url: Text = ""
     begins_with: Count = 0
     stop_at: Count = 0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from agent.keeper.storage.sharding import LINK_BYTES_S, Passing, Replay, replay
 from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.markets.billing import HOUR_S, cost_usd, rule_of
@@ -100,6 +101,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     no_layout: str = ""  # why there is none
     silent: tuple[str, ...] = ()  # places that could not be asked, and why
     second_zones: list[SecondZone] = []
+    replay: Replay | None = None  # None if the state passes the manager's machine, or is unknown
 
     @property
     def compared(self) -> tuple[Candidate, ...]:
@@ -137,6 +139,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "layout": layout,
             "silent": self.silent,
             "second_zones": self.second_zones,
+            "replay": self.replay,
         }
 
 
@@ -167,9 +170,12 @@ def preview(
             choice = layout_choice.choose(asked)
         except MorphError as error:
             no_layout = str(error)
+    slots = _slots(state, purchase)
+    step_s = work.step_s / slots if work.step_s is not None and slots else 0.0
     return Preview(
         source=sold.source,
         work=work,
+        replay=_replay(config, spec, model, slots, step_s),
         because=purchase.because,
         runner_up=purchase.runner_up,
         offers=considered(state, job, work, purchase, sold),
@@ -181,9 +187,7 @@ def preview(
         choice=choice,
         no_layout=no_layout,
         silent=sold.silent,
-        second_zones=second_zones(
-            sold.traits, _gradient_bytes(model), _slots(state, purchase), work.steps
-        ),
+        second_zones=second_zones(sold.traits, _gradient_bytes(model), slots, work.steps),
     )
 
 
@@ -192,6 +196,26 @@ def _gradient_bytes(model: Model | None) -> float | None:
     if model is None:
         return None
     return sum(section.parameter_bytes for section in model.profile.sections)
+
+
+def _replay(
+    config: Config, spec: JobSpec, model: Model | None, slots: int, step_s: float
+) -> Replay | None:
+    """Return what is trained again if everything is lost, where workers write the state."""
+    if model is None or not slots or config.storage.checkpoint_url is None or spec.sums == "always":
+        return None
+    sections, link = model.profile.sections, model.profile.network.inter
+    sum_bytes = sum(section.parameter_bytes for section in sections)
+    passing = Passing(
+        state_bytes=int(sum_bytes + sum(section.optimizer_bytes for section in sections)),
+        sum_bytes=int(sum_bytes),
+        every=spec.backup_every_steps,
+        step_s=step_s,
+        bytes_s=LINK_BYTES_S,
+    )
+    if not passing.costly:
+        return None
+    return replay(passing, slots, link.bandwidth_bytes_per_s, spec.max_replay_s)
 
 
 def _slots(state: State, purchase: Purchase) -> int:

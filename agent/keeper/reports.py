@@ -34,7 +34,7 @@ class Reports:
         self.loss = loss
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
-        self._step_s = 0.0
+        self.step_s = 0.0  # smoothed; 0 until a whole step of the layout was seen
         self.sums_told: bool | None = True  # None: it is unknown what another keeper has reported
         self._paces: dict[str, float] = {}  # as reported last
         self._paced_s = 0.0
@@ -46,7 +46,7 @@ class Reports:
 
     def regrouping(self) -> None:
         """Forget the paces, because the previous layout's say nothing about the next one."""
-        self._step_s, self._paces = 0.0, {}
+        self.step_s, self._paces = 0.0, {}
         self.disturbed()
 
     def ready(self, member: Member, ready: Ready) -> None:
@@ -125,7 +125,7 @@ class Reports:
             self._disturbed_s = None
         elif self._committed_s is not None:
             took_s = now_s - self._committed_s
-            self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
+            self.step_s = took_s if not self.step_s else 0.8 * self.step_s + 0.2 * took_s
         self._committed_s = now_s
         self._report(
             Progress(
@@ -135,7 +135,7 @@ class Reports:
                 step=step,
                 steps_total=steps_total,
                 loss=self.loss,
-                step_s=self._step_s,
+                step_s=self.step_s,
             )
         )
 

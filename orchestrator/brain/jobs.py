@@ -247,6 +247,7 @@ def order_of(job: Job) -> JobOrder:
         backup_every_steps=spec.backup_every_steps,
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
+        max_replay_s=spec.max_replay_s,
         from_url=spec.from_url,
         begins_with=spec.slots_min,
         output_files=spec.output_files,

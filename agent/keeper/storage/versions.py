@@ -7,7 +7,7 @@ writing it needs nothing from the workers. No torch here.
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -18,10 +18,13 @@ from agent.keeper import proofs
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.errors import Damaged, Full
-from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
+from agent.store.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
 from agent.store.reading import Want, read
+from agent.store.shares import Stored
 
 log = logging.getLogger(__name__)
+
+SAMPLED = 8
 
 
 def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
@@ -35,9 +38,51 @@ def _files(saved: Saved) -> Iterator[File]:
     for layer in backup.layers:
         if size := layer.layer_bytes:
             yield file_of(layer, saved.reached, 0, size, [backup.bodies[layer.name]])
+    yield from _sums(saved)
+
+
+def _sums(saved: Saved) -> Iterator[File]:
     form = sums_layer(saved.redo)
     for tensor, logged in zip(form.tensors, saved.redo, strict=True):
         yield file_of(form, saved.reached, tensor.start, tensor.end, [logged.body])
+
+
+def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part]) -> Manifest:
+    """Write the manifest of a state that workers have written, and what follows it.
+
+    Every file has to be there in full length, and a sample of blocks to have its checksums.
+    """
+    layers = (*saved.backup.layers, *((sums_layer(saved.redo),) if saved.redo else ()))
+    sums = write_parts(archive.sink, _sums(saved))
+    try:
+        manifest = msgspec.structs.replace(
+            assemble(
+                archive.job, mark.version, mark.generation, layers, (*parts, *sums), len(saved.redo)
+            ),
+            records=saved.records,
+            proof=len(saved.redo),
+            sharded=True,
+        )
+        archive.measure(manifest)
+        _sample(archive, manifest)
+        made = archive.commit(manifest)
+    except CheckpointError:
+        with suppress(CheckpointError):
+            archive.discard((*parts, *sums))
+        raise
+    try:
+        archive.prune(mark.generation)
+    except CheckpointError as error:  # the version is there nevertheless
+        log.warning("%s: what is old is still there: %s", archive.job, error)
+    return manifest if made else archive.read(mark)
+
+
+def _sample(archive: Archive, manifest: Manifest) -> None:
+    """Read the last block of some parts."""
+    step = max(1, len(manifest.parts) // SAMPLED)
+    for part in manifest.parts[::step]:
+        want = Want(layer=part.layer, start=part.end - 1, into=memoryview(bytearray(1)))
+        read(archive.sink, manifest, [want])
 
 
 def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
@@ -101,10 +146,17 @@ def _written(archive: Archive, mark: Mark) -> Manifest | None:
         return None
 
 
+def stored_of(archive: Archive, manifest: Manifest) -> Stored:
+    parts = tuple(part for part in manifest.parts if part.layer != SUMS)
+    return Stored(place=archive.sink.name, manifest=manifest.key, parts=parts)
+
+
 def load(archive: Archive, manifest: Manifest) -> Saved:
-    """Load a version into memory, or raise `Damaged`."""
+    """Load a version into memory, or raise `Damaged`; workers read a sharded state themselves."""
     bodies = {
-        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
+        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data
+        for layer in manifest.layers
+        if layer.name == SUMS or not manifest.sharded
     }
     wants = (Want(layer=name, start=0, into=body) for name, body in bodies.items())
     read(archive.sink, manifest, wants)
@@ -113,7 +165,8 @@ def load(archive: Archive, manifest: Manifest) -> Saved:
         generation=manifest.generation,
         version=base,
         layers=manifest.state,
-        bodies={layer.name: bodies[layer.name] for layer in manifest.state},
+        bodies={name: body for name, body in bodies.items() if name != SUMS},
+        stored=stored_of(archive, manifest) if manifest.sharded else None,
     )
     if not manifest.redo:
         return Saved(backup, (), manifest.records)
