@@ -175,7 +175,7 @@ def preview(
     return Preview(
         source=sold.source,
         work=work,
-        replay=_replay(config, spec, model, slots, step_s),
+        replay=_replay(config, spec, model, sum(one.count for one in purchase.acquire), step_s),
         because=purchase.because,
         runner_up=purchase.runner_up,
         offers=considered(state, job, work, purchase, sold),
@@ -199,10 +199,15 @@ def _gradient_bytes(model: Model | None) -> float | None:
 
 
 def _replay(
-    config: Config, spec: JobSpec, model: Model | None, slots: int, step_s: float
+    config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
 ) -> Replay | None:
     """Return what is trained again if everything is lost, where workers write the state."""
-    if model is None or not slots or config.storage.checkpoint_url is None or spec.sums == "always":
+    if (
+        model is None
+        or not machines
+        or config.storage.checkpoint_url is None
+        or spec.sums == "always"
+    ):
         return None
     sections, link = model.profile.sections, model.profile.network.inter
     sum_bytes = sum(section.parameter_bytes for section in sections)
@@ -215,7 +220,7 @@ def _replay(
     )
     if not passing.costly:
         return None
-    return replay(passing, slots, link.bandwidth_bytes_per_s, spec.max_replay_s)
+    return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
 
 
 def _slots(state: State, purchase: Purchase) -> int:

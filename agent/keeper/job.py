@@ -680,7 +680,7 @@ class KeptJob:
             snapshot=snapshot,
             trace=trace,
             sums=sums or self.vault.owes(commit.version),
-            shards=self.vault.shards() if snapshot else None,
+            shards=self.vault.shards(roster.crowd) if snapshot else None,
         )
         for member in roster.inside():
             member.post(told)

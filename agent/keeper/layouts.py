@@ -203,7 +203,7 @@ class Regrouping:
         snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
-        shards = vault.shards() if snapshot else None
+        shards = vault.shards(self._roster.crowd) if snapshot else None
         sums |= vault.owes(self._history.version)
         unproven = self._entrance.partly(layout)
         if unproven and not holders:
@@ -410,12 +410,13 @@ class Regrouping:
     def _ask_for_state(self) -> None:
         layout = self._roster.layout
         assert layout is not None
+        self._vault.choose(self._reports.step_s, self._ready_bytes())
         self._vault.ask(layout, self._history.version)
         told = Commit(
             generation=layout.generation,
             version=self._history.version,
             snapshot=True,
-            shards=self._vault.shards(),
+            shards=self._vault.shards(self._roster.crowd),
         )
         for member in self._roster.inside():
             member.post(told)

@@ -24,7 +24,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that costs too much for the smallest state, before and after a step was timed."""
     for name in ("SMALL_STATE_BYTES", "LARGE_STATE_BYTES"):
         monkeypatch.setattr(sharding, name, 0)
-    monkeypatch.setattr(sharding, "TOLL", 1e-9)
+    monkeypatch.setattr(sharding, "TOLL", 1e-4)
 
 
 @pytest.fixture
@@ -82,8 +82,11 @@ def test_all_are_killed_again_and_again(stored: Crew) -> None:
         assert back.to_step > 0
 
 
-def test_the_keeper_goes_with_them(stored: Crew, redis_process: RedisProcess) -> None:
-    """The next keeper finds the manifest in the store. With the job nothing is left but its last state."""
+def test_the_keeper_goes_with_them(
+    stored: Crew, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next keeper finds the manifest in the store. Here not even the sums of single steps pass the keeper."""
+    monkeypatch.setattr(sharding, "TOLL", 1e-9)
     crew = stored
     alone = played_alone(TOY, crew.folder / "alone" / "out.pt", str(STEPS), "0")
     workers = begin(crew, 2)
@@ -96,3 +99,52 @@ def test_the_keeper_goes_with_them(stored: Crew, redis_process: RedisProcess) ->
     ends(crew, alone)
     (back, *_) = crew.of(Rewound)
     assert back.to_step >= 10
+
+
+def test_damage_sends_the_job_back_to_the_snapshot_before(stored: Crew) -> None:
+    """Those who read it find it out, and are lost; the next ones read the one before."""
+    crew = stored
+    alone = played_alone(TOY, crew.folder / "alone" / "out.pt", str(STEPS), "0")
+    hold = crew.folder / "out.pt.hold"
+    hold.write_text("24")
+    workers = begin(crew, 2)
+    crew.reach(24)
+    held(crew, 12)
+    crew.kill(*workers)
+    until("nothing under way", lambda: not vault_of(crew).landing)
+    newest = vault_of(crew).backup
+    stored_at = newest.stored
+    for part in stored_at.parts:
+        path = Path(stored_at.place.removeprefix("file://")) / part.key
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    hold.unlink()
+    crew.settle = 1
+    crew.start(1)
+    until("damage", lambda: any("is damaged" in line for line in crew.noted()))
+    crew.start(2)
+    ends(crew, alone)
+    assert crew.of(Rewound)[-1].to_step < newest.version
+
+
+def test_both_owners_of_a_stage_are_lost(stored: Crew) -> None:
+    """Each worker writes and reads the layers of its own stage."""
+    crew, steps = stored, 40
+    out = crew.folder / "out.pt"
+    lines, weights = played_alone(DEEP, crew.folder / "alone" / "out.pt", str(steps))
+    crew.depth, crew.owned = 2, True
+    options = {"sums": "auto", "max_replay_s": 0.3}
+    crew.begin(2, DEEP.read_text(), str(steps), str(out), **options)
+    held(crew, 12)
+    crew.reach(crew.step + 2)
+    layout, before = crew.keeper._jobs["job"].roster.layout, vault_of(crew).backup
+    assert layout.owned
+    assert before.stored is not None
+    crew.kill(*layout.workers)
+    crew.settle = 2
+    crew.start(2)
+    assert crew.completed().step == steps
+    assert set(crew.printed()) <= set(lines)
+    assert out.read_bytes() == weights
+    assert all(back.to_step >= before.version for back in crew.of(Rewound))

@@ -176,21 +176,22 @@ class Offsite:
             )
         )
 
-    def commit(
-        self, begun: Begun, saved: Saved, parts: Iterable[Part], kept: frozenset[int]
-    ) -> Backup:
-        """Make what workers have written into the place a version of it; return it as a backup.
-
-        What lies in folders of the versions `kept` is not deleted.
-        """
+    def commit(self, begun: Begun, saved: Saved, parts: Iterable[Part]) -> Backup:
+        """Make what workers have written into the place a version of it; return it as a backup."""
         with self._writing:
             target = self._taken_over(begun)
-            target.pinned = kept
             mark = Mark(saved.reached, self._generation)
             manifest = versions.of_shards(target, mark, saved, parts)
             self._copied = saved.reached
         self._report_copied(target, manifest)
         return msgspec.structs.replace(saved.backup, stored=versions.stored_of(target, manifest))
+
+    def prune(self, kept: frozenset[int]) -> None:
+        """Delete what is old, but nothing in the folders of the versions `kept`."""
+        with self._writing:
+            if self._target is not None:
+                self._target.pinned = kept
+                versions.prune(self._target, self._generation)
 
     def set_aside(self, key: str, why: str) -> None:
         """Make a version that workers could not read no longer count."""

@@ -46,9 +46,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     most_s: float
 
 
-def replay(passing: Passing, workers: int, link_bytes_s: float, max_replay_s: float) -> Replay:
-    """Foretell what is trained again if so many workers write the state, and all is lost."""
-    writes_s = passing.state_bytes / (workers * SHARE * link_bytes_s)
+def replay(passing: Passing, machines: int, link_bytes_s: float, max_replay_s: float) -> Replay:
+    """Foretell what is trained again if so many machines write the state, and all is lost."""
+    writes_s = passing.state_bytes / (machines * SHARE * link_bytes_s)
     every_s = between(writes_s, max_replay_s)
     most_s = every_s + writes_s + passing.step_s
     return Replay(writes_s=writes_s, mean_s=writes_s + every_s / 2, most_s=most_s)
@@ -90,9 +90,9 @@ class Sharding:
         if seconds > 0 and count >= SMALL_STATE_BYTES:
             self.keeper_bytes_s = count / seconds
 
-    @property
-    def bytes_s(self) -> int:
-        return max(1, int(SHARE * self.link_bytes_s))
+    def bytes_s(self, crowd: int) -> int:
+        """Return how fast each of so many workers of one machine may write."""
+        return max(1, int(SHARE * self.link_bytes_s / max(1, crowd)))
 
     @property
     def every_s(self) -> float:

@@ -413,13 +413,16 @@ class Vault:
         """Whether not even the sum after each snapshot is sent."""
         return self.sharding.on and self.sharding.spares(self.sum_bytes or self._state_bytes)
 
-    def shards(self) -> Shards | None:
-        """Return where workers write the state that is asked for; None if it comes here."""
+    def shards(self, crowd: int) -> Shards | None:
+        """Return where workers write the state that is asked for; None if it comes here.
+
+        `crowd` of them may share one machine's network.
+        """
         assembly = self._assembly
         if assembly is None or assembly.ahead is None or self._place.storage is None:
             return None
         place = self._place.storage.place(self._job)
-        return Shards(place=place, bytes_s=self.sharding.bytes_s, ahead=assembly.ahead)
+        return Shards(place=place, bytes_s=self.sharding.bytes_s(crowd), ahead=assembly.ahead)
 
     def _take_shards(self, assembly: StateAssembly, message: Snapshot, worker: str) -> None:
         if message.why:
@@ -503,11 +506,12 @@ class Vault:
         try:
             with self._writing:
                 begun = Begun(self._taken_over(), self.since)
-            backup = offsite.commit(begun, saved, whole.parts, kept)
+            backup = offsite.commit(begun, saved, whole.parts)
         except Exception as problem:  # a store's library has errors of many kinds
             log.warning("%s: version %d: %r", self._job, whole.version, problem)
             error = str(problem) or type(problem).__name__
         self._landed.put(Landed(whole, backup, error))
+        offsite.prune(kept)  # beside the job too, as it may take long
 
     def unread(self, manifest: str, why: str) -> None:
         """Set aside what workers could not read; called beside the job, without its lock."""

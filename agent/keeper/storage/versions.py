@@ -70,10 +70,6 @@ def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part])
         with suppress(CheckpointError):
             archive.discard((*parts, *sums))
         raise
-    try:
-        archive.prune(mark.generation)
-    except CheckpointError as error:  # the version is there nevertheless
-        log.warning("%s: what is old is still there: %s", archive.job, error)
     return manifest if made else archive.read(mark)
 
 
@@ -99,11 +95,16 @@ def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
         if not _made_room(archive, generation):
             raise
         manifest = _write(archive, generation, saved)
+    prune(archive, generation)
+    return manifest
+
+
+def prune(archive: Archive, generation: int) -> None:
+    """Delete versions beyond those that the archive keeps. What is newer is there in any case."""
     try:
         archive.prune(generation)
-    except CheckpointError as error:  # the version is there nevertheless
+    except CheckpointError as error:
         log.warning("%s: what is old is still there: %s", archive.job, error)
-    return manifest
 
 
 def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:

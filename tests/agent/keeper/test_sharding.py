@@ -131,7 +131,7 @@ class Scene:
 
     def write(self, version: int, worker: str) -> None:
         """As `agent.worker.snapshots` does."""
-        wanted = self.vault.shards()
+        wanted = self.vault.shards(1)
         assert wanted is not None
         live = live_of(version)
         share, pieces = share_of(live, 2, "ab".index(worker))
@@ -309,7 +309,7 @@ def test_a_full_store_is_said_and_leaves_nothing_half(scene: Scene) -> None:
     live = live_of(2)
     share, pieces = share_of(live, 2, 0)
     forms = {layer.form.name: layer.form for layer in live}
-    writer = ShareWriter(Refusing(scene.folder, 2), scene.vault.shards(), 2)
+    writer = ShareWriter(Refusing(scene.folder, 2), scene.vault.shards(1), 2)
     with pytest.raises(Full) as refused:
         list(writer.write(share, memoryview(b"".join(pieces)), forms))
     assert scene.parts() > before
@@ -332,7 +332,7 @@ def test_a_store_that_never_took_one_is_given_up(scene: Scene) -> None:
         scene.tell("a", said)
     assert not scene.vault.sharding.on
     scene.vault.ask(LAYOUT, 1)
-    assert scene.vault.shards() is None
+    assert scene.vault.shards(1) is None
 
 
 def test_a_key_outside_of_its_version_is_refused(scene: Scene) -> None:
