@@ -223,13 +223,14 @@ class SumsKept(Report, frozen=True, kw_only=True):
     """Whether the keeper, from now on, gets the sum of every step before its commit.
 
     `copies` is the number of machines that could go on alone. `sum_bytes` is 0 if no sum has come
-    yet.
+    yet. `stored` says that the state goes straight from the workers to the store.
     """
 
     job: Name
     kept: bool
     copies: Count
     sum_bytes: Count = 0
+    stored: bool = False
 
 
 class CheckpointWritten(Report, frozen=True, kw_only=True):

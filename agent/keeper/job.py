@@ -686,7 +686,8 @@ class KeptJob:
             member.post(told)
         self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
-        self._reports.sums(copies, self.vault.sum_bytes, kept=self.vault.takes_sums(copies))
+        kept, stored = self.vault.takes_sums(copies), self.vault.sharding.on
+        self._reports.sums(copies, self.vault.sum_bytes, kept=kept, stored=stored)
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()
 

@@ -35,7 +35,8 @@ class Reports:
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
         self.step_s = 0.0  # smoothed; 0 until a whole step of the layout was seen
-        self.sums_told: bool | None = True  # None: it is unknown what another keeper has reported
+        # `kept` and `stored`; None: it is unknown what another keeper has reported
+        self.sums_told: tuple[bool, bool] | None = (True, False)
         self._paces: dict[str, float] = {}  # as reported last
         self._paced_s = 0.0
 
@@ -139,10 +140,10 @@ class Reports:
             )
         )
 
-    def sums(self, copies: int, sum_bytes: int, *, kept: bool) -> None:
+    def sums(self, copies: int, sum_bytes: int, *, kept: bool, stored: bool) -> None:
         """Report whether the keeper gets the sum of every step, when that has changed."""
-        if kept != self.sums_told:
-            self.sums_told = kept
+        if (kept, stored) != self.sums_told:
+            self.sums_told = kept, stored
             self._report(
                 SumsKept(
                     at_s=CLOCK.now_s(),
@@ -150,6 +151,7 @@ class Reports:
                     kept=kept,
                     copies=copies,
                     sum_bytes=sum_bytes,
+                    stored=stored,
                 )
             )
 
