@@ -41,6 +41,9 @@ class Snapshots:
         self._shards: Shards | None = None  # where it wants it, if not itself
         self._copying: Copying | None = None
         self._again = Again()
+        self._ended = (
+            False  # the script's loop, and with it what is written for a loss before its end
+        )
         self.failed = False  # whether the final state could not be sent
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that have finished
 
@@ -76,7 +79,7 @@ class Snapshots:
         The final state is copied before this returns, because a script may do anything after its
         loop.
         """
-        layout = self._crew.layout
+        layout, self._ended = self._crew.layout, final
         shared = self._shared(final=final)
         if shared is None:
             return  # the rest is outside of the layout: the keeper will ask again
@@ -187,7 +190,7 @@ class Snapshots:
         try:
             writer = ShareWriter(self._stores.sink(shards.place), shards, begun.version)
             for part in writer.write(share, whole, forms):
-                if self._crew.superseded():
+                if self._crew.superseded() or self._ended:
                     writer.undo()
                     return
                 link.send(msgspec.structs.replace(message, parts=(part,)))

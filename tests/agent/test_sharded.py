@@ -12,6 +12,7 @@ from agent.keeper.storage import sharding
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
 from agent.messages import BackupHeld, Rewound
+from agent.store.format import PARTS
 
 pytestmark = pytest.mark.processes
 
@@ -62,6 +63,13 @@ def ends(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     assert (crew.folder / "out.pt").read_bytes() == weights
 
 
+def orphans(crew: Crew) -> set[str]:
+    """What no manifest names."""
+    archive = Storage(url=(crew.folder / "elsewhere").as_uri(), every_s=0.5).archive("job")
+    named = {part.key for mark in archive.marks() for part in archive.read(mark).parts}
+    return archive.sink.sizes(PARTS).keys() - named
+
+
 def test_all_are_killed_again_and_again(stored: Crew) -> None:
     """At random moments, with snapshots half written: the newest whole one is gone on from, to the same bits."""
     crew, dice = stored, random.Random(7)
@@ -80,6 +88,7 @@ def test_all_are_killed_again_and_again(stored: Crew) -> None:
     ends(crew, alone)
     for back in crew.of(Rewound):
         assert back.to_step > 0
+    until("nothing left that nobody needs", lambda: not orphans(crew))
 
 
 def test_the_keeper_goes_with_them(

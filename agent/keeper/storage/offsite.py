@@ -51,6 +51,7 @@ class CopyOffer(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     since: int
+    last: bool
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ class Offsite:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._begin(CopyOffer(manifest, since))
+            self._begin(CopyOffer(manifest, since, last))
 
     def again(self) -> bool:
         """Try an owed copy once more; return False if none is owed.
@@ -162,6 +163,8 @@ class Offsite:
             state = msgspec.structs.replace(manifest, generation=self._generation)
             copy(state, self._source.sink, [target])
             target.prune(self._generation)
+            if offer.last:
+                versions.sweep(target, self._generation)
             self._copied = version
         self._report_copied(target, state)
 
@@ -192,6 +195,12 @@ class Offsite:
             if self._target is not None:
                 self._target.pinned = kept
                 versions.prune(self._target, self._generation)
+
+    def sweep(self) -> None:
+        """Delete what killed writers have left, because no worker writes any more."""
+        with self._writing:
+            if self._target is not None:
+                versions.sweep(self._target, self._generation)
 
     def set_aside(self, key: str, why: str) -> None:
         """Make a version that workers could not read no longer count."""

@@ -773,6 +773,8 @@ class Vault:
         """
         if saved.backup.stored is not None:
             self._report_stored(saved.backup)
+            if last and self.offsite is not None:
+                self.offsite.sweep()
             return True
         if beside is not None and beside.backup.stored is not None:
             beside = None

@@ -107,6 +107,14 @@ def prune(archive: Archive, generation: int) -> None:
         log.warning("%s: what is old is still there: %s", archive.job, error)
 
 
+def sweep(archive: Archive, generation: int) -> None:
+    """Delete what no manifest names, when no writer is at work."""
+    try:
+        archive.sweep(generation)
+    except CheckpointError as error:
+        log.warning("%s: what nobody needs is still there: %s", archive.job, error)
+
+
 def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
     """Write all of it or nothing, because remains of failed attempts are never deleted."""
     parts = write_parts(archive.sink, _files(saved))

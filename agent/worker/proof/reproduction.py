@@ -67,7 +67,7 @@ class Proving:
         assert question.state is not None
         state, payload = question.state
         question.state = None
-        gathered = self._stores.gathered(state, payload, self._crew.link.send)
+        gathered = self._stores.gathered(state, payload, self._crew.link)
         with self._crew.link.stuck.aided():
             settle(replica.space.device)
         replica.load(gathered, state.version)

@@ -227,7 +227,7 @@ class Handover:
             self._crew.wait(lambda: (self._take_state(generation),))
             self._crew.link.send(LayersAsked(generation=generation, layers=layers))
         state, payload = self._crew.wait(lambda: self._take_state(generation))
-        return self._stores.gathered(state, payload, self._crew.link.send), state.version
+        return self._stores.gathered(state, payload, self._crew.link), state.version
 
     def _take_state(self, generation: int) -> tuple[State, memoryview] | None:
         """Return the state that came for this generation, if any. The lock must be held.

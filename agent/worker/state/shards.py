@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from agent.errors import CheckpointError, WireError
+from agent.net.link import Link
 from agent.protocol import Shards, State, Unread
 from agent.store.errors import Damaged
 from agent.store.format import ALIGN_BYTES, File, Layer, Part, file_of
@@ -93,12 +94,10 @@ class Stores:
             found = self._open[place] = open_place(place)
         return found
 
-    def gathered(
-        self, state: State, payload: memoryview, say: Callable[[Unread], object]
-    ) -> Gathered:
+    def gathered(self, state: State, payload: memoryview, link: Link) -> Gathered:
         """Return the state that the keeper has sent, or that lies where it says."""
         if state.stored is not None:
-            return _Reading(state, self.sink(state.stored.place), say)
+            return _Reading(state, self.sink(state.stored.place), link)
         gathered = Gathered()
         gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
         return gathered
@@ -107,15 +106,16 @@ class Stores:
 class _Reading(Distant):
     """A worker that cannot read is lost, and the next one tries; of damage the keeper hears."""
 
-    def __init__(self, state: State, sink: Sink, say: Callable[[Unread], object]) -> None:
+    def __init__(self, state: State, sink: Sink, link: Link) -> None:
         assert state.stored is not None
         super().__init__(state.layers, state.stored, sink)
-        self._manifest, self._say = state.stored.manifest, say
+        self._manifest, self._link = state.stored.manifest, link
 
     def read(self, wants: Iterable[Want]) -> int:
         try:
-            return super().read(wants)
+            with self._link.stuck.aided():  # by the store, which may be slow
+                return super().read(wants)
         except CheckpointError as error:
             if isinstance(error, Damaged):
-                self._say(Unread(manifest=self._manifest, why=str(error)))
+                self._link.send(Unread(manifest=self._manifest, why=str(error)))
             raise WireError(f"the state cannot be read from the store: {error}") from error

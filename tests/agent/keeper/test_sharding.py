@@ -1,7 +1,11 @@
 """A state that workers write into the store: when, how fast, and what becomes of it on a bad day."""
 
 import math
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,6 +103,10 @@ def test_a_bucket_keeps_its_rate_and_a_file_its_burst() -> None:
 # --- a vault and its workers ----------------------------------------------------------------------
 
 
+def link_of(said: list[Unread]) -> Any:
+    return SimpleNamespace(send=said.append, stuck=SimpleNamespace(aided=nullcontext))
+
+
 def live_of(version: int) -> list[LiveLayer]:
     torch.manual_seed(version)
     blocks = [torch.nn.Linear(300, 200) for _ in range(3)]
@@ -152,6 +160,9 @@ class Scene:
 
     def land(self) -> None:
         until("what became of it", lambda: self.vault.advance(patient=False))
+        beside = [thread for thread in threading.enumerate() if thread.name == "manifest"]
+        for thread in beside:
+            thread.join(60.0)  # it deletes what is old
 
     def snapshot(self, version: int) -> None:
         self.ask(version)
@@ -165,7 +176,7 @@ class Scene:
         assert backup is not None
         state, payload = backup.told(PROVING)
         assert not payload
-        gathered = self.stores.gathered(state, memoryview(b""), said.append)
+        gathered = self.stores.gathered(state, memoryview(b""), link_of(said))
         found = {
             name: memoryview(bytearray(form.layer_bytes)) for name, form in gathered.layers.items()
         }
@@ -272,7 +283,7 @@ def test_damage_is_found_by_who_reads_and_the_one_before_is_used(scene: Scene) -
         scene.damage(part)
     backup, said = scene.vault.backup, list[Unread]()
     state, _ = backup.told(1)
-    gathered = scene.stores.gathered(state, memoryview(b""), said.append)
+    gathered = scene.stores.gathered(state, memoryview(b""), link_of(said))
     (layer, *_) = [form for form in state.layers if form.layer_bytes]
     into = memoryview(bytearray(layer.layer_bytes))
     with pytest.raises(WireError, match="does not have its checksum"):
@@ -284,6 +295,18 @@ def test_damage_is_found_by_who_reads_and_the_one_before_is_used(scene: Scene) -
     saved = scene.vault.recall(2, patient=True).saved
     assert saved is not None
     scene.vault.adopt(saved)
+    assert scene.restored() == bytes_of(1)
+
+
+def test_what_is_half_written_goes_with_the_job(scene: Scene) -> None:
+    """No newer version comes any more that would sweep it."""
+    scene.snapshot(1)
+    before = scene.parts()
+    scene.ask(2)
+    scene.write(2, "a")
+    assert scene.parts() > before
+    assert scene.vault.write(scene.vault.saved, last=True)
+    assert scene.parts() == before
     assert scene.restored() == bytes_of(1)
 
 
