@@ -79,6 +79,7 @@ from torch.nn.parallel import DistributedDataParallel
 store, rank, settings, folder = sys.argv[1:]
 rank, (width, seconds, windows, steps, every) = int(rank), json.loads(settings)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+group = dist.new_group()  # what saves beside a step must not meet its gradients
 bare = model_of(width)
 model = DistributedDataParallel(bare)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -104,8 +105,8 @@ for how in list(took) * windows:
             state = {"model": bare.state_dict(), "opt": optimizer.state_dict()}
             if going is not None:
                 going.result()
-            going = getattr(dcp, how)(state, checkpoint_id=f"{folder}/{saved}") if how == "async_save" else dcp.save(state, checkpoint_id=f"{folder}/{saved}")
-            going = going if how == "async_save" else None
+            done = getattr(dcp, how)(state, checkpoint_id=f"{folder}/{saved}", process_group=group)
+            going = done if how == "async_save" else None
         step()
         took[how].append(time.perf_counter() - begun_s)
 if going is not None:
@@ -323,7 +324,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=400.0)
     parser.add_argument("--width", type=int, default=820)
     parser.add_argument("--seconds", type=float, default=0.4, help="of a microbatch")
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=4, help="0 for kills alone")
     parser.add_argument("--steps", type=int, default=15, help="of a window")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--max-replay-s", type=float, default=1.0)
@@ -335,8 +336,9 @@ def main() -> None:
         f"{options.mbit:g} Mbit/s from each of two workers, {2 * options.seconds:g} s of computing in a step"
     )
     size = (options.width, options.seconds, options.windows, options.steps)
-    step_s, writes_s = by_us(options.mbit, *size)
-    by_torch(options.mbit, (*size, max(1, round(writes_s / step_s))))
+    if options.windows:
+        step_s, writes_s = by_us(options.mbit, *size)
+        by_torch(options.mbit, (*size, max(1, round(writes_s / step_s))))
     if options.kills:
         killed(options.kills, options.max_replay_s, seed=5)
     print(f"{machine()}; took {time.monotonic() - begun_s:.0f} s")

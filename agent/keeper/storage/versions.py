@@ -7,8 +7,9 @@ writing it needs nothing from the workers. No torch here.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +24,8 @@ from agent.store.reading import Want, read
 from agent.store.shares import Stored
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SAMPLED = 8
 
@@ -53,24 +56,31 @@ def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part])
     Every file has to be there in full length, and a sample of blocks to have its checksums.
     """
     layers = (*saved.backup.layers, *((sums_layer(saved.redo),) if saved.redo else ()))
-    sums = write_parts(archive.sink, _sums(saved))
-    try:
+    written = [*parts]
+    with _undone(archive.discard, written):
+        written += write_parts(archive.sink, _sums(saved))
         manifest = msgspec.structs.replace(
-            assemble(
-                archive.job, mark.version, mark.generation, layers, (*parts, *sums), len(saved.redo)
-            ),
+            assemble(archive.job, mark.version, mark.generation, layers, written, len(saved.redo)),
             records=saved.records,
             proof=len(saved.redo),
             sharded=True,
         )
         archive.measure(manifest)
         _sample(archive, manifest)
+    with _undone(archive.withdraw, manifest):
         made = archive.commit(manifest)
+    return manifest if made else archive.read(mark)
+
+
+@contextmanager
+def _undone(undo: Callable[[T], object], what: T) -> Iterator[None]:
+    """Undo what was written if the rest of it fails, because nobody would ever delete it."""
+    try:
+        yield
     except CheckpointError:
         with suppress(CheckpointError):
-            archive.discard((*parts, *sums))
+            undo(what)
         raise
-    return manifest if made else archive.read(mark)
 
 
 def _sample(archive: Archive, manifest: Manifest) -> None:
@@ -125,12 +135,8 @@ def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
         records=saved.records,
         proof=min(len(saved.redo), proofs.commits_of(saved.records)),
     )
-    try:
+    with _undone(archive.withdraw, manifest):
         made = archive.commit(manifest)
-    except CheckpointError:
-        with suppress(CheckpointError):
-            archive.withdraw(manifest)
-        raise
     return manifest if made else archive.read(Mark(saved.reached, generation))
 
 
