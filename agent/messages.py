@@ -51,6 +51,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     backup_every_steps: Positive = 10
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
+    max_replay_s: Period = 60.0
     from_url: Text = ""
     begins_with: Count = 0
     stop_at: Count = 0
@@ -223,13 +224,14 @@ class SumsKept(Report, frozen=True, kw_only=True):
     """Whether the keeper, from now on, gets the sum of every step before its commit.
 
     `copies` is the number of machines that could go on alone. `sum_bytes` is 0 if no sum has come
-    yet.
+    yet. `stored` says that the state goes straight from the workers to the store.
     """
 
     job: Name
     kept: bool
     copies: Count
     sum_bytes: Count = 0
+    stored: bool = False
 
 
 class CheckpointWritten(Report, frozen=True, kw_only=True):

@@ -14,7 +14,8 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile, SumFormat
 from agent.store.format import Layer
-from agent.store.shares import Extent
+from agent.store.format import Part as StoredPart
+from agent.store.shares import Extent, Stored
 from agent.timeline import Moment
 from cloud.ranges import (
     Amount,
@@ -278,7 +279,7 @@ class Snapshot(Message, frozen=True, kw_only=True):
     """Some of this worker's share of the state: see `agent.store.shares`.
 
     `last` says that with it the share is complete, `final` that the script's loop is over with this
-    version.
+    version. Of a `stored` share the bytes lie in `parts` in the store; `why` says why they do not.
     """
 
     generation: Generation
@@ -287,6 +288,16 @@ class Snapshot(Message, frozen=True, kw_only=True):
     extents: tuple[Extent, ...]
     last: bool
     final: bool = False
+    stored: bool = False
+    parts: tuple[StoredPart, ...] = ()
+    why: Text = ""
+
+
+class Unread(Message, frozen=True, kw_only=True):
+    """What this manifest names is damaged in the store, so no worker can go on from it."""
+
+    manifest: Name
+    why: Text
 
 
 class LayersAsked(Message, frozen=True, kw_only=True):
@@ -448,6 +459,17 @@ class Peers(Message, frozen=True, kw_only=True):
     addresses: dict[Name, Name]
 
 
+class Shards(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a worker writes its share of a state, and how fast it may.
+
+    The files lie in the folder of the version that is `ahead` of the state's.
+    """
+
+    place: Name
+    bytes_s: Positive
+    ahead: Count = 0
+
+
 class Enter(Message, frozen=True, kw_only=True):
     """A new generation begins at `version`.
 
@@ -482,13 +504,15 @@ class Enter(Message, frozen=True, kw_only=True):
     # steps; else each chain computes a microbatch of a different chain.
     unproven: tuple[Name, ...] = ()
     proves: Count | None = None
+    shards: Shards | None = None  # as in `Commit`
 
 
 class Commit(Message, frozen=True, kw_only=True):
     """Version `version` is committed.
 
     `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins
-    now, and `sums` for the sum of that step.
+    now, and `sums` for the sum of that step. With `shards` the state goes there, and not to the
+    keeper.
     """
 
     generation: Generation
@@ -496,14 +520,19 @@ class Commit(Message, frozen=True, kw_only=True):
     snapshot: bool = False
     trace: bool = False
     sums: bool = True
+    shards: Shards | None = None
 
 
 class State(Message, frozen=True, kw_only=True):
-    """A state, or the layers asked for; the payload is these layers, end to end."""
+    """A state, or the layers asked for.
+
+    The payload is these layers, end to end, unless they are `stored`.
+    """
 
     generation: Generation
     version: Count
     layers: tuple[Layer, ...]
+    stored: Stored | None = None
 
 
 class Redo(Message, frozen=True, kw_only=True):
@@ -672,6 +701,7 @@ AnyMessage = (
     | LoopLeft
     | Unled
     | Snapshot
+    | Unread
     | LayersAsked
     | RedoAsked
     | PeerBroken

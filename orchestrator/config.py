@@ -149,6 +149,9 @@ class JobSettings(SettingsSection):
     then, and while the gradients take less than 16 MiB."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
+    max_replay_s: Seconds = 60.0
+    """How much training may be repeated if everything is lost at once, where the state is too large
+    to pass the manager's machine: the workers then write it into storage.checkpoint_url so often."""
     output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000
     """Most files of `session.output` that are kept of a job."""
     output_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 1_073_741_824

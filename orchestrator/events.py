@@ -181,6 +181,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     backup_every_steps: Positive = 10
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
+    max_replay_s: Period = 60.0
     from_url: Text = ""
     output_files: Count = 1000  # the most files of session.output that are kept
     output_bytes: Count = 1 << 30

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from agent.keeper.storage.sharding import LINK_BYTES_S, Passing, Replay, replay
 from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.markets.billing import HOUR_S, cost_usd, rule_of
@@ -102,6 +103,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     sum_bytes: float | None = None  # of the gradients of a step, in the format of their exchange
     float32_bytes: float | None = None  # of the same gradients in that format
     second_zones: list[SecondZone] = []
+    replay: Replay | None = None  # None if the state passes the manager's machine, or is unknown
 
     @property
     def compared(self) -> tuple[Candidate, ...]:
@@ -141,6 +143,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "layout": layout,
             "silent": self.silent,
             "second_zones": self.second_zones,
+            "replay": self.replay,
         }
 
 
@@ -172,9 +175,12 @@ def preview(
             choice = layout_choice.choose(asked)
         except MorphError as error:
             no_layout = str(error)
+    slots = _slots(state, purchase)
+    step_s = work.step_s / slots if work.step_s is not None and slots else 0.0
     return Preview(
         source=sold.source,
         work=work,
+        replay=_replay(config, spec, model, sum(one.count for one in purchase.acquire), step_s),
         because=purchase.because,
         runner_up=purchase.runner_up,
         offers=considered(state, job, work, purchase, sold),
@@ -188,8 +194,33 @@ def preview(
         silent=sold.silent,
         sum_bytes=sum_bytes,
         float32_bytes=None if model is None else model.profile.parameter_bytes,
-        second_zones=second_zones(sold.traits, sum_bytes, _slots(state, purchase), work.steps),
+        second_zones=second_zones(sold.traits, sum_bytes, slots, work.steps),
     )
+
+
+def _replay(
+    config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
+) -> Replay | None:
+    """Return what is trained again if everything is lost, where workers write the state."""
+    if (
+        model is None
+        or not machines
+        or config.storage.checkpoint_url is None
+        or spec.sums == "always"
+    ):
+        return None
+    profile, link = model.profile, model.profile.network.inter
+    beside = sum(section.optimizer_bytes for section in profile.sections)
+    passing = Passing(
+        state_bytes=int(profile.parameter_bytes + beside),
+        sum_bytes=int(profile.sum_bytes),
+        every=spec.backup_every_steps,
+        step_s=step_s,
+        bytes_s=LINK_BYTES_S,
+    )
+    if not passing.costly:
+        return None
+    return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
 
 
 def _slots(state: State, purchase: Purchase) -> int:

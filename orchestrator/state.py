@@ -313,6 +313,7 @@ class Progress(msgspec.Struct, kw_only=True):
     drained_from: int = 0
     # Whether the sums since the backup are on the manager's machine, too.
     sums_kept: bool = True
+    state_stored: bool = False  # it goes straight from workers to the store
     export_uri: str = ""
     # What its script has logged last; None stands for a number that is not finite.
     logged: dict[str, float | None] = {}

@@ -30,8 +30,7 @@ from agent.keeper.reports import Reports
 from agent.keeper.roster import Roster
 from agent.keeper.storage.vault import Base, Vault
 from agent.layout import Layout
-from agent.protocol import PROVING, Failed, Prove, Proved, Redo, State
-from agent.store.shares import bodies
+from agent.protocol import PROVING, Failed, Prove, Proved, Redo
 
 log = logging.getLogger(__name__)
 
@@ -242,8 +241,8 @@ def pose(member: Member, base: Base) -> None:
             reaches=question.complete,
         )
     )
-    state = State(generation=PROVING, version=backup.version, layers=backup.layers)
-    member.post(state, *bodies(backup.layers, backup.bodies))
+    state, payload = backup.told(PROVING)
+    member.post(state, *payload)
     for logged in base.redo[: question.commits]:
         redo = Redo(generation=PROVING, step=logged.step, present=logged.present)
         member.post(redo, logged.body)

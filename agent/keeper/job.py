@@ -81,6 +81,7 @@ from agent.protocol import (
     Strayed,
     Traced,
     Unled,
+    Unread,
     Untried,
     Welcome,
 )
@@ -125,6 +126,7 @@ class KeptJob:
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
         self._round = Round(self.vault.memory.take)
+        self._owed_at = 0  # the version at which it was asked for
         self._owed = False  # a checkpoint, to be written once no step is lacking in it
         self._tracing = Tracing(order.job)
         self.outputs = Outputs(order, place.checkpoints / order.job, out)
@@ -180,6 +182,7 @@ class KeptJob:
                 self._served.tables.write_checkpoint()
                 return
             self._owed = True
+            self._owed_at, self.vault.sharding.hurried = self.history.version, True
             self._see_to_what_is_owed()
 
     def _see_to_what_is_owed(self) -> None:
@@ -187,7 +190,10 @@ class KeptJob:
 
         A state may take time to arrive, and another version may be on its way to the disk.
         """
-        if self._owed and not self.closed:
+        if self._owed and not self.closed and self.vault.sharding.on:
+            backup = self.vault.backup
+            self._owed = backup is None or backup.version < self._owed_at
+        elif self._owed and not self.closed:
             self.vault.insist(WHOLE_S)
             self._owed = self.vault.behind > 0 or not self.vault.write_beside()
 
@@ -437,10 +443,15 @@ class KeptJob:
                 self.roster.unled = message.step
             case Snapshot():
                 self._on_snapshot(member, message, payload)
+            case Unread():
+                threading.Thread(
+                    target=self._set_aside, args=(message,), name="aside", daemon=True
+                ).start()
             case Recording():
                 self.roster.recorders.begin(member.worker)
             case Measured():
                 self._reports.profiled(member.worker, message.profile)
+                self.vault.sharding.measured(message.profile)
             case Traced():
                 self._on_traced(member.worker, message)
             case LayersAsked():
@@ -513,6 +524,14 @@ class KeptJob:
                 self._ending.begin(whole)
             elif whole is not None:
                 self._entrance.look()
+
+    def _set_aside(self, unread: Unread) -> None:
+        """Make a damaged version no longer count, and go on from the one before."""
+        self._say(f"{unread.manifest} is damaged, and is set aside: {unread.why}")
+        self.vault.unread(unread.manifest, unread.why)
+        with self._lock:
+            if self.vault.is_from(unread.manifest):
+                self._regrouping.lose_backup()
 
     def _look_up(self, member: Member, key: str) -> None:
         profile = self._out.profile(key)
@@ -654,6 +673,7 @@ class KeptJob:
         for member in roster.inside():
             member.holds(commit.version, prepared[member.worker].held)
         self._entrance.committed()
+        self.vault.choose(self._reports.step_s)
         copies = roster.copies([member.worker for member in roster.inside()])
         sums = self.vault.wants_sum(copies)
         wanted = self.vault.wants or (sums and self.vault.adrift)
@@ -671,12 +691,14 @@ class KeptJob:
             snapshot=snapshot,
             trace=trace,
             sums=sums or self.vault.owes(commit.version),
+            shards=self.vault.shards(roster.crowd) if snapshot else None,
         )
         for member in roster.inside():
             member.post(told)
         self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
-        self._reports.sums(copies, self.vault.sum_bytes, kept=self.vault.takes_sums(copies))
+        kept, stored = self.vault.takes_sums(copies), self.vault.sharding.on
+        self._reports.sums(copies, self.vault.sum_bytes, kept=kept, stored=stored)
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()
 

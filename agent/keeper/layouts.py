@@ -19,8 +19,7 @@ from agent.keeper.storage.backup import Saved
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
 from agent.messages import When
-from agent.protocol import Commit, Enter, Redo, RedoAsked, State
-from agent.store.shares import bodies
+from agent.protocol import Commit, Enter, Redo, RedoAsked
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +111,8 @@ class Regrouping:
             self._waiting_since_s = (self._waiting_since_s or now_s) + late_s
             if now_s > self._waiting_since_s + self._reconnect_s():
                 self._carry_on()
+        if self._vault.advance(patient=bool(self._roster.holders())):
+            self._again()
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
 
@@ -166,6 +167,8 @@ class Regrouping:
         if self._entrance.blocks(layout):
             return
         holders = roster.holders()
+        if not holders and vault.landing:
+            return  # a snapshot that is whole becomes a version first: see `look`
         reached = vault.reached
         catch_up = self._catch_up(layout, holders)
         if catch_up and reached != self._history.version:
@@ -195,10 +198,12 @@ class Regrouping:
 
     def _tell(self, layout: Layout, holders: tuple[str, ...], *, catch_up: bool) -> None:
         members, vault = self._roster.members, self._vault
+        vault.choose(self._reports.step_s, self._ready_bytes())
         sums = vault.wants_sum(self._roster.copies(holders))
         snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
+        shards = vault.shards(self._roster.crowd) if snapshot else None
         sums |= vault.owes(self._history.version)
         unproven = self._entrance.partly(layout)
         if unproven and not holders:
@@ -220,6 +225,7 @@ class Regrouping:
             proven=self._history.version > self._entrance.origin,
             unproven=unproven,
             proves=proves,
+            shards=shards,
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = members[worker]
@@ -228,6 +234,11 @@ class Regrouping:
             lacks = worker not in holders if catch_up else not holders
             if lacks and not layout.owned:
                 self.send_backup(member, layout.generation)
+
+    def _ready_bytes(self) -> int:
+        """Return how much of the state the scripts have made when they began."""
+        ready = (m.ready.state_bytes for m in self._roster.members.values() if m.ready is not None)
+        return max(ready, default=0)
 
     def _unled(self) -> int | None:
         """Return the committed step that the next leader finishes; None if the job is beyond it."""
@@ -242,9 +253,8 @@ class Regrouping:
         if backup is None and self._recalling:
             return  # as in `send_logged`
         assert backup is not None
-        layers = tuple(each for each in backup.layers if wanted is None or each.name in wanted)
-        state = State(generation=generation, version=backup.version, layers=layers)
-        member.post(state, *bodies(layers, backup.bodies))
+        state, payload = backup.told(generation, wanted)
+        member.post(state, *payload)
 
     def send_logged(self, member: Member, asked: RedoAsked) -> None:
         """Send one sum, which the worker has room for, so a newer layout never waits for all."""
@@ -278,6 +288,11 @@ class Regrouping:
         if not self._recalling:
             self._recalling = True
             threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
+
+    def lose_backup(self) -> None:
+        """Forget a backup that workers cannot read, and read again what is stored."""
+        self._vault.drop()
+        self._recalled = False
 
     def _read_beside(self) -> None:
         found, proof, vault, version = None, None, self._vault, self._history.version
@@ -395,8 +410,13 @@ class Regrouping:
     def _ask_for_state(self) -> None:
         layout = self._roster.layout
         assert layout is not None
+        self._vault.choose(self._reports.step_s, self._ready_bytes())
         self._vault.ask(layout, self._history.version)
+        told = Commit(
+            generation=layout.generation,
+            version=self._history.version,
+            snapshot=True,
+            shards=self._vault.shards(self._roster.crowd),
+        )
         for member in self._roster.inside():
-            member.post(
-                Commit(generation=layout.generation, version=self._history.version, snapshot=True)
-            )
+            member.post(told)

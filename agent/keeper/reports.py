@@ -37,8 +37,9 @@ class Reports:
         self._committed = 0  # steps
         self._generation = -1  # of the newest commit that was reported
         self._pause_s = 0.0  # the longest time without a commit since the disturbance
-        self._step_s = 0.0
-        self.sums_told: bool | None = True  # None: it is unknown what another keeper has reported
+        self.step_s = 0.0  # smoothed; 0 until a whole step of the layout was seen
+        # `kept` and `stored`; None: it is unknown what another keeper has reported
+        self.sums_told: tuple[bool, bool] | None = (True, False)
         self._paces: dict[str, float] = {}  # as reported last
         self._paced_s = 0.0
 
@@ -49,7 +50,7 @@ class Reports:
 
     def regrouping(self) -> None:
         """Forget the paces, because the previous layout's say nothing about the next one."""
-        self._step_s, self._paces = 0.0, {}
+        self.step_s, self._paces = 0.0, {}
         self.disturbed()
 
     def ready(self, member: Member, ready: Ready) -> None:
@@ -135,7 +136,7 @@ class Reports:
             self._disturbed_s, self._pause_s = None, 0.0
         elif self._committed_s is not None:
             took_s = (now_s - self._committed_s) / max(1, step - self._committed)
-            self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
+            self.step_s = took_s if not self.step_s else 0.8 * self.step_s + 0.2 * took_s
         self._committed_s, self._committed, self._generation = now_s, step, generation
         self._report(
             Progress(
@@ -145,14 +146,14 @@ class Reports:
                 step=step,
                 steps_total=steps_total,
                 loss=self.loss,
-                step_s=self._step_s,
+                step_s=self.step_s,
             )
         )
 
-    def sums(self, copies: int, sum_bytes: int, *, kept: bool) -> None:
+    def sums(self, copies: int, sum_bytes: int, *, kept: bool, stored: bool) -> None:
         """Report whether the keeper gets the sum of every step, when that has changed."""
-        if kept != self.sums_told:
-            self.sums_told = kept
+        if (kept, stored) != self.sums_told:
+            self.sums_told = kept, stored
             self._report(
                 SumsKept(
                     at_s=CLOCK.now_s(),
@@ -160,6 +161,7 @@ class Reports:
                     kept=kept,
                     copies=copies,
                     sum_bytes=sum_bytes,
+                    stored=stored,
                 )
             )
 

@@ -159,6 +159,12 @@ class Roster:
         workers = layout.workers if layout is not None else ()
         return [self.members[worker] for worker in workers if worker in self.members]
 
+    @property
+    def crowd(self) -> int:
+        """The most workers of the layout that share a machine."""
+        counts = Counter(member.machine_id for member in self.inside())
+        return max(counts.values(), default=1)
+
     def is_here(self, member: Member) -> bool:
         return self.members.get(member.worker) is member
 

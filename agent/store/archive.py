@@ -214,7 +214,12 @@ class Archive:
         manifest = decode(self.sink.get(key), key)
         if manifest.job != self.job:
             raise CheckpointError(f"{key} belongs to job {manifest.job}, not {self.job}")
-        sizes: dict[str, int] = {}
+        self.measure(manifest)
+        return manifest
+
+    def measure(self, manifest: Manifest) -> None:
+        """Raise `Damaged` unless every file of this manifest is there in full length."""
+        key, sizes = manifest.key, dict[str, int]()
         for folder in {part.key.rpartition("/")[0] for part in manifest.parts}:
             sizes.update(self.sink.sizes(folder))
         for part in manifest.parts:
@@ -225,7 +230,6 @@ class Archive:
                     f"{key}: {part.key} has {sizes[part.key]} bytes, "
                     f"its manifest says {part.file_bytes}"
                 )
-        return manifest
 
     def _look_for(self, part: Part) -> None:
         """Look for the file of a part itself, because a list may lag behind what it lists."""

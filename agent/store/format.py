@@ -84,12 +84,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes `start .. end - 1` of a layer in one file, with a crc32c (u32, LE) per block."""
 
-    layer: str
-    start: int
-    end: int
-    key: str
-    header_bytes: int
-    file_bytes: int
+    layer: Name
+    start: Count
+    end: Count
+    key: Name
+    header_bytes: Count
+    file_bytes: Count
     blocks: bytes
 
     def __post_init__(self) -> None:
@@ -111,6 +111,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     of the `redo` steps from there to `version`, which were committed and are to be applied again.
     `records` are the records of the first of them, by which a worker can prove itself, and `proof`
     is how many sums that takes; versions that were written by earlier software have none.
+    `sharded` says that workers wrote the parts of the state, and read them.
     """
 
     job: str
@@ -122,6 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     redo: int = 0
     records: bytes = b""
     proof: int = 0
+    sharded: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -167,6 +169,11 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
     part: Part
     pieces: tuple[Buffer, ...]
+
+
+def folder_of(part: Part) -> int:
+    """Return the version in whose folder a part lies."""
+    return int(part.key.split("/")[1])
 
 
 def share(total: int, holders: int, index: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from agent.checksum import Buffer
+from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
 from agent.store.sinks import DiskSink, Read, Sink, check_key
 
@@ -69,6 +70,16 @@ def open_sink(place: str, **options: Any) -> Sink:
         **options,
     )
     return ObjectSink(store, place)
+
+
+def open_place(place: str) -> Sink:
+    """Open the sink at a path or URI; raise `CheckpointError` for whatever prevents it."""
+    try:
+        return open_sink(place)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the edge to a store's own library, which has errors of many kinds
+        raise CheckpointError(f"{place} cannot be opened: {error}") from error
 
 
 def _obstore(module: str) -> Any:

@@ -12,9 +12,10 @@ import msgspec
 from agent.checksum import Buffer
 from agent.errors import WireError
 from agent.store.errors import Damaged
-from agent.store.format import Layer
+from agent.store.format import Layer, Manifest, Part
 from agent.store.memory import copy_bytes
-from agent.store.reading import Want
+from agent.store.reading import Want, read
+from agent.store.sinks import Sink
 from cloud.ranges import Count, Name
 
 MUCH = 4  # an extent of at least 1 / MUCH of a batch is a batch by itself
@@ -34,6 +35,20 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
     forms: tuple[Layer, ...]
     extents: tuple[Extent, ...]
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the bytes of layers lie: the store, the manifest's key in it, and their parts."""
+
+    place: Name
+    manifest: Name
+    parts: tuple[Part, ...]
+
+    def only(self, layers: Iterable[Layer]) -> "Stored":
+        """Return the parts of these layers."""
+        names = {layer.name for layer in layers}
+        kept = tuple(part for part in self.parts if part.layer in names)
+        return msgspec.structs.replace(self, parts=kept)
 
 
 def whole(layers: Iterable[Layer]) -> tuple[Extent, ...]:
@@ -109,6 +124,20 @@ class Gathered:
                 )
             total += filled
         return total
+
+
+class Distant(Gathered):
+    """Layers in a store, which are read straight into the memory where they are wanted."""
+
+    def __init__(self, layers: Iterable[Layer], stored: Stored, sink: Sink) -> None:
+        super().__init__()
+        self.layers.update({layer.name: layer for layer in layers})
+        self._sink = sink
+        held = tuple(self.layers.values())
+        self._parts = Manifest(job="", version=0, generation=0, layers=held, parts=stored.parts)
+
+    def read(self, wants: Iterable[Want]) -> int:
+        return read(self._sink, self._parts, wants)
 
 
 def bodies(layers: Iterable[Layer], held: Mapping[str, Buffer]) -> list[Buffer]:

@@ -56,6 +56,7 @@ from agent.worker.stages.stages import Stages
 from agent.worker.state.handover import Handover
 from agent.worker.state.layer_transfer import Pulling
 from agent.worker.state.prefault import Landing
+from agent.worker.state.shards import Stores
 from agent.worker.step_notes import Noting
 from agent.worker.survey import helper
 from agent.worker.survey.survey import Survey
@@ -74,8 +75,9 @@ class Participant(PeerWorker):
         self.slot = order.slot
         self._worker_order, self._host = order, host
         self.node: ServedNode | None = None  # of a job whose tables are served
-        self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
-        self._snapshots = Snapshots(self, self._handover)
+        stores = Stores()
+        self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed), stores)
+        self._snapshots = Snapshots(self, self._handover, stores)
         self._preparing = Preparing(self)
         self._mesh = Mesh(
             self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
@@ -102,7 +104,7 @@ class Participant(PeerWorker):
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
-        self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
+        self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self, stores)
         self._comparison = Comparison(self, self._proving)
         # Whether this worker took part in a committed step, or reproduced one and was let in.
         self._proven = False
@@ -253,7 +255,7 @@ class Participant(PeerWorker):
                     self._committed = max(self._committed, message.version)
                     self._preparing.wanted = message.sums
                     if message.snapshot:
-                        self._snapshots.asked_at = message.version
+                        self._snapshots.ask(message.version, message.shards)
                     if message.trace:
                         self._noting.asked_at = message.version
                 case ProfileKnown():
@@ -292,7 +294,7 @@ class Participant(PeerWorker):
             return
         if generation == self.generation:
             if order.snapshot:
-                self._snapshots.asked_at = order.version
+                self._snapshots.ask(order.version, order.shards)
             return
         before = set(self.order.addresses) if self.order is not None else set()
         self._complaints = [each for each in self._complaints if each.generation == generation]
@@ -303,7 +305,7 @@ class Participant(PeerWorker):
             self._mesh.forget([peer])
             self._flows.forget(peer)
         self._want(order.addresses)
-        self._snapshots.asked_at = order.version if order.snapshot else None
+        self._snapshots.ask(order.version if order.snapshot else None, order.shards)
         self._preparing.wanted = order.sums
         # At most lower it: a worker that slept while others did a step hears that version, and its
         # own step may not have been committed.

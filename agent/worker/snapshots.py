@@ -13,8 +13,10 @@ from functools import partial
 import msgspec
 import torch
 
+from agent.errors import CheckpointError
 from agent.faults import passing
-from agent.protocol import Snapshot
+from agent.protocol import Shards, Snapshot
+from agent.store.format import Layer
 from agent.store.layers import Collected, LiveLayer, share_of
 from agent.store.memory import Again, Copying
 from agent.store.shares import Share, batches
@@ -23,21 +25,31 @@ from agent.tensors.staging import Fetch, Piece, pinned
 from agent.worker.peers import PeerWorker
 from agent.worker.state.handover import Handover
 from agent.worker.state.layer_transfer import covers, share_among
+from agent.worker.state.shards import ShareWriter, Stores
 from agent.world import Interrupted
 
 Shared = tuple[Share, list[Piece]]
+Shape = tuple[Share, dict[str, Layer]]  # a share, and the forms of its layers
 
 CHUNK_BYTES = 1 << 20  # so that urgent messages can pass in between
 
 
 class Snapshots:
-    def __init__(self, crew: PeerWorker, handover: Handover) -> None:
-        self._crew, self._handover = crew, handover
+    def __init__(self, crew: PeerWorker, handover: Handover, stores: Stores) -> None:
+        self._crew, self._handover, self._stores = crew, handover, stores
         self.asked_at: int | None = None  # the version that the keeper wants
+        self._shards: Shards | None = None  # where it wants it, if not itself
         self._copying: Copying | None = None
         self._again = Again()
+        self._ended = (
+            False  # the script's loop, and with it what is written for a loss before its end
+        )
         self.failed = False  # whether the final state could not be sent
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that have finished
+
+    def ask(self, version: int | None, shards: Shards | None) -> None:
+        """Note which version the keeper wants, if any, and where."""
+        self.asked_at, self._shards = version, shards
 
     def settle(self) -> None:
         """Return when no part of the state is being copied, so that it may change."""
@@ -67,16 +79,17 @@ class Snapshots:
         The final state is copied before this returns, because a script may do anything after its
         loop.
         """
-        layout = self._crew.layout
+        layout, self._ended = self._crew.layout, final
         shared = self._shared(final=final)
         if shared is None:
             return  # the rest is outside of the layout: the keeper will ask again
         self.settle()
-        shares = list[Share]()  # this worker's share, as soon as it is known
+        shares = list[Shape]()  # this worker's share, as soon as it is known
 
         def sources() -> list[Piece]:
-            share, pieces = shared(state.finish())
-            shares.append(share)
+            live = state.finish()
+            share, pieces = shared(live)
+            shares.append((share, {layer.form.name: layer.form for layer in live}))
             return pieces
 
         self._copying = copying = self._copying_of(sources)
@@ -91,7 +104,8 @@ class Snapshots:
             last=False,
             final=final,
         )
-        self._beside(partial(self._stream, begun, copying, shares))
+        shards = None if final else self._shards
+        self._beside(partial(self._stream, begun, copying, shares, shards))
 
     def _copying_of(self, sources: Callable[[], list[Piece]]) -> Copying:
         device = self._crew.replica.space.device
@@ -133,11 +147,16 @@ class Snapshots:
             given.get()()
             self._idle.append(given)
 
-    def _stream(self, begun: Snapshot, copying: Copying, shares: list[Share]) -> None:
-        """Send what was copied to the keeper, batch by batch."""
+    def _stream(
+        self, begun: Snapshot, copying: Copying, shares: list[Shape], shards: Shards | None
+    ) -> None:
+        """Send what was copied to the keeper, batch by batch, or write it into the store."""
         copying.finish()
         try:
-            self._send_all(begun, shares[0], copying.whole)
+            if shards is None:
+                self._send_all(begun, shares[0][0], copying.whole)
+            else:
+                self._write_all(begun, shares[0], copying.whole, shards)
         except Interrupted:
             return
         except Exception:
@@ -160,4 +179,23 @@ class Snapshots:
             at, message = at + size, begun
             if self._crew.superseded():
                 return
+        link.send(msgspec.structs.replace(message, last=True))
+
+    def _write_all(self, begun: Snapshot, shape: Shape, whole: memoryview, shards: Shards) -> None:
+        """Write the share into the store, and tell the keeper what lies there."""
+        link, (share, forms) = self._crew.link, shape
+        message = msgspec.structs.replace(begun, stored=True)
+        link.send(msgspec.structs.replace(message, forms=share.forms))
+        writer = None
+        try:
+            writer = ShareWriter(self._stores.sink(shards.place), shards, begun.version)
+            for part in writer.write(share, whole, forms):
+                if self._crew.superseded() or self._ended:
+                    writer.undo()
+                    return
+                link.send(msgspec.structs.replace(message, parts=(part,)))
+        except CheckpointError as error:
+            if writer is not None:
+                writer.undo()
+            message = msgspec.structs.replace(message, why=str(error) or type(error).__name__)
         link.send(msgspec.structs.replace(message, last=True))

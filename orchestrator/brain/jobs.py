@@ -247,6 +247,7 @@ def order_of(job: Job) -> JobOrder:
         backup_every_steps=spec.backup_every_steps,
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
+        max_replay_s=spec.max_replay_s,
         from_url=spec.from_url,
         begins_with=spec.slots_min,
         output_files=spec.output_files,
@@ -677,9 +678,21 @@ def on_output_kept(state: State, event: OutputKept) -> None:
 
 def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     job = state.jobs.get(event.job)
-    if job is None or job.ended or job.progress.sums_kept == event.kept:
+    if job is None or job.ended:
         return
-    job.progress.sums_kept = event.kept
+    progress = job.progress
+    if (progress.sums_kept, progress.state_stored) == (event.kept, event.stored):
+        return
+    progress.sums_kept, progress.state_stored = event.kept, event.stored
+    if event.stored:
+        note(
+            out,
+            job.id,
+            "the state goes straight from the workers to storage.checkpoint_url, because on its way through the manager's "
+            "machine it would hold steps up: if all machines go at once, about "
+            f"{duration(job.spec.max_replay_s)} at most are trained again (job.max_replay_s)",
+        )
+        return
     if event.kept:
         few = ("no machine that stays has the model", "one machine has the model")
         why = few[event.copies] if event.copies < len(few) else "their size is not known yet"

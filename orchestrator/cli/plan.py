@@ -19,6 +19,7 @@ from orchestrator.client import NotRunning
 from orchestrator.formatting import clock, duration, memory, pause, plural, usd
 
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
+    from agent.keeper.storage.sharding import Replay
     from agent.profile import Profile
     from cloud.model import Score
     from orchestrator.planner.chains import Chain
@@ -114,6 +115,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
             if capped and found.least
             else []
         ),
+        *([] if found.replay is None else [_replayed(found.replay, spec.max_replay_s)]),
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
@@ -186,6 +188,19 @@ def _verdict(found: "Preview") -> list[Text]:
             )
         )
     return lines
+
+
+def _replayed(replay: "Replay", max_replay_s: float) -> Text:
+    """Return what is trained again if everything is lost at once."""
+    said = (
+        f"if everything is lost at once: {duration(replay.most_s)} are trained again at most, {duration(replay.mean_s)} on "
+        f"average; workers write a snapshot into storage.checkpoint_url in {duration(replay.writes_s)}, at a tenth of "
+        "their network"
+    )
+    if 2 * replay.writes_s <= max_replay_s:
+        return Text(f"{said} (job.max_replay_s = {max_replay_s:g})", style="dim")
+    more = "is not kept: allow more, or train with more machines"
+    return Text(f"{said}; job.max_replay_s = {max_replay_s:g} {more}", style="yellow")
 
 
 def _second_zone(one: "SecondZone") -> str:

@@ -213,6 +213,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         backup_every_steps=job.backup_every_steps,
         sums=job.sums,
         checkpoint_every_s=job.checkpoint_every_s,
+        max_replay_s=job.max_replay_s,
         output_files=job.output_files,
         output_bytes=job.output_bytes,
     )

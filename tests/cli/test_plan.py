@@ -6,7 +6,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from agent.keeper.storage.sharding import Replay
 from agent.profile import Link, Network, Profile, Section
+from orchestrator import preview
+from orchestrator.cli import plan
+from orchestrator.cli.submit import job_spec
+from orchestrator.config import Config
+from orchestrator.preview import Model
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-5)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -46,6 +52,40 @@ def test_a_plan_shows_every_offer_and_marks_what_would_be_bought(shell):
     assert 0 < answer.json["expected_cost_usd"] < 0.1
     assert answer.json["expected_s"] > 400 * 1.5 / 4
     assert [path.name for path in shell.folder.iterdir()] == ["train.py"]
+
+
+def large(optimizer_bytes: float) -> Model:
+    sections = tuple(
+        msgspec.structs.replace(one, parameter_bytes=1e9, optimizer_bytes=optimizer_bytes)
+        for one in measured(1e12).sections
+    )
+    profile = msgspec.structs.replace(measured(1e12), sections=sections)
+    return Model(job="j", profile=profile, microbatches=8, stages_max=4, uncuttable="")
+
+
+def test_a_plan_says_what_a_loss_of_everything_costs(tmp_path):
+    """Of a state that workers write into the store: what is allowed, or what their network allows."""
+    config = Config(storage={"checkpoint_url": tmp_path.as_uri()})
+    spec = job_spec(config, tmp_path / "train.py", ())
+    found = preview._replay(config, spec, large(2e9), 8, 4.0)
+    assert found == Replay(writes_s=15.0, mean_s=37.5, most_s=64.0)
+    said = plan._replayed(found, spec.max_replay_s).plain
+    assert "1 min 4 s are trained again at most, 38 s on average" in said
+    assert "a snapshot into storage.checkpoint_url in 15 s" in said
+    hasty = msgspec.structs.replace(spec, max_replay_s=20.0)
+    found = preview._replay(config, hasty, large(2e9), 8, 4.0)
+    assert found.most_s == 34.0
+    assert "job.max_replay_s = 20 is not kept" in plan._replayed(found, 20.0).plain
+
+
+def test_a_plan_says_nothing_of_it_where_no_step_is_lost(tmp_path):
+    config = Config(storage={"checkpoint_url": tmp_path.as_uri()})
+    spec = job_spec(config, tmp_path / "train.py", ())
+    careful = msgspec.structs.replace(spec, sums="always")
+    assert preview._replay(config, careful, large(2e9), 8, 4.0) is None
+    assert preview._replay(Config(), spec, large(2e9), 8, 4.0) is None, "there is no store"
+    assert preview._replay(config, spec, large(2e9), 8, 4000.0) is None, "the keeper costs little"
+    assert preview._replay(config, spec, None, 8, 4.0) is None, "nothing is known of the model"
 
 
 def test_a_plan_for_a_person_ends_with_the_next_command(shell):

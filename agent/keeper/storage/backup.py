@@ -5,15 +5,18 @@ land in their place without being copied. `B + sums` is the newest committed ver
 that find no worker with it load B and apply the sums again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from agent.checksum import Buffer
 from agent.errors import WireError
-from agent.store.format import Layer
+from agent.protocol import State
+from agent.store.format import PARTS, Layer, Part
 from agent.store.memory import address_of, copy_bytes, ordinary
-from agent.store.shares import Extent, cut_up
+from agent.store.shares import Extent, Stored, cut_up
+from agent.store.shares import bodies as payload_of
 
 PAYLOAD_BYTES_MAX = 1 << 36
 LAYERS_MAX = 100_000
@@ -30,16 +33,26 @@ class LoggedSum(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole state: every layer's form, and its bytes by the layer's name."""
+    """A whole state: every layer's form, and its bytes by the layer's name, or where they lie."""
 
     generation: int
     version: int
     layers: tuple[Layer, ...]
     bodies: Mapping[str, memoryview]
+    stored: Stored | None = None  # then there are no bodies
     state_bytes: int = 0  # added up once, because every commit asks for it
 
     def __post_init__(self) -> None:
         force_setattr(self, "state_bytes", sum(layer.layer_bytes for layer in self.layers))
+
+    def told(
+        self, generation: int, wanted: Container[str] | None = None
+    ) -> tuple[State, list[Buffer]]:
+        """Return what a worker is sent of this state, or of the wanted layers, and the payload."""
+        layers = tuple(each for each in self.layers if wanted is None or each.name in wanted)
+        stored = None if self.stored is None else self.stored.only(layers)
+        state = State(generation=generation, version=self.version, layers=layers, stored=stored)
+        return state, [] if stored is not None else payload_of(layers, self.bodies)
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -103,8 +116,11 @@ class StateAssembly:
         room: Room = ordinary,
         *,
         final: bool,
+        ahead: int | None = None,
     ) -> None:
+        """`ahead` is that of `agent.protocol.Shards` if the bytes go to the store."""
         self.generation, self.version, self.final = generation, version, final
+        self.ahead, self.parts = ahead, list[Part]()
         self._room = room
         self._awaited = set(workers)
         self._forms: dict[str, Layer] = {}
@@ -148,6 +164,32 @@ class StateAssembly:
             layers=tuple(self._forms[name] for name in sorted(self._forms)),
             bodies={name: body.body for name, body in self._bodies.items()},
         )
+
+    # --- a state whose bytes go to the store ------------------------------------------------------
+
+    @property
+    def stored(self) -> bool:
+        return self.ahead is not None
+
+    def add(self, forms: Iterable[Layer], parts: Iterable[Part]) -> None:
+        """Take note of parts that a worker has written."""
+        for layer in forms:
+            self._forms.setdefault(layer.name, layer)
+        folder = f"{PARTS}/{self.version + (self.ahead or 0):010d}/"
+        for part in parts:
+            if not part.key.startswith(folder):
+                raise WireError(f"a part at {part.key}, and the place of its version is {folder}")
+            self.parts.append(part)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every worker has said that its whole share is written."""
+        return not self._awaited
+
+    def described(self) -> Backup:
+        """Return the state without its bytes."""
+        layers = tuple(self._forms[name] for name in sorted(self._forms))
+        return Backup(generation=self.generation, version=self.version, layers=layers, bodies={})
 
     def _of(self, extent: Extent) -> Assembly:
         assembly = self._bodies.get(extent.layer)

@@ -182,6 +182,12 @@ class MemoryLog:
         """Make this state and what follows it what the next keeper finds. Return whether it can."""
         with self._lock:
             backup = saved.backup
+            if backup.stored is not None:  # the next keeper finds it in the store
+                self._sums.clear()
+                self._remove(STATE)
+                if self._holds():
+                    self._sweep(())
+                return False
             refs = {
                 name: ref
                 for name, body in backup.bodies.items()

@@ -9,17 +9,16 @@ several times as many bytes, and would save only a few steps.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from agent.errors import CheckpointError
 from agent.keeper.storage import versions
+from agent.keeper.storage.backup import Backup, Saved
 from agent.messages import CheckpointCopied, CopyFailed, Report
-from agent.store.archive import Archive, copy
-from agent.store.format import Manifest
-from agent.store.objects import open_sink
-from agent.store.sinks import Sink
+from agent.store.archive import Archive, Mark, copy, marks_in
+from agent.store.format import MANIFESTS, Manifest, Part
+from agent.store.objects import open_place
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -34,18 +33,11 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     every_s: float
 
+    def place(self, job: str) -> str:
+        return f"{self.url.rstrip('/')}/{job}"
+
     def archive(self, job: str) -> Archive:
-        return Archive(open_place(f"{self.url.rstrip('/')}/{job}"), job)
-
-
-def open_place(place: str) -> Sink:
-    """Open the sink at a path or URI; raise `CheckpointError` for whatever prevents it."""
-    try:
-        return open_sink(place)
-    except CheckpointError:
-        raise
-    except Exception as error:  # the edge to a store's own library, which has errors of many kinds
-        raise CheckpointError(f"{place} cannot be opened: {error}") from error
+        return Archive(open_place(self.place(job)), job)
 
 
 def earlier(url: str) -> Archive:
@@ -58,6 +50,14 @@ class CopyOffer(msgspec.Struct, frozen=True):
     """A version in the source, and the version that this job's keeper went on from."""
 
     manifest: Manifest
+    since: int
+    last: bool
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A generation in the source, and the version that this job's keeper went on from."""
+
+    generation: int
     since: int
 
 
@@ -74,6 +74,7 @@ class Offsite:
         self._every_s = every_s
         self._due_s = time.monotonic()
         self._lock = threading.Condition()
+        self._writing = threading.Lock()  # into the target
         self._working: CopyOffer | None = None
         self._next: CopyOffer | None = None
         self._owed: CopyOffer | None = None  # all tries to copy it have failed
@@ -89,7 +90,7 @@ class Offsite:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._begin(CopyOffer(manifest, since))
+            self._begin(CopyOffer(manifest, since, last))
 
     def again(self) -> bool:
         """Try an owed copy once more; return False if none is owed.
@@ -155,31 +156,65 @@ class Offsite:
     def _copy(self, offer: CopyOffer) -> None:
         manifest = versions.beginning(offer.manifest)
         version = manifest.version
-        target = self._taken_over(offer)
-        if version == self._copied:
-            return
-        state = msgspec.structs.replace(manifest, generation=self._generation)
-        copy(state, self._source.sink, [target])
-        target.prune(self._generation)
-        self._copied = version
+        with self._writing:
+            target = self._taken_over(Begun(manifest.generation, offer.since))
+            if version == self._copied:
+                return
+            state = msgspec.structs.replace(manifest, generation=self._generation)
+            copy(state, self._source.sink, [target])
+            target.prune(self._generation)
+            if offer.last:
+                versions.sweep(target, self._generation)
+            self._copied = version
+        self._report_copied(target, state)
+
+    def _report_copied(self, target: Archive, state: Manifest) -> None:
         self._report(
             CheckpointCopied(
                 at_s=CLOCK.now_s(),
                 job=self._job,
-                step=version,
+                step=state.version,
                 state_bytes=state.state_bytes,
                 uri=f"{target.sink.name}/{state.key}",
             )
         )
 
-    def _taken_over(self, offer: CopyOffer) -> Archive:
+    def commit(self, begun: Begun, saved: Saved, parts: Iterable[Part]) -> Backup:
+        """Make what workers have written into the place a version of it; return it as a backup."""
+        with self._writing:
+            target = self._taken_over(begun)
+            mark = Mark(saved.reached, self._generation)
+            manifest = versions.of_shards(target, mark, saved, parts)
+            self._copied = saved.reached
+        self._report_copied(target, manifest)
+        return msgspec.structs.replace(saved.backup, stored=versions.stored_of(target, manifest))
+
+    def prune(self, kept: frozenset[int]) -> None:
+        """Delete what is old, but nothing in the folders of the versions `kept`."""
+        with self._writing:
+            if self._target is not None:
+                self._target.pinned = kept
+                versions.prune(self._target, self._generation)
+
+    def sweep(self) -> None:
+        """Delete what killed writers have left, because no worker writes any more."""
+        with self._writing:
+            if self._target is not None:
+                versions.sweep(self._target, self._generation)
+
+    def set_aside(self, key: str, why: str) -> None:
+        """Make a version that workers could not read no longer count."""
+        for mark in marks_in(MANIFESTS, [key]):
+            (self._target or self._opened()).set_aside(mark, why)
+
+    def _taken_over(self, begun: Begun) -> Archive:
         """Return where copies go.
 
         If the source has a new generation, its keeper began again, and so do the copies.
         """
         if self._target is None:
             self._target = self._opened()
-        if offer.manifest.generation != self._source_generation:
-            self._generation, self._copied = self._target.take_over(offer.since), -1
-            self._source_generation = offer.manifest.generation
+        if begun.generation != self._source_generation:
+            self._generation, self._copied = self._target.take_over(begun.since), -1
+            self._source_generation = begun.generation
         return self._target

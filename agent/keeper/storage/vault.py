@@ -9,6 +9,7 @@ newest are complete: then there is always a step to prove, whichever workers are
 """
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,14 +26,15 @@ from agent.keeper.proofs import Proofs, Question
 from agent.keeper.storage import recovery, versions
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import MemoryLog
-from agent.keeper.storage.offsite import Offsite, Storage, earlier
+from agent.keeper.storage.offsite import Begun, Offsite, Storage, earlier
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
+from agent.keeper.storage.sharding import Passing, Sharding
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
-from agent.protocol import Snapshot
+from agent.protocol import Shards, Snapshot
 from agent.store import weights
 from agent.store.archive import Archive
-from agent.store.format import Manifest
+from agent.store.format import Manifest, folder_of
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
 from cloud.clock import CLOCK
@@ -45,6 +47,8 @@ REDO_STEPS = 1000  # each sum is a file of a version, and a message to each work
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
 AGAIN_S = 60.0  # the longest wait after a version that could not be written
 LOST_S = 10.0  # without a byte of a state that was asked for
+SHARD_LOST_S = 90.0  # a store may be tried for a minute
+PROOF_S = 10.0  # beside three steps: for the records of the step after a snapshot
 SMALL_SUM_BYTES = 1 << 24  # sending a smaller sum is never costly
 EARLY = 3  # steps until the first state that a proof can begin with is asked for
 
@@ -55,6 +59,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Path
     storage: Storage | None = None
     memory: Path | None = None  # a folder in which the keeper's memory outlives the keeper
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """What became of a snapshot that all workers have written."""
+
+    whole: StateAssembly
+    backup: Backup | None
+    error: str = ""
 
 
 class Base:
@@ -111,6 +123,10 @@ class Vault:
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
         self.sum_bytes = 0  # of the newest sum that arrived
+        self.sharding = Sharding(order, has_store=self.offsite is not None)
+        self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
+        self._lands = False  # on a separate thread
+        self._step_s, self._begun_bytes = 0.0, 0
         self._whole_until_s = 0.0  # until then every sum is taken, whatever it costs
 
     # --- the backup -------------------------------------------------------------------------------
@@ -172,7 +188,7 @@ class Vault:
     @property
     def open(self) -> bool:
         """Whether one more commit may be logged: there is a backup, and not too many sums."""
-        return self.backup is not None and self._sums < self._bound
+        return self.sharding.on or (self.backup is not None and self._sums < self._bound)
 
     @property
     def _sums(self) -> int:
@@ -212,13 +228,21 @@ class Vault:
         A worker that sends a state computes more slowly. So after each state none is asked for
         during as long a time as that state took.
         """
+        now_s = time.monotonic()
+        if self.sharding.on:
+            return self._wants_shards(now_s)
         if self.backup is not None and len(self.redo) + self.behind < self._every:
             return self._lacks_proof and self._assembly is None
-        now_s = time.monotonic()
         if self._assembly is not None:
             return not self._assembly.final and now_s > self._heard_s + LOST_S
         short = self.backup is None or 2 * self._sums >= self._bound
         return short or now_s >= self._rested_s
+
+    def _wants_shards(self, now_s: float) -> bool:
+        if self._assembly is not None:
+            return not self._assembly.final and now_s > self._heard_s + SHARD_LOST_S
+        lacks = self.backup is None or self._lacks_proof
+        return self.sharding.due(now_s) or (lacks and self.sharding.free(now_s))
 
     @property
     def _lacks_proof(self) -> bool:
@@ -236,7 +260,10 @@ class Vault:
 
     def owes(self, version: int) -> bool:
         """Whether this sum is wanted whatever it costs, because workers prove themselves by it."""
-        begun = [self._assembly.version] if self._assembly is not None else []
+        if self._sparing:
+            return False
+        coming = (self._assembly, self.sharding.whole)
+        begun = [assembly.version for assembly in coming if assembly is not None]
         newest = self._newest
         if newest is not None and not newest.provable and newest.reached >= version:
             begun.append(newest.backup.version)
@@ -254,6 +281,8 @@ class Vault:
         loss of workers costs a step. Two machines are seldom lost at once, so a large sum may stay
         with them: then the steps since the newest state are computed again.
         """
+        if self.sharding.on:
+            return False
         policy = self._order.sums
         small = policy == "auto" and self.sum_bytes < SMALL_SUM_BYTES
         return policy == "always" or copies < 2 or small
@@ -277,9 +306,12 @@ class Vault:
             layout.generation, version, final=final or coming.final
         ):
             return
-        self._begun_s = 0.0
+        self._begun_s, ahead = 0.0, None
+        if self.sharding.on and not final:
+            self.sharding.begin(self._heard_s)
+            ahead = 0 if self._sparing else self.proofs.phases
         self._assembly = StateAssembly(
-            layout.generation, version, layout.workers, self.memory.take, final=final
+            layout.generation, version, layout.workers, self.memory.take, final=final, ahead=ahead
         )
 
     def stop_asking_for(self, version: int) -> None:
@@ -287,12 +319,15 @@ class Vault:
         assembly = self._assembly
         if assembly is not None and not assembly.final and assembly.version == version:
             self._assembly = None
+            self.sharding.again()
 
     def stop_asking(self) -> None:
         """Give up the state asked for, because another layout begins.
 
         How long a state took in the previous layout says nothing about the next one.
         """
+        if self._assembly is not None:
+            self.sharding.again()
         self._assembly, self._rested_s = None, 0.0
 
     def _match(self, message: Snapshot, layout: Layout) -> StateAssembly | None:
@@ -302,12 +337,17 @@ class Vault:
                 self.ask(layout, message.version, final=True)
             assembly = self._assembly
         if assembly is not None and self._is_boundary_of(assembly, message):
+            ahead = assembly.ahead
             self.ask(layout, message.version)
             assembly = self._assembly
+            assert assembly is not None
+            assembly.ahead = ahead
         if assembly is None or not assembly.of(
             message.generation, message.version, final=message.final
         ):
             return None
+        if assembly.stored != message.stored:
+            return None  # asked for before the job went the other way
         self._heard_s = time.monotonic()
         self._begun_s = self._begun_s or self._heard_s
         return assembly
@@ -328,6 +368,9 @@ class Vault:
         assembly = self._match(message, layout)
         if assembly is None:
             return None
+        if message.stored:
+            self._take_shards(assembly, message, worker)
+            return None
         assembly.take(message.forms, message.extents, payload)
         if message.last:
             assembly.end(worker)
@@ -335,6 +378,7 @@ class Vault:
         if whole is None:
             return None
         self._assembly = None
+        self.sharding.passed(whole.state_bytes, self._heard_s - self._begun_s)
         self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
         self.memory.rest()
         self._succeed(whole)
@@ -344,6 +388,142 @@ class Vault:
         self._report(held)
         passing("keeper: assembled")
         return whole
+
+    # --- states that go straight to the store -----------------------------------------------------
+
+    def choose(self, step_s: float, begun_bytes: int = 0) -> None:
+        """Decide which way states go; `begun_bytes` have workers that hold no state yet."""
+        self._step_s, self._begun_bytes = step_s, begun_bytes or self._begun_bytes
+        self.sharding.choose(
+            Passing(
+                state_bytes=self._state_bytes,
+                sum_bytes=self.sum_bytes,
+                every=self._every,
+                step_s=step_s,
+                bytes_s=self.sharding.keeper_bytes_s,
+            )
+        )
+
+    @property
+    def _state_bytes(self) -> int:
+        return self._begun_bytes if self.backup is None else self.backup.state_bytes
+
+    @property
+    def _sparing(self) -> bool:
+        """Whether not even the sum after each snapshot is sent."""
+        return self.sharding.on and self.sharding.spares(self.sum_bytes or self._state_bytes)
+
+    def shards(self, crowd: int) -> Shards | None:
+        """Return where workers write the state that is asked for; None if it comes here.
+
+        `crowd` of them may share one machine's network.
+        """
+        assembly = self._assembly
+        if assembly is None or assembly.ahead is None or self._place.storage is None:
+            return None
+        place = self._place.storage.place(self._job)
+        return Shards(place=place, bytes_s=self.sharding.bytes_s(crowd), ahead=assembly.ahead)
+
+    def _take_shards(self, assembly: StateAssembly, message: Snapshot, worker: str) -> None:
+        if message.why:
+            self._assembly = None
+            self._give_up(assembly.version, message.why)
+            return
+        assembly.add(message.forms, message.parts)
+        if message.last:
+            assembly.end(worker)
+        if assembly.ended:
+            self._assembly, self.sharding.whole = None, assembly
+
+    def _give_up(self, version: int, why: str) -> None:
+        self.sharding.fail(time.monotonic())
+        self._report(CheckpointFailed(at_s=CLOCK.now_s(), job=self._job, step=version, error=why))
+
+    @property
+    def landing(self) -> bool:
+        """Whether a snapshot that all workers have written is about to become a version."""
+        return self.sharding.whole is not None
+
+    def advance(self, *, patient: bool) -> bool:
+        """Make such a snapshot a version beside the job; return whether one has become the backup.
+
+        A patient caller lets the records of the step after it come first.
+        """
+        try:
+            landed = self._landed.get_nowait()
+        except queue.Empty:
+            self._land(patient=patient)
+            return False
+        self._lands = False
+        if landed.whole is not self.sharding.whole:
+            return False  # the job has gone on from elsewhere meanwhile
+        if landed.backup is None:
+            self._give_up(landed.whole.version, landed.error)
+            return True
+        self.sharding.whole = None
+        self.sharding.succeed(time.monotonic())
+        self._succeed(landed.backup)
+        self._report_stored(landed.backup)
+        return True
+
+    def _report_stored(self, backup: Backup) -> None:
+        assert backup.stored is not None
+        at_s, job, step = CLOCK.now_s(), self._job, backup.version
+        size, uri = backup.state_bytes, f"{backup.stored.place}/{backup.stored.manifest}"
+        self._report(BackupHeld(at_s=at_s, job=job, step=step, state_bytes=size))
+        self._report(CheckpointWritten(at_s=at_s, job=job, step=step, state_bytes=size, uri=uri))
+
+    def _land(self, *, patient: bool) -> None:
+        whole = self.sharding.whole
+        if whole is None or self._lands:
+            return
+        redo, _ = _leading(whole.version, (*self.redo, *self._ahead))
+        most = redo[: whole.ahead]
+        question = self.proofs.question(whole.version, whole.version + len(most))
+        lacks = question is None or not (question.complete or self._sparing)
+        if patient and lacks and time.monotonic() < self._heard_s + PROOF_S + 3 * self._step_s:
+            return
+        count = 0 if question is None else question.commits
+        records = proofs.encode(question, self._order)
+        saved = Saved(whole.described(), tuple(most[:count]), records)
+        self._lands = True
+        threading.Thread(
+            target=self._land_beside,
+            args=(whole, saved, self._kept_folders()),
+            name="manifest",
+            daemon=True,
+        ).start()
+
+    def _kept_folders(self) -> frozenset[int]:
+        """Return the versions in whose folders lie parts of what is used here."""
+        bases = (self._newest, self._older, self._aside)
+        stored = (base.backup.stored for base in bases if base is not None)
+        return frozenset(folder_of(part) for each in stored if each for part in each.parts)
+
+    def _land_beside(self, whole: StateAssembly, saved: Saved, kept: frozenset[int]) -> None:
+        offsite, backup, error = self.offsite, None, ""
+        assert offsite is not None
+        try:
+            with self._writing:
+                begun = Begun(self._taken_over(), self.since)
+            backup = offsite.commit(begun, saved, whole.parts)
+        except Exception as problem:  # a store's library has errors of many kinds
+            log.warning("%s: version %d: %r", self._job, whole.version, problem)
+            error = str(problem) or type(problem).__name__
+        self._landed.put(Landed(whole, backup, error))
+        offsite.prune(kept)  # beside the job too, as it may take long
+
+    def unread(self, manifest: str, why: str) -> None:
+        """Set aside what workers could not read; called beside the job, without its lock."""
+        if self.offsite is not None:
+            self.offsite.set_aside(manifest, why)
+
+    def is_from(self, manifest: str) -> bool:
+        """Whether the backup is of this manifest in the store."""
+        stored = None if self.backup is None else self.backup.stored
+        return stored is not None and stored.manifest == manifest
+
+    # --- the newest backup ------------------------------------------------------------------------
 
     def _succeed(self, whole: Backup) -> None:
         """Make `whole` the newest backup; keep the previous one while only that is provable."""
@@ -416,6 +596,7 @@ class Vault:
         held = (self._newest, self._older, self._aside)
         bases = [base for base in held if base is not None]
         whole = [base for base in bases if base.provable]
+        partly |= self._sparing
         if (found := next((base for base in whole if base.backup.version), None)) or not partly:
             return found
         return next(iter([*whole, *(base for base in bases if base.question is not None)]), None)
@@ -504,6 +685,7 @@ class Vault:
     def drop(self) -> None:
         """Forget all that is in memory, because the job's history no longer contains it."""
         self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
+        self.sharding.whole = None
         self._question, self._older, self._aside = None, None, None
         self.proofs.clear()
         self._noted = None
@@ -511,6 +693,7 @@ class Vault:
     def begin_anew(self, version: int) -> None:
         """Go on from this version as the only writer, whichever keeper wrote meanwhile."""
         self.since, self._generation, self._assembly = version, None, None
+        self.sharding.whole = None
         self._committed = version
 
     def go_back(self, version: int) -> None:
@@ -541,7 +724,8 @@ class Vault:
             self._lasting.clear()
 
     def due(self) -> bool:
-        return self.backup is not None and time.monotonic() >= self._checkpoint_due_s
+        here = self.backup is not None and self.backup.stored is None
+        return here and time.monotonic() >= self._checkpoint_due_s
 
     def write_beside(self) -> bool:
         """Write a checkpoint on a separate thread.
@@ -587,6 +771,13 @@ class Vault:
         The report waits up to `copied_s` for the copy in remote storage, because once a requester
         has the report, it may end this machine.
         """
+        if saved.backup.stored is not None:
+            self._report_stored(saved.backup)
+            if last and self.offsite is not None:
+                self.offsite.sweep()
+            return True
+        if beside is not None and beside.backup.stored is not None:
+            beside = None
         with self._writing:
             try:
                 if beside is not None:

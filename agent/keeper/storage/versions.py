@@ -7,8 +7,9 @@ writing it needs nothing from the workers. No torch here.
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,10 +19,15 @@ from agent.keeper import proofs
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.errors import Damaged, Full
-from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
+from agent.store.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
 from agent.store.reading import Want, read
+from agent.store.shares import Stored
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SAMPLED = 8
 
 
 def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
@@ -35,9 +41,54 @@ def _files(saved: Saved) -> Iterator[File]:
     for layer in backup.layers:
         if size := layer.layer_bytes:
             yield file_of(layer, saved.reached, 0, size, [backup.bodies[layer.name]])
+    yield from _sums(saved)
+
+
+def _sums(saved: Saved) -> Iterator[File]:
     form = sums_layer(saved.redo)
     for tensor, logged in zip(form.tensors, saved.redo, strict=True):
         yield file_of(form, saved.reached, tensor.start, tensor.end, [logged.body])
+
+
+def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part]) -> Manifest:
+    """Write the manifest of a state that workers have written, and what follows it.
+
+    Every file has to be there in full length, and a sample of blocks to have its checksums.
+    """
+    layers = (*saved.backup.layers, *((sums_layer(saved.redo),) if saved.redo else ()))
+    written = [*parts]
+    with _undone(archive.discard, written):
+        written += write_parts(archive.sink, _sums(saved))
+        manifest = msgspec.structs.replace(
+            assemble(archive.job, mark.version, mark.generation, layers, written, len(saved.redo)),
+            records=saved.records,
+            proof=len(saved.redo),
+            sharded=True,
+        )
+        archive.measure(manifest)
+        _sample(archive, manifest)
+    with _undone(archive.withdraw, manifest):
+        made = archive.commit(manifest)
+    return manifest if made else archive.read(mark)
+
+
+@contextmanager
+def _undone(undo: Callable[[T], object], what: T) -> Iterator[None]:
+    """Undo what was written if the rest of it fails, because nobody would ever delete it."""
+    try:
+        yield
+    except CheckpointError:
+        with suppress(CheckpointError):
+            undo(what)
+        raise
+
+
+def _sample(archive: Archive, manifest: Manifest) -> None:
+    """Read the last block of some parts."""
+    step = max(1, len(manifest.parts) // SAMPLED)
+    for part in manifest.parts[::step]:
+        want = Want(layer=part.layer, start=part.end - 1, into=memoryview(bytearray(1)))
+        read(archive.sink, manifest, [want])
 
 
 def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
@@ -54,11 +105,24 @@ def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
         if not _made_room(archive, generation):
             raise
         manifest = _write(archive, generation, saved)
+    prune(archive, generation)
+    return manifest
+
+
+def prune(archive: Archive, generation: int) -> None:
+    """Delete versions beyond those that the archive keeps. What is newer is there in any case."""
     try:
         archive.prune(generation)
-    except CheckpointError as error:  # the version is there nevertheless
+    except CheckpointError as error:
         log.warning("%s: what is old is still there: %s", archive.job, error)
-    return manifest
+
+
+def sweep(archive: Archive, generation: int) -> None:
+    """Delete what no manifest names, when no writer is at work."""
+    try:
+        archive.sweep(generation)
+    except CheckpointError as error:
+        log.warning("%s: what nobody needs is still there: %s", archive.job, error)
 
 
 def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
@@ -71,12 +135,8 @@ def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
         records=saved.records,
         proof=min(len(saved.redo), proofs.commits_of(saved.records)),
     )
-    try:
+    with _undone(archive.withdraw, manifest):
         made = archive.commit(manifest)
-    except CheckpointError:
-        with suppress(CheckpointError):
-            archive.withdraw(manifest)
-        raise
     return manifest if made else archive.read(Mark(saved.reached, generation))
 
 
@@ -101,10 +161,17 @@ def _written(archive: Archive, mark: Mark) -> Manifest | None:
         return None
 
 
+def stored_of(archive: Archive, manifest: Manifest) -> Stored:
+    parts = tuple(part for part in manifest.parts if part.layer != SUMS)
+    return Stored(place=archive.sink.name, manifest=manifest.key, parts=parts)
+
+
 def load(archive: Archive, manifest: Manifest) -> Saved:
-    """Load a version into memory, or raise `Damaged`."""
+    """Load a version into memory, or raise `Damaged`; workers read a sharded state themselves."""
     bodies = {
-        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
+        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data
+        for layer in manifest.layers
+        if layer.name == SUMS or not manifest.sharded
     }
     wants = (Want(layer=name, start=0, into=body) for name, body in bodies.items())
     read(archive.sink, manifest, wants)
@@ -113,7 +180,8 @@ def load(archive: Archive, manifest: Manifest) -> Saved:
         generation=manifest.generation,
         version=base,
         layers=manifest.state,
-        bodies={layer.name: bodies[layer.name] for layer in manifest.state},
+        bodies={name: body for name, body in bodies.items() if name != SUMS},
+        stored=stored_of(archive, manifest) if manifest.sharded else None,
     )
     if not manifest.redo:
         return Saved(backup, (), manifest.records)

@@ -16,9 +16,9 @@ A question is dropped when a newer one comes, because its connection is gone.
 from agent.proof.evidence import Evidence
 from agent.protocol import Computed, Prove, Proved, Reached, Redo, State
 from agent.replica import Replica
-from agent.store.shares import Gathered, Share, whole
 from agent.tensors.device import settle
 from agent.worker.peers import PeerWorker
+from agent.worker.state.shards import Stores
 from agent.world import Abandoned
 
 Payload = tuple[memoryview, bytes]
@@ -32,8 +32,8 @@ class _Question:
 
 
 class Proving:
-    def __init__(self, crew: PeerWorker) -> None:
-        self._crew = crew
+    def __init__(self, crew: PeerWorker, stores: Stores) -> None:
+        self._crew, self._stores = crew, stores
         self._heard: _Question | None = None
         self._begun: _Question | None = None
         self._computed: list[Computed] = []
@@ -67,8 +67,7 @@ class Proving:
         assert question.state is not None
         state, payload = question.state
         question.state = None
-        gathered = Gathered()
-        gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
+        gathered = self._stores.gathered(state, payload, self._crew.link)
         with self._crew.link.stuck.aided():
             settle(replica.space.device)
         replica.load(gathered, state.version)

@@ -15,11 +15,12 @@ from agent.net.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.replica import Replica
 from agent.store.layers import REST, share_of, with_settings
-from agent.store.shares import Gathered, Share, whole
+from agent.store.shares import Gathered, Share
 from agent.tensors.device import settle
 from agent.tensors.staging import here
 from agent.worker.peers import PeerWorker
 from agent.worker.state.layer_transfer import Changed, Pulling, covers
+from agent.worker.state.shards import Stores
 from agent.world import Interrupted
 
 Having = dict[str, frozenset[str] | None]  # None means all layers
@@ -28,8 +29,8 @@ Having = dict[str, frozenset[str] | None]  # None means all layers
 class Handover:
     """One worker's view of who has which layers, in its present layout."""
 
-    def __init__(self, crew: PeerWorker, pulling: Pulling) -> None:
-        self._crew, self.pulling = crew, pulling
+    def __init__(self, crew: PeerWorker, pulling: Pulling, stores: Stores) -> None:
+        self._crew, self.pulling, self._stores = crew, pulling, stores
         self.having: Having = {}
         # what this worker holds once the step in flight is committed
         self.promised: Held | None = None
@@ -226,9 +227,7 @@ class Handover:
             self._crew.wait(lambda: (self._take_state(generation),))
             self._crew.link.send(LayersAsked(generation=generation, layers=layers))
         state, payload = self._crew.wait(lambda: self._take_state(generation))
-        gathered = Gathered()
-        gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
-        return gathered, state.version
+        return self._stores.gathered(state, payload, self._crew.link), state.version
 
     def _take_state(self, generation: int) -> tuple[State, memoryview] | None:
         """Return the state that came for this generation, if any. The lock must be held.

@@ -17,6 +17,7 @@ from agent.keeper.storage.recovery import OBJECT, Shelf, newest
 from agent.keeper.storage.vault import Place
 from agent.keeper.storage.versions import save
 from agent.messages import CheckpointCopied, CheckpointWritten, CopyFailed, Report, Rewound
+from agent.store import objects
 from agent.store.archive import Archive
 from agent.store.objects import Retries
 
@@ -84,7 +85,7 @@ def test_a_job_trains_on_while_its_store_answers_503(
     """Steps are committed and versions written to the disk; when the store answers again, the newest is copied."""
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "60", "0")
     with S3Server() as server:
-        monkeypatch.setattr(offsite, "open_sink", lambda _: s3_sink(server))
+        monkeypatch.setattr(objects, "open_sink", lambda _: s3_sink(server))
         server.refuse = ENDLESS
         place = Place(
             checkpoints=tmp_path / "checkpoints", storage=Storage(url="s3://bucket", every_s=0.05)
@@ -124,7 +125,7 @@ def test_the_last_copy_of_a_job_is_made_when_its_store_answers_again(
     """No version comes behind it that could be copied instead; what failed is said once."""
     monkeypatch.setattr(keepers, "KEPT_S", 0.1)
     with S3Server() as server:
-        monkeypatch.setattr(offsite, "open_sink", lambda _: s3_sink(server))
+        monkeypatch.setattr(objects, "open_sink", lambda _: s3_sink(server))
         storage = Storage(url="s3://bucket", every_s=300.0)
         place = Place(checkpoints=tmp_path / "checkpoints", storage=storage)
         crew = Crew(

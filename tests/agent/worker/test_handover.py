@@ -7,6 +7,7 @@ import pytest
 
 from agent.protocol import State
 from agent.worker.state.handover import Handover
+from agent.worker.state.shards import Stores
 from agent.world import Interrupted
 
 
@@ -21,7 +22,7 @@ def test_a_state_for_the_next_layout_is_not_lost_while_layers_are_asked_for_in_t
 
     link = SimpleNamespace(send=lambda _: None)
     crew: Any = SimpleNamespace(generation=1, link=link, wait=wait)
-    handover = Handover(crew, None)  # type: ignore[arg-type]
+    handover = Handover(crew, None, Stores())  # type: ignore[arg-type]
     handover.state = State(generation=2, version=5, layers=()), memoryview(b"")
     with pytest.raises(Interrupted):
         handover._from_backup(("a",))

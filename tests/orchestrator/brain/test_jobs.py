@@ -790,6 +790,18 @@ def test_a_restarted_keeper_has_sums_sent_until_it_knows_their_size(hand: Any) -
     assert h.job.progress.sums_kept
 
 
+def test_a_state_that_passes_the_manager_by_is_announced_once(hand: Any) -> None:
+    """Also where sums had stayed with the workers before; and so is its return."""
+    h = hand().running(slots_max=1, max_replay_s=90.0)
+    h.committed(50)
+    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20)
+    h.see(kept)
+    stored = msgspec.structs.replace(kept, stored=True)
+    assert "about 1 min 30 s at most are trained again" in h.words(h.see(stored))
+    assert not h.see(stored)
+    assert "the state goes there beside the training" in h.words(h.see(kept))
+
+
 def test_who_has_asked_for_it_is_told_so(hand: Any) -> None:
     h = hand().running(slots_max=1, sums="never")
     h.committed(50)
