@@ -470,6 +470,9 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     settings: Settings = Settings()
     epoch: int = 0
     salt: str = ""  # random for each life of the manager
+    ledger: str = (
+        ""  # the first salt of this journal: what is owed in another one is not in these sums
+    )
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0

@@ -266,6 +266,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     if event.settings != state.settings:
         state.blocks.clear()  # what was refused to the old settings is asked again
     state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
+    state.ledger = state.ledger or event.salt
     if first or state.stopped:
         state.account.at_s = state.now_s  # nothing ran, so nothing was paid
     ledger.settle(state.account, state.now_s)
