@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,11 +98,20 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}  # those it was started with, in force until it ends
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of a job on the manager's disk, that a job can go on from."""
+
+    step: int
+    at_s: float  # when it was written
+    state_bytes: int
+    uri: str  # `.../JOB#STEP`, for `submit --from`
+
+
 class Client:
     """Reads what the manager publishes; posts what a person asks for."""
 
     def __init__(self, house: House, state_dir: Path) -> None:
-        self._house = house
+        self._house, self._state_dir = house, state_dir
         store = cast(_Asked, _Asked.from_url(house.redis_url, **retry_policy()))
         store.state_dir = state_dir
         self._redis: redis.Redis = store
@@ -202,6 +211,28 @@ class Client:
         """Return the measured profile of the job's model, or None if there is none."""
         data: Any = self._redis.get(job_profile_key(job))
         return msgspec.json.decode(data, type=Profile) if data else None
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """Return the sound states of a job on the disk, the newest first."""
+        from agent.errors import CheckpointError
+        from agent.store.archive import Archive
+        from agent.store.sinks import DiskSink
+
+        folder = Places(self._state_dir).checkpoints / job
+        if not folder.is_dir():
+            return []
+        found: list[Checkpoint] = []
+        with suppress(CheckpointError, OSError):  # it is being pruned; what was found is there
+            for one in Archive(DiskSink(folder), job, ours=False).sound():
+                found.append(
+                    Checkpoint(
+                        step=one.version,
+                        at_s=(folder / one.key).stat().st_mtime,
+                        state_bytes=one.state_bytes,
+                        uri=f"{folder.resolve().as_uri()}#{one.version}",
+                    )
+                )
+        return found
 
     def put_script(self, data: bytes) -> str:
         """Store a script with its other files under their SHA-256, and return that."""

@@ -149,6 +149,8 @@ class JobSettings(SettingsSection):
     then, and while the gradients take less than 16 MiB."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
+    checkpoints_kept: Annotated[int, Field(ge=2, le=16)] = 2
+    """How many of these states stay on the disk, to go on from: `orchestrator resume --from STEP`."""
     output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000
     """Most files of `session.output` that are kept of a job."""
     output_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 1_073_741_824

@@ -173,6 +173,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     backup_every_steps: Positive = 10
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
+    checkpoints_kept: Positive = 2
     from_url: Text = ""
     output_files: Count = 1000  # the most files of session.output that are kept
     output_bytes: Count = 1 << 30
@@ -189,6 +190,16 @@ class JobCancelled(Event, frozen=True, kw_only=True):
 
 class JobResumed(Event, frozen=True, kw_only=True):
     job: Name
+    by: Name
+
+
+class JobBranched(Event, frozen=True, kw_only=True):
+    """A new job of this name begins like an earlier one, from a state that this one has stored."""
+
+    job: Name
+    name: JobName
+    step: Count
+    from_url: Text
     by: Name
 
 
@@ -226,6 +237,7 @@ AnyEvent = (
     | JobSubmitted
     | JobCancelled
     | JobResumed
+    | JobBranched
     | JobChanged
     | ShutdownAsked
 )

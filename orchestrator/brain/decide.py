@@ -53,6 +53,7 @@ from orchestrator.events import (
     BootSeen,
     CatalogueSeen,
     EventSetAside,
+    JobBranched,
     JobCancelled,
     JobChanged,
     JobResumed,
@@ -151,6 +152,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             jobs.on_cancelled(state, out, event)
         case JobResumed():
             jobs.on_resumed(state, out, event)
+        case JobBranched():
+            jobs.on_branched(state, out, event)
         case JobChanged():
             jobs.on_changed(state, out, event)
         case ShutdownAsked():

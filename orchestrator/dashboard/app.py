@@ -22,6 +22,7 @@ from orchestrator.dashboard.foresight import state_of
 from orchestrator.dashboard.guard import Guard
 from orchestrator.dashboard.keys import Keys
 from orchestrator.dashboard.past import Past
+from orchestrator.history.store import Unreadable
 from orchestrator.wishes import Refused
 
 PERIOD_S = 1.0
@@ -142,5 +143,5 @@ def _add_failures(app: FastAPI) -> None:
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(HTTPException, known)
     app.add_exception_handler(RequestValidationError, malformed)
-    for kind in (*UNAVAILABLE, CloudError):
+    for kind in (*UNAVAILABLE, CloudError, Unreadable):
         app.add_exception_handler(kind, away)
