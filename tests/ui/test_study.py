@@ -69,7 +69,7 @@ def test_a_new_job_is_begun_from_a_checkpoint(page, house):
     """The list says what is stored; the press of its button says first what the new job would do and cost."""
     house.source.stored = [checkpoint(2400), checkpoint(2180)]
     press(page, "Checkpoints")
-    page.wait_for(f"{BODY}.includes('step 2,180')")
+    page.wait_for(f"{BODY}.includes('2,180')")
     assert "1.5 MB" in page.run(BODY)
     page.run("[...document.querySelectorAll('#study-body button')].at(-1).click()")
     would = "document.querySelector('#change-would').innerText"

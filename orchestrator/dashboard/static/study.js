@@ -42,10 +42,10 @@ export async function checkpoints(job) {
     const rows = found.map((one) => {
       const name = `Resume from step ${count(one.step)}`;
       const begin = el("button", { type: "button", class: "small admin", "aria-label": name, onclick: () => { $("study").close(); changes.branch(job, one.step); } }, "Resume from here");
-      return el("tr", {}, el("th", { scope: "row" }, `step ${count(one.step)}`), el("td", { class: "number" }, new Date(one.at_s * 1000).toLocaleString("en-GB")),
-        el("td", { class: "number" }, bytes(one.state_bytes)), el("td", {}, begin));
+      return el("tr", {}, el("th", { scope: "row", class: "number" }, count(one.step)), el("td", { class: "number" }, new Date(one.at_s * 1000).toLocaleString("en-GB", { dateStyle: "short", timeStyle: "short" })),
+        el("td", { class: "number wide" }, bytes(one.state_bytes)), el("td", {}, begin));
     });
-    const head = el("tr", {}, ...["Step", "Written", "Size", "New job"].map((name, i) => el("th", { scope: "col", class: i % 3 ? "number" : "" }, name)));
+    const head = el("tr", {}, ...[["Step", "number"], ["Written", "number"], ["Size", "number wide"], ["New job", ""]].map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
     fill(found.length ? "Each is whole. A new job goes on from one, and this job stays as it is." : "None is stored on the manager's disk yet.",
       ...(found.length ? [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))] : []));
   } catch (error) {
