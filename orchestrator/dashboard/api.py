@@ -163,14 +163,19 @@ def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
 def described(kind: type[msgspec.Struct], media: str = JSON) -> dict[str, Any]:
     """Return the keywords with which a route names its answer in the OpenAPI document."""
     schema = {"$ref": REF.format(name=kind.__name__)}
-    failure = {
+    failure: dict[str, Any] = {
         "description": "Why not",
         "content": {JSON: {"schema": {"$ref": REF.format(name="Failure")}}},
     }
+    plain: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    refusal = {"description": "Not with this key, or not so often", "content": plain}
+    malformed = {**failure, "content": {**failure["content"], **plain}}
     return {
         "response_class": Response,
         "responses": {
             200: {"description": "Done", "content": {media: {"schema": schema}}},
+            **dict.fromkeys((401, 403, 429), refusal),
+            400: malformed,
             **dict.fromkeys((404, 409, 422, 503), failure),
         },
     }
@@ -401,15 +406,25 @@ def _add_changes(api: APIRouter, feed: Feed) -> None:
         """Give a job another budget or deadline."""
         return _post(*bounded(job, bounds))
 
-    @api.get("/api/jobs/{job}/{what}", **described(Plan))
-    def would(job: str, what: Literal["cancel", "resume"]) -> Response:
-        """Say what cancelling or resuming a job would do."""
-        return answer(Plan(would=planned(what, job)[1].would, done=False))
+    @api.get("/api/jobs/{job}/cancel", **described(Plan))
+    def would_cancel(job: str) -> Response:
+        """Say what cancelling a job would do."""
+        return answer(Plan(would=planned("cancel", job)[1].would, done=False))
 
-    @api.post("/api/jobs/{job}/{what}", **described(Plan))
-    def do(job: str, what: Literal["cancel", "resume"]) -> Response:
-        """Cancel or resume a job."""
-        return _post(*planned(what, job))
+    @api.post("/api/jobs/{job}/cancel", **described(Plan))
+    def cancel(job: str) -> Response:
+        """Cancel a job."""
+        return _post(*planned("cancel", job))
+
+    @api.get("/api/jobs/{job}/resume", **described(Plan))
+    def would_resume(job: str) -> Response:
+        """Say what resuming a job would do."""
+        return answer(Plan(would=planned("resume", job)[1].would, done=False))
+
+    @api.post("/api/jobs/{job}/resume", **described(Plan))
+    def resume(job: str) -> Response:
+        """Resume a job."""
+        return _post(*planned("resume", job))
 
 
 def _add_drill(api: APIRouter, feed: Feed) -> None:

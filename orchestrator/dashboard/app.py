@@ -129,7 +129,9 @@ def _add_failures(app: FastAPI) -> None:
 
     async def known(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(Failure(error=str(error.detail)), error.status_code)
+        response = answer(Failure(error=str(error.detail)), error.status_code)
+        response.headers.update(error.headers or {})  # which methods there are, for one
+        return response
 
     async def malformed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

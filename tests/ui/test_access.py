@@ -14,7 +14,7 @@ from orchestrator.dashboard.guard import BURST, CHANGE_COST, PER_S, Pace
 from orchestrator.dashboard.keys import KEPT_MAX, SESSIONS_MAX, Keys
 from orchestrator.events import JobCancelled, JobChanged, JobResumed
 
-PARAMETERS = {"job": "gpt-7f3a", "what": "cancel"}
+PARAMETERS = {"job": "gpt-7f3a"}
 BODIES = {
     "/api/jobs/{job}/bounds": {"budget_usd": 2.0},
     "/api/jobs/{job}/resume-from": {"step": 40},
@@ -89,6 +89,12 @@ def test_a_path_that_is_none_tells_a_stranger_nothing(house, caller):
     for path in ("/nowhere", "/docs", "/static/", "/openapi.json", "/view"):
         assert caller.get(path).status_code == 401
         assert caller.get(path, headers=bearer(house.key)).status_code == 404
+
+
+def test_a_method_that_a_path_does_not_know_is_told_those_that_it_does(house, caller):
+    answer = caller.delete("/api/view", headers=bearer(house.key))
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert caller.post("/api/jobs/gpt-7f3a/logs", headers=bearer(house.key)).status_code == 405
 
 
 def test_only_the_exchange_sets_a_cookie(house, caller):
@@ -291,7 +297,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(house, caller, make):
         (409, "/api/jobs/mlp-02cc/cancel", "has ended already"),
         (404, "/api/jobs/nobody/cancel", "no job"),
         (409, "/api/drill", "local cloud is off"),
-        (422, "/api/jobs/gpt-7f3a/explode", "path.what"),
+        (404, "/api/jobs/gpt-7f3a/explode", "Not Found"),
     ]:
         got = caller.post(path, headers=headers, json={})
         assert (got.status_code, word in got.json()["error"]) == (what, True), got.text
