@@ -188,15 +188,23 @@ class Client:
     def metrics(self, job: str) -> dict[int, dict[str, float]]:
         """Return what the job's script has logged, by step; of a repeated step, the last run."""
         found: dict[int, dict[str, float]] = {}
-        after = "-"
-        while True:
-            rows: Any = self._redis.xrange(metrics_key(job), min=after, count=METRICS_PAGE)
-            for key, row in rows:
-                after = f"({key.decode()}"
-                numbers = msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float])
-                found[int(row[b"step"])] = numbers
-            if len(rows) < METRICS_PAGE:
-                return dict(sorted(found.items()))
+        after = "0"
+        while page := self.logged(job, after):
+            after = page[-1][0]
+            found |= {step: numbers for _, step, numbers in page}
+        return dict(sorted(found.items()))
+
+    def logged(self, job: str, after: str) -> list[tuple[str, int, dict[str, float]]]:
+        """Return what was logged after an id, a page of it, as (id, step, numbers), oldest first."""
+        rows: Any = self._redis.xrange(metrics_key(job), min=_after(after), count=METRICS_PAGE)
+        return [
+            (
+                key.decode(),
+                int(row[b"step"]),
+                msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float]),
+            )
+            for key, row in rows
+        ]
 
     def ask_timeline(self, job: str) -> None:
         """Have the timeline of one of the next steps recorded, and delete the earlier one."""
