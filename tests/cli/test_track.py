@@ -85,9 +85,10 @@ def test_each_step_is_told_once_through_a_recovery_and_a_second_start(housed) ->
     assert steps == [0, 1, 2, 3, 4]
 
 
-def test_what_is_no_tracker_is_said(housed) -> None:
+@pytest.mark.processes
+def test_what_is_no_tracker_is_said(housed, tmp_path) -> None:
     answer = housed("tools", "track", "--to", "carrier-pigeon:home")
     assert answer.code in (1, 2)
     assert answer.err
     with pytest.raises(trackers.CommandError, match=r"write tensorboard:\.\.\., wandb:"):
-        trackers.open_tracker("carrier-pigeon:home", "job")
+        trackers.open_tracker("carrier-pigeon:home", "job", tmp_path)

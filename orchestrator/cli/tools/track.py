@@ -38,7 +38,7 @@ def track(
     """
     client = command.client()
     name = find(client, job).id
-    tracker = open_tracker(to, name)
+    tracker = open_tracker(to, name, command.config.state_dir / "tracked")
     last, told = tracker.last(), 0
     try:
         with suppress(KeyboardInterrupt):

@@ -33,8 +33,11 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_tracker(where: str, job: str) -> Tracker:
-    """Open the run of a job at `tensorboard:FOLDER`, `wandb:PROJECT` or `mlflow:EXPERIMENT`."""
+def open_tracker(where: str, job: str, notes: Path) -> Tracker:
+    """Open the run of a job at `tensorboard:FOLDER`, `wandb:PROJECT` or `mlflow:EXPERIMENT`.
+
+    `notes` is a folder for what a tracker cannot be asked.
+    """
     kind, _, place = where.partition(":")
     if kind not in NAMES or not place:
         raise CommandError(
@@ -43,7 +46,9 @@ def open_tracker(where: str, job: str) -> Tracker:
     kinds: dict[str, type[Any]] = {"wandb": Wandb, "mlflow": Mlflow}
     try:
         made: Tracker = (
-            TensorBoard(Path(place), job) if kind == "tensorboard" else kinds[kind](place, job)
+            TensorBoard(Path(place), job)
+            if kind == "tensorboard"
+            else kinds[kind](place, job, notes)
         )
     except ImportError as error:
         raise CommandError(f"--to {where} needs {error.name}: pip install {error.name}") from None
@@ -139,18 +144,22 @@ def last_step(file: Path) -> int:
 
 
 class Wandb:
-    """A run whose id is the job's."""
+    """A run whose id is the job's. Offline it does not know what it has, so a file says so, too."""
 
-    def __init__(self, project: str, job: str) -> None:
+    def __init__(self, project: str, job: str, notes: Path) -> None:
         import wandb  # type: ignore[import-not-found, unused-ignore]
 
+        notes.mkdir(exist_ok=True)
+        self._noted = notes / f"wandb.{project.replace('/', '.')}.{job}"
         self._run: Any = wandb.init(project=project, id=job, name=job, resume="allow")
 
     def last(self) -> int:
-        return int(self._run.step) - 1  # its next one
+        noted = int(self._noted.read_text()) if self._noted.exists() else -1
+        return max(int(self._run.step) - 1, noted)  # the run names its next step
 
     def tell(self, step: int, numbers: Numbers) -> None:
         self._run.log(dict(numbers), step=step, commit=True)
+        self._noted.write_text(str(step))
 
     def close(self) -> None:
         self._run.finish()
@@ -159,7 +168,7 @@ class Wandb:
 class Mlflow:
     """A run with the job as a tag, by which it is found again; the step is written with the numbers."""
 
-    def __init__(self, experiment: str, job: str) -> None:
+    def __init__(self, experiment: str, job: str, _: Path) -> None:
         from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
         from mlflow.entities import Metric, RunTag  # type: ignore[import-not-found, unused-ignore]
 
