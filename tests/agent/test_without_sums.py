@@ -43,13 +43,15 @@ def _none_on_its_way(vault: Vault, held_at: int) -> bool:
 
 def held_behind(crew: Crew, hold: Path, step: int) -> tuple[int, int]:
     """Held at this step, or one soon behind it, whose state nobody has asked for; and how far the keeper's memory leads."""
-    vault = crew.keeper._jobs["job"].vault
+    job = crew.keeper._jobs["job"]
+    vault = job.vault
     while True:
         hold.write_text(str(step))
         crew.reach(step)
         until("no state on its way", partial(_none_on_its_way, vault, step))
-        if vault._assembly is None and vault.reached < step:
-            return step, vault.reached
+        with job._lock:  # a state that is taken in is neither on its way nor reached yet
+            if vault._assembly is None and vault.reached < step:
+                return step, vault.reached
         step += 1
 
 
