@@ -38,7 +38,8 @@ UNRECORDED = "its loop has not been recorded yet"
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper and every worker of a job need to know about it.
 
-    If the job goes on from an earlier job's versions, they lie at `from_url`. The job begins with
+    If the job goes on from an earlier job's versions, they lie at `from_url`; after a `#` it may name
+    the step that it goes on from, or else that is the newest. The job begins with
     `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is
     tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0.
     """
@@ -52,6 +53,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
     max_replay_s: Period = 60.0
+    checkpoints_kept: Positive = 2
     from_url: Text = ""
     begins_with: Count = 0
     stop_at: Count = 0

@@ -78,7 +78,12 @@ class Month:
         jobs = tuple(JobReading(f"job-{job}", usd, 0.0) for job, usd in spent.items())
         whole = sum(spent.values())
         read = Reading(
-            at_s=at_s, epoch=1, spent_usd=whole, manager_usd=0.0, leases=tuple(found), jobs=jobs
+            at_s=at_s,
+            ledger="one",
+            spent_usd=whole,
+            manager_usd=0.0,
+            leases=tuple(found),
+            jobs=jobs,
         )
         return read, events
 

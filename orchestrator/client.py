@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -98,11 +98,20 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}  # those it was started with, in force until it ends
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of a job on the manager's disk, that a job can go on from."""
+
+    step: int
+    at_s: float  # when it was written
+    state_bytes: int
+    uri: str  # `.../JOB#STEP`, for `submit --from`
+
+
 class Client:
     """Reads what the manager publishes; posts what a person asks for."""
 
     def __init__(self, house: House, state_dir: Path) -> None:
-        self._house = house
+        self._house, self._state_dir = house, state_dir
         store = cast(_Asked, _Asked.from_url(house.redis_url, **retry_policy()))
         store.state_dir = state_dir
         self._redis: redis.Redis = store
@@ -179,15 +188,23 @@ class Client:
     def metrics(self, job: str) -> dict[int, dict[str, float]]:
         """Return what the job's script has logged, by step; of a repeated step, the last run."""
         found: dict[int, dict[str, float]] = {}
-        after = "-"
-        while True:
-            rows: Any = self._redis.xrange(metrics_key(job), min=after, count=METRICS_PAGE)
-            for key, row in rows:
-                after = f"({key.decode()}"
-                numbers = msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float])
-                found[int(row[b"step"])] = numbers
-            if len(rows) < METRICS_PAGE:
-                return dict(sorted(found.items()))
+        after = "0"
+        while page := self.logged(job, after):
+            after = page[-1][0]
+            found |= {step: numbers for _, step, numbers in page}
+        return dict(sorted(found.items()))
+
+    def logged(self, job: str, after: str) -> list[tuple[str, int, dict[str, float]]]:
+        """Return what was logged after an id, a page of it, as (id, step, numbers), oldest first."""
+        rows: Any = self._redis.xrange(metrics_key(job), min=_after(after), count=METRICS_PAGE)
+        return [
+            (
+                key.decode(),
+                int(row[b"step"]),
+                msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float]),
+            )
+            for key, row in rows
+        ]
 
     def ask_timeline(self, job: str) -> None:
         """Have the timeline of one of the next steps recorded, and delete the earlier one."""
@@ -202,6 +219,28 @@ class Client:
         """Return the measured profile of the job's model, or None if there is none."""
         data: Any = self._redis.get(job_profile_key(job))
         return msgspec.json.decode(data, type=Profile) if data else None
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        """Return the sound states of a job on the disk, the newest first."""
+        from agent.errors import CheckpointError
+        from agent.store.archive import Archive
+        from agent.store.sinks import DiskSink
+
+        folder = Places(self._state_dir).checkpoints / job
+        if not folder.is_dir():
+            return []
+        found: list[Checkpoint] = []
+        with suppress(CheckpointError, OSError):  # it is being pruned; what was found is there
+            for one in Archive(DiskSink(folder), job, ours=False).sound():
+                found.append(
+                    Checkpoint(
+                        step=one.version,
+                        at_s=(folder / one.key).stat().st_mtime,
+                        state_bytes=one.state_bytes,
+                        uri=f"{folder.resolve().as_uri()}#{one.version}",
+                    )
+                )
+        return found
 
     def put_script(self, data: bytes) -> str:
         """Store a script with its other files under their SHA-256, and return that."""

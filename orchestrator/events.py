@@ -182,6 +182,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
     max_replay_s: Period = 60.0
+    checkpoints_kept: Positive = 2
     from_url: Text = ""
     output_files: Count = 1000  # the most files of session.output that are kept
     output_bytes: Count = 1 << 30
@@ -198,6 +199,16 @@ class JobCancelled(Event, frozen=True, kw_only=True):
 
 class JobResumed(Event, frozen=True, kw_only=True):
     job: Name
+    by: Name
+
+
+class JobBranched(Event, frozen=True, kw_only=True):
+    """A new job of this name begins like an earlier one, from a state that this one has stored."""
+
+    job: Name
+    name: JobName
+    step: Count
+    from_url: Text
     by: Name
 
 
@@ -236,6 +247,7 @@ AnyEvent = (
     | JobSubmitted
     | JobCancelled
     | JobResumed
+    | JobBranched
     | JobChanged
     | ShutdownAsked
 )

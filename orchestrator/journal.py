@@ -7,7 +7,7 @@ an append that is repeated because its answer was lost still makes only one entr
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -50,6 +50,13 @@ return 1
 """
 
 
+_PUBLISH = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
+for n = 2, #KEYS do redis.call('SET', KEYS[n], ARGV[n]) end
+return 1
+"""
+
+
 class RedisJournal:
     """The journal of the live world.
 
@@ -67,6 +74,7 @@ class RedisJournal:
         self._encoder = msgspec.json.Encoder()
         self._append = client.register_script(_APPEND)
         self._snapshot = client.register_script(_SNAPSHOT)
+        self._publish = client.register_script(_PUBLISH)
         self.inbox_id = ""  # id of the event being handled, if it came from the inbox
 
     @property
@@ -106,6 +114,10 @@ class RedisJournal:
         data = encode_state(state)
         words = [self._epoch, self._last_id, data, seal_of(self._last_id.encode(), data)]
         await self._fenced(self._snapshot, [EPOCH, SNAPSHOT], words)
+
+    async def publish(self, shown: Mapping[str, bytes]) -> None:
+        """Show the state under these keys, unless a newer manager shows its own."""
+        await self._fenced(self._publish, [EPOCH, *shown], [self._epoch, *shown.values()])
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
         try:

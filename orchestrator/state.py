@@ -488,6 +488,9 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     salt: str = ""  # random for each life of the manager
     lives: dict[str, None] = {}  # of this journal, as launch tokens name them; the newest last
     namesakes: dict[str, None] = {}  # lives of other managers that use our deployment's name
+    ledger: str = (
+        ""  # the first salt of this journal: what is owed in another one is not in these sums
+    )
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0

@@ -4,12 +4,17 @@ The command line and the page ask in the same way, so both are refused alike and
 would be done before it is done.
 """
 
+import re
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from orchestrator.client import Checkpoint
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import AnyEvent, JobCancelled, JobChanged, JobResumed
+from orchestrator.events import AnyEvent, JobBranched, JobCancelled, JobChanged, JobResumed
 from orchestrator.formatting import clock, duration, plural, usd
 from orchestrator.view import JobView
 
@@ -58,17 +63,54 @@ def resume(job: JobView, has_script: bool, asker: Asker) -> Wish:
     """Go on with a failed or cancelled job."""
     if job.status not in RESUMABLE:
         raise Refused(f"{job.id} is {job.status}; only what failed or was cancelled is resumed")
-    if not has_script:
-        raise Refused(
-            f"the script of {job.id} is not kept any more, or is damaged; submit it again: "
-            f"orchestrator submit {job.script} --from URL"
-        )
+    _look_for_script(job, has_script)
     would = f"Machines are bought again, and it goes on from step {job.step:,}. "
     would += "Its budget has no limit."
     if job.budget_usd is not None:
         left = max(0.0, job.budget_usd - job.spent_usd)
         would = would.replace("has no limit", f"has {usd(left)} left")
     return Wish(event=JobResumed(at_s=asker.at_s, job=job.id, by=asker.by), would=would)
+
+
+def branch(
+    job: JobView, stored: Sequence[Checkpoint], step: int, has_script: bool, asker: Asker
+) -> Wish:
+    """Begin a new job like this one, from a state that it has stored."""
+    found = next((one for one in stored if one.step == step), None)
+    if found is None:
+        there = ", ".join(f"{one.step:,}" for one in stored) or "none"
+        raise Refused(f"{job.id} has not stored step {step:,}, or not any more; there are: {there}")
+    _look_for_script(job, has_script)
+    event = JobBranched(
+        at_s=asker.at_s,
+        job=job.id,
+        name=job_id(Path(job.script)),
+        step=step,
+        from_url=found.uri,
+        by=asker.by,
+    )
+    budget = (
+        "without a limit" if job.budget_usd is None else f"up to {usd(job.budget_usd)} of its own"
+    )
+    would = (
+        f"A new job goes on from step {step:,} with the same script and arguments, and "
+        f"may spend {budget}. {job.id} stays as it is."
+    )
+    return Wish(event=event, would=would)
+
+
+def job_id(script: Path) -> str:
+    """Return a new job id: short, readable and unique."""
+    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+def _look_for_script(job: JobView, has_script: bool) -> None:
+    if not has_script:
+        raise Refused(
+            f"the script of {job.id} is not kept any more, or is damaged; submit it again: "
+            f"orchestrator submit {job.script} --from URL"
+        )
 
 
 def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> Wish:

@@ -54,6 +54,7 @@ from orchestrator.events import (
     CatalogueSeen,
     EndFailed,
     EventSetAside,
+    JobBranched,
     JobCancelled,
     JobChanged,
     JobResumed,
@@ -154,6 +155,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             jobs.on_cancelled(state, out, event)
         case JobResumed():
             jobs.on_resumed(state, out, event)
+        case JobBranched():
+            jobs.on_branched(state, out, event)
         case JobChanged():
             jobs.on_changed(state, out, event)
         case ShutdownAsked():
@@ -270,6 +273,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         state.blocks.clear()  # what was refused to the old settings is asked again
     state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
     leases.begin_life(state)
+    state.ledger = state.ledger or event.salt
     if first or state.stopped:
         state.account.at_s = state.now_s  # nothing ran, so nothing was paid
     ledger.settle(state.account, state.now_s)

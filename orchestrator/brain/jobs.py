@@ -26,6 +26,7 @@ from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers
 from orchestrator.events import (
+    JobBranched,
     JobCancelled,
     JobChanged,
     JobResumed,
@@ -248,6 +249,7 @@ def order_of(job: Job) -> JobOrder:
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
         max_replay_s=spec.max_replay_s,
+        checkpoints_kept=spec.checkpoints_kept,
         from_url=spec.from_url,
         begins_with=spec.slots_min,
         output_files=spec.output_files,
@@ -583,6 +585,28 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.progress.step}")
     state.live_jobs[job.id] = None
     admit(state, out)
+
+
+def on_branched(state: State, out: list[AnyAction], event: JobBranched) -> None:
+    """Begin a job like another one, from a stored state; the other one stays as it is.
+
+    A deadline that has passed is left out, because the new job could not keep it.
+    """
+    job = state.jobs.get(event.job)
+    if job is None or event.name in state.jobs:
+        return
+    if state.stopping:
+        note(out, job.id, f"{event.name} is not begun: the manager is shutting down")
+        return
+    note(out, job.id, f"its step {event.step} is where {event.name} begins, asked by {event.by}")
+    over = (job.spec.deadline_s or 0.0) <= state.now_s - state.skew_s
+    spec = replace(
+        job.spec,
+        job=event.name,
+        from_url=event.from_url,
+        deadline_s=None if over else job.spec.deadline_s,
+    )
+    on_submitted(state, out, JobSubmitted(at_s=event.at_s, spec=spec))
 
 
 def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:

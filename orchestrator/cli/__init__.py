@@ -52,6 +52,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.planner.errors import BatchError, ProfileError
 
 HELP_WIDTH_MAX = 100
+COMPLETES = "_ORCHESTRATOR_COMPLETE"  # set by the shell that asks what a word may become
+ZSH_WORDS = "_TYPER_COMPLETE_ARGS"
 # The errors that a person may meet, which become one line. Any other error is a mistake of ours and
 # keeps its traceback.
 EXPECTED = (
@@ -64,13 +66,13 @@ EXPECTED = (
 )
 
 
-def _group(name: str, text: str, epilog: str) -> typer.Typer:
+def _group(name: str, text: str, epilog: str, *, completes: bool = False) -> typer.Typer:
     return typer.Typer(
         cls=Whole,
         name=name,
         help=text,
         epilog=epilog,
-        add_completion=False,
+        add_completion=completes,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -80,6 +82,7 @@ app = _group(
     "orchestrator",
     "Trains PyTorch models on spot machines, at the lowest price for the work.",
     "Begin with: orchestrator demo",
+    completes=True,
 )
 VERBS = (
     init_check.init,
@@ -136,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("agent").addHandler(logging.NullHandler())  # no log lines among the sentences
     if words[:1] == ["tools"]:
         _open_tools(words[1:2])
+    elif "tools" in _completed():
+        _open_tools([])
     asked = words if words not in ([], ["tools"]) else [*words, "--help"]
     width = min(shutil.get_terminal_size().columns, HELP_WIDTH_MAX)
     try:
@@ -145,6 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return (code or 0) if asked == words else USAGE
+
+
+def _completed() -> list[str]:
+    """Return the words that a shell asks to complete, none if it does not."""
+    if COMPLETES not in os.environ:
+        return []
+    return [*os.environ.get("COMP_WORDS", "").split(), *os.environ.get(ZSH_WORDS, "").split()]
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:

@@ -27,18 +27,21 @@ from cloud.errors import CloudError
 from cloud.local.provider import Nodes
 from orchestrator.cli.command import INTERRUPTED, Command, Screen
 from orchestrator.cli.logs import read_logs
+from orchestrator.cli.money import mailed
 from orchestrator.cli.watch import ViewSource, follow
 from orchestrator.client import Client, NotRunning, local_cloud
 from orchestrator.dashboard.keys import address_with_key
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.formatting import nth, pause, plural
+from orchestrator.history.reader import History
 from orchestrator.interrupts import no_interrupts
 from orchestrator.paths import Places
 from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View
 
 FOLDER = Path(".demo")
+PAGE = Path("demo.html")
 SCRIPT = Path("examples/gpt.py")
 TABLES = Path("examples/paramserver/demo.py")
 STEPS = 200
@@ -254,6 +257,7 @@ def play(console: Console, root: Path, stage: Stage) -> int:
                 code, view = _show(client, folder, root, console, stage)
             if not stage.settled(view, console):
                 code = 1
+            _mail(view, folder, root / PAGE, console)
     except DemoFailed as error:
         console.print(f"[bold red]the demo failed:[/] {error}", highlight=False)
         return 1
@@ -444,6 +448,16 @@ def _final_loss(text: str) -> str | None:
     """Return the final loss as printed, so that equal means equal to the last digit shown."""
     found = FINAL.findall(text)
     return found[-1] if found else None
+
+
+def _mail(view: View, folder: Path, file: Path, console: Console) -> None:
+    """Write the page as one file that stays, though everything else of the demo goes."""
+    file.write_text(mailed.page_of(view, History.open(Places(folder / "state"))))
+    console.print(
+        f"The page of it, as one file that can be mailed: {file.name}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 # --- the summary ---------------------------------------------------------------------------------

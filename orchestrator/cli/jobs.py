@@ -1,16 +1,22 @@
 """Finding a job by what a person typed, and the commands `cancel`, `resume` and `change`."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import msgspec
+import redis
 import typer
 from rich.text import Text
 
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.client import Client
+from orchestrator.config import load
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import JobBranched
 from orchestrator.view import JobView
 from orchestrator.wishes import ENDED, HOUR_S, RESUMABLE
 
@@ -19,10 +25,26 @@ LOOK_S = 0.1
 BY = "the command line"
 AMOUNT_MAX = 1e9
 
+
+def ids(incomplete: str) -> list[str]:
+    """Return the ids that a word may become, for a shell; none if no manager answers."""
+    try:
+        client = Client.connect(load(None, os.environ).state_dir)
+        return [job.id for job in all_jobs(client) if job.id.startswith(incomplete)]
+    except (OrchestratorError, redis.RedisError, OSError, msgspec.DecodeError):
+        return []
+
+
 Job = Annotated[
-    str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
+    str | None,
+    typer.Argument(
+        help="Id of the job, or how it begins. Default: the newest.", autocompletion=ids
+    ),
 ]
-OnlyJob = Annotated[str | None, typer.Argument(help="Only this job: its id, or how that begins.")]
+OnlyJob = Annotated[
+    str | None,
+    typer.Argument(help="Only this job: its id, or how that begins.", autocompletion=ids),
+]
 
 
 def all_jobs(client: Client) -> Sequence[JobView]:
@@ -74,18 +96,49 @@ def cancel(command: Command, job: Job = None) -> None:
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
 
 
-def resume(command: Command, job: Job = None) -> None:
+def resume(
+    command: Command,
+    job: Job = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            "--from", metavar="STEP", help="Begin a new job like it from this stored step."
+        ),
+    ] = None,
+) -> None:
     """Go on with a failed or cancelled job, from its last step, with the submitted script.
 
-    If the script has changed since, submit it again, with what this job stored: submit SCRIPT
-    --from file://.../checkpoints/JOB.
+    With --from STEP, a new job goes on from an earlier step whose checkpoint is stored, and this one
+    stays as it is; a step that is not stored is refused with those that are. If the script has changed since, submit it again,
+    with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
     """
     client = command.client()
+    if step is not None:
+        _branch(command, client, find(client, job), step)
+        return
     ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
     one = find(client, job or _only(ended, "resume; failed or cancelled"), RESUMABLE)
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)
+
+
+def _branch(command: Command, client: Client, one: JobView, step: int) -> None:
+    has_script = client.has_script(one.script_sha)
+    wish = wishes.branch(one, client.checkpoints(one.id), step, has_script, _asker())
+    client.post(wish.event)
+    command.say(Text(wish.would))
+    assert isinstance(wish.event, JobBranched)
+    name, deadline = wish.event.name, time.monotonic() + TAKEN_S_MAX
+    while not (begun := [now for now in all_jobs(client) if now.id == name]):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_S)
+    command.answer(
+        {"job": begun[0] if begun else None, "id": name, "from": one.id, "step": step},
+        *(Text(f"{now.id} {now.status}: {now.because}") for now in begun),
+        then=(f"orchestrator logs -f {name}", f"orchestrator compare {one.id} {name}"),
+    )
 
 
 def change(

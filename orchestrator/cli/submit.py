@@ -2,7 +2,6 @@
 
 import io
 import re
-import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
-from orchestrator.wishes import ENDED
+from orchestrator.wishes import ENDED, job_id
 
 STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting
@@ -214,15 +213,10 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         sums=job.sums,
         checkpoint_every_s=job.checkpoint_every_s,
         max_replay_s=job.max_replay_s,
+        checkpoints_kept=job.checkpoints_kept,
         output_files=job.output_files,
         output_bytes=job.output_bytes,
     )
-
-
-def job_id(script: Path) -> str:
-    """Return a new job id: short, readable and unique."""
-    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
-    return f"{name}-{secrets.token_hex(4)}"
 
 
 def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> JobSpec:
@@ -250,14 +244,18 @@ def stored_at(url: str | None) -> str:
     if not url.startswith(STORAGES):
         raise CommandError(f"--from {url}: {as_written}", USAGE)
     from agent.errors import CheckpointError
-    from agent.keeper.storage.offsite import earlier
+    from agent.keeper.storage.offsite import earlier, step_in
 
     try:
-        newest = earlier(url).newest()
+        step, archive = step_in(url), earlier(url)
+        newest = archive.newest(step)
     except (CheckpointError, OSError) as error:
         raise CommandError(f"--from {url} cannot be read: {str(error).splitlines()[0]}") from error
     if newest is None:
         raise CommandError(f"--from {url}: nothing sound is stored there; {as_written}")
+    if step not in (None, newest.version):
+        there = ", ".join(f"{mark.version:,}" for mark in archive.marks())
+        raise CommandError(f"--from {url}: that step is not stored there; there are: {there}")
     return url
 
 

@@ -18,11 +18,13 @@ from agent.output.controls import harmless
 from cloud.errors import CloudError
 from cloud.model import Machine
 from orchestrator import wishes
-from orchestrator.client import local_cloud
+from orchestrator.client import Checkpoint, local_cloud
+from orchestrator.dashboard.comparison import Comparison, compared
 from orchestrator.dashboard.feed import Feed, FeedSource, Snapshot
 from orchestrator.dashboard.foresight import Foresight, Other, foresee
 from orchestrator.dashboard.guard import SESSION_PATH, cookie_name, cookie_of
 from orchestrator.dashboard.keys import Access, Keys, Role
+from orchestrator.dashboard.measured import Step, step_of
 from orchestrator.dashboard.past import Asked, Curves, Footprint, Past, curves, footprint
 from orchestrator.formatting import plural
 from orchestrator.history import metrics
@@ -30,14 +32,17 @@ from orchestrator.history.records import MEANING, Cause, Spent
 from orchestrator.view import JobView, View
 
 PAGES_MAX = 64
-PAGES_OF_A_KEY_MAX = 8
+PAGES_OF_A_KEY_MAX = 8  # with all its sessions; as many are kept free for admins
 LINES_MAX = 500
 POINTS_MAX = 1_000
 LINES_SEARCHED_MAX = 20_000
 WARNING_S_MAX = 86_400.0
 USD_MAX = 1e9
+STEP_MAX = 10**15
+COMPARED_MAX = 4
 TIME_MAX = 1e11
 BY = "the page"
+NAME_SHOWN = 80
 JSON = "application/json"
 REF = "#/components/schemas/{name}"
 
@@ -79,11 +84,31 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     meaning: dict[Cause, str]
 
 
+class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """The states of a job that can be gone on from, the newest first."""
+
+    checkpoints: tuple[Checkpoint, ...]
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error: str
 
 
-ANSWERS = (Snapshot, View, Opened, Lines, Plan, Footprint, Curves, Money, Foresight, Failure)
+ANSWERS = (
+    Snapshot,
+    View,
+    Opened,
+    Lines,
+    Plan,
+    Footprint,
+    Curves,
+    Money,
+    Foresight,
+    Comparison,
+    Checkpoints,
+    Step,
+    Failure,
+)
 StateOf = Callable[[str], Awaitable[bytes]]
 
 
@@ -103,6 +128,14 @@ class Terms(Bounds):
     slots_max: Annotated[int | None, Field(ge=1, le=10_000)] = None
 
 
+class From(BaseModel):
+    """The step of a checkpoint, from which a new job goes on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    step: Annotated[int, Field(ge=0, le=STEP_MAX)]
+
+
 class Drill(BaseModel):
     """How many spot machines of the local cloud to take away, and with how much notice."""
 
@@ -120,6 +153,8 @@ def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
     _add_past(api, feed, past)
     _add_stream(api, feed)
     _add_foresight(api, feed, state_of)
+    _add_steps(api, feed)
+    _add_branches(api, feed)
     _add_changes(api, feed)
     _add_drill(api, feed)
     return api
@@ -128,14 +163,19 @@ def router(feed: Feed, keys: Keys, past: Past, state_of: StateOf) -> APIRouter:
 def described(kind: type[msgspec.Struct], media: str = JSON) -> dict[str, Any]:
     """Return the keywords with which a route names its answer in the OpenAPI document."""
     schema = {"$ref": REF.format(name=kind.__name__)}
-    failure = {
+    failure: dict[str, Any] = {
         "description": "Why not",
         "content": {JSON: {"schema": {"$ref": REF.format(name="Failure")}}},
     }
+    plain: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    refusal = {"description": "Not with this key, or not so often", "content": plain}
+    malformed = {**failure, "content": {**failure["content"], **plain}}
     return {
         "response_class": Response,
         "responses": {
             200: {"description": "Done", "content": {media: {"schema": schema}}},
+            **dict.fromkeys((401, 403, 429), refusal),
+            400: malformed,
             **dict.fromkeys((404, 409, 422, 503), failure),
         },
     }
@@ -199,15 +239,26 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
     ) -> Response:
         """Return the last lines that a job's script has printed, before an id, with a text."""
         source = _source(feed)
-        one = _job(source, job)
-        found = source.last_lines(one.id, before, LINES_SEARCHED_MAX if contains else LINES_MAX)
-        lines = [
-            Line(id=key, worker=worker, line=harmless(line))
-            for key, worker, line in found
-            if contains.casefold() in line.casefold()
-        ]
-        more = len(lines) > LINES_MAX or len(found) >= LINES_MAX
-        return answer(Lines(lines=tuple(lines[-LINES_MAX:]), more=more))
+        return answer(_lines(source, _job(source, job).id, before, contains.casefold()))
+
+
+def _lines(source: FeedSource, job: str, before: str, word: str) -> Lines:
+    """Return the newest lines with a word; it is looked for page by page, until there are enough."""
+    found: list[Line] = []
+    searched = 0
+    while searched < LINES_SEARCHED_MAX:
+        page = source.last_lines(job, before, LINES_MAX)
+        searched += len(page)
+        for key, worker, line in reversed(page):
+            if word not in line.casefold():
+                continue
+            if len(found) == LINES_MAX:
+                return Lines(lines=tuple(reversed(found)), more=True)
+            found.append(Line(id=key, worker=worker, line=harmless(line)))
+        if len(page) < LINES_MAX:
+            return Lines(lines=tuple(reversed(found)), more=False)
+        before = page[0][0]
+    return Lines(lines=tuple(reversed(found)), more=True)
 
 
 def _add_past(api: APIRouter, feed: Feed, past: Past) -> None:
@@ -234,6 +285,16 @@ def _add_past(api: APIRouter, feed: Feed, past: Past) -> None:
         """Return where the money of a job, or of all, went, the dearest cause first."""
         return answer(Money(lines=tuple(past.money(job)), meaning=MEANING))
 
+    @api.get("/api/compare", **described(Comparison))
+    def compare(
+        job: Annotated[list[str], Query(min_length=2, max_length=COMPARED_MAX)],
+    ) -> Response:
+        """Return jobs side by side: what each cost and brought, and its loss by step."""
+        known = {one.id: one for one in past.jobs()}
+        if unknown := [name for name in job if name not in known]:
+            raise HTTPException(404, f"The history has no job {unknown[0][:NAME_SHOWN]}.")
+        return answer(Comparison(jobs=tuple(compared(past, known[name]) for name in job)))
+
 
 def _add_stream(api: APIRouter, feed: Feed) -> None:
     pages: dict[str, int] = {}
@@ -251,10 +312,11 @@ def _add_stream(api: APIRouter, feed: Feed) -> None:
     @api.get("/api/stream", **described(Snapshot, "text/event-stream"))
     async def changes(request: Request) -> Response:
         """Send what the page shows now, and every change of it, as server-sent events."""
-        name = _access(request).sha256
-        if sum(pages.values()) >= PAGES_MAX or pages.get(name, 0) >= PAGES_OF_A_KEY_MAX:
-            raise HTTPException(503, "Too many pages are open; close some.")
-        return StreamingResponse(stream(name), media_type="text/event-stream")
+        access = _access(request)
+        most = PAGES_MAX if access.role == "admin" else PAGES_MAX - PAGES_OF_A_KEY_MAX
+        if sum(pages.values()) >= most or pages.get(access.root, 0) >= PAGES_OF_A_KEY_MAX:
+            raise HTTPException(503, "Too many pages are open with this key or in all; close some.")
+        return StreamingResponse(stream(access.root), media_type="text/event-stream")
 
 
 def _add_foresight(api: APIRouter, feed: Feed, state_of: StateOf) -> None:
@@ -272,6 +334,51 @@ def _add_foresight(api: APIRouter, feed: Feed, state_of: StateOf) -> None:
         if found is None:
             raise HTTPException(404, "The manager has no job of that name any more.")
         return answer(found)
+
+
+def _add_steps(api: APIRouter, feed: Feed) -> None:
+    @api.get("/api/jobs/{job}/step", **described(Step))
+    def step(job: str) -> Response:
+        """Return the step that was recorded last, as predicted and as measured."""
+        source = _source(feed)
+        name = _job(source, job).id
+        if (seen := source.timeline(name)) is None:
+            raise HTTPException(404, "No step of this job was recorded yet.")
+        return answer(step_of(seen, source.profile(name)))
+
+    @api.post("/api/jobs/{job}/step", **described(Plan))
+    def record(job: str) -> Response:
+        """Have one of the next steps recorded, in place of the one that was recorded last."""
+        source = _source(feed)
+        one = _job(source, job)
+        if one.status != "RUNNING":
+            raise HTTPException(409, f"{one.id} is {one.status}; only a running job has steps.")
+        source.ask_timeline(one.id)
+        return answer(Plan(would=f"The next step of {one.id} is recorded.", done=True))
+
+
+def _add_branches(api: APIRouter, feed: Feed) -> None:
+    def planned(job: str, step: int) -> tuple[FeedSource, wishes.Wish]:
+        source = _source(feed)
+        one = _job(source, job)
+        has_script = source.has_script(one.script_sha)
+        return source, wishes.branch(one, source.checkpoints(one.id), step, has_script, _asker())
+
+    @api.get("/api/jobs/{job}/checkpoints", **described(Checkpoints))
+    def checkpoints(job: str) -> Response:
+        """Return the states of a job that are stored and sound, the newest first."""
+        source = _source(feed)
+        return answer(Checkpoints(checkpoints=tuple(source.checkpoints(_job(source, job).id))))
+
+    @api.get("/api/jobs/{job}/resume-from", **described(Plan))
+    def would_branch(job: str, begin: Annotated[From, Query()]) -> Response:
+        """Say what a new job from an earlier step of this one would do."""
+        return answer(Plan(would=planned(job, begin.step)[1].would, done=False))
+
+    @api.post("/api/jobs/{job}/resume-from", **described(Plan))
+    def branch(job: str, begin: From) -> Response:
+        """Begin a new job like this one, from a step that is stored."""
+        return _post(*planned(job, begin.step))
 
 
 def _add_changes(api: APIRouter, feed: Feed) -> None:
@@ -299,15 +406,25 @@ def _add_changes(api: APIRouter, feed: Feed) -> None:
         """Give a job another budget or deadline."""
         return _post(*bounded(job, bounds))
 
-    @api.get("/api/jobs/{job}/{what}", **described(Plan))
-    def would(job: str, what: Literal["cancel", "resume"]) -> Response:
-        """Say what cancelling or resuming a job would do."""
-        return answer(Plan(would=planned(what, job)[1].would, done=False))
+    @api.get("/api/jobs/{job}/cancel", **described(Plan))
+    def would_cancel(job: str) -> Response:
+        """Say what cancelling a job would do."""
+        return answer(Plan(would=planned("cancel", job)[1].would, done=False))
 
-    @api.post("/api/jobs/{job}/{what}", **described(Plan))
-    def do(job: str, what: Literal["cancel", "resume"]) -> Response:
-        """Cancel or resume a job."""
-        return _post(*planned(what, job))
+    @api.post("/api/jobs/{job}/cancel", **described(Plan))
+    def cancel(job: str) -> Response:
+        """Cancel a job."""
+        return _post(*planned("cancel", job))
+
+    @api.get("/api/jobs/{job}/resume", **described(Plan))
+    def would_resume(job: str) -> Response:
+        """Say what resuming a job would do."""
+        return answer(Plan(would=planned("resume", job)[1].would, done=False))
+
+    @api.post("/api/jobs/{job}/resume", **described(Plan))
+    def resume(job: str) -> Response:
+        """Resume a job."""
+        return _post(*planned("resume", job))
 
 
 def _add_drill(api: APIRouter, feed: Feed) -> None:

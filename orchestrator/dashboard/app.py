@@ -22,6 +22,7 @@ from orchestrator.dashboard.foresight import state_of
 from orchestrator.dashboard.guard import Guard
 from orchestrator.dashboard.keys import Keys
 from orchestrator.dashboard.past import Past
+from orchestrator.history.store import Unreadable
 from orchestrator.wishes import Refused
 
 PERIOD_S = 1.0
@@ -128,7 +129,9 @@ def _add_failures(app: FastAPI) -> None:
 
     async def known(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return answer(Failure(error=str(error.detail)), error.status_code)
+        response = answer(Failure(error=str(error.detail)), error.status_code)
+        response.headers.update(error.headers or {})  # which methods there are, for one
+        return response
 
     async def malformed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -142,5 +145,5 @@ def _add_failures(app: FastAPI) -> None:
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(HTTPException, known)
     app.add_exception_handler(RequestValidationError, malformed)
-    for kind in (*UNAVAILABLE, CloudError):
+    for kind in (*UNAVAILABLE, CloudError, Unreadable):
         app.add_exception_handler(kind, away)

@@ -7,7 +7,9 @@ from typing import Protocol
 import msgspec
 import redis
 
-from orchestrator.client import House, NotRunning
+from agent.profile import Profile
+from agent.timeline import Timeline
+from orchestrator.client import Checkpoint, House, NotRunning
 from orchestrator.dashboard.summary import Summary, summary_of
 from orchestrator.events import AnyEvent
 from orchestrator.view import View
@@ -28,6 +30,14 @@ class FeedSource(Protocol):
     def post(self, event: AnyEvent) -> None: ...
 
     def has_script(self, sha: str) -> bool: ...
+
+    def checkpoints(self, job: str) -> list[Checkpoint]: ...
+
+    def ask_timeline(self, job: str) -> None: ...
+
+    def timeline(self, job: str) -> Timeline | None: ...
+
+    def profile(self, job: str) -> Profile | None: ...
 
     def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]: ...
 

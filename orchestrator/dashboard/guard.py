@@ -86,7 +86,7 @@ class Guard:
         if not (reads or path == SESSION_PATH or access.role == "admin"):
             return PlainTextResponse(f"This key is {access.role}; a change needs admin.\n", 403)
         cheap = reads and not path.endswith(DECIDES)
-        wait_s = self._pace.wait_s(access.sha256, 1.0 if cheap else CHANGE_COST)
+        wait_s = self._pace.wait_s(access.root, 1.0 if cheap else CHANGE_COST)
         if not wait_s:
             return None
         late = {"Retry-After": str(int(wait_s) + 1)}

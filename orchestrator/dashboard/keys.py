@@ -28,7 +28,7 @@ DAY_S = 86_400.0
 KEY_S = 30 * DAY_S
 SESSION_S = DAY_S
 KEPT_MAX = 1_000
-SESSIONS_MAX = 100  # of one key; its oldest go first
+SESSIONS_MAX = 32  # of one key; its oldest go first
 HALF_BYTES = 32
 HALF = re.compile(f"[0-9a-f]{{{2 * HALF_BYTES}}}")
 SEPARATOR = "."
@@ -42,6 +42,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     until_s: float
     session: bool = False
     parent: str = ""  # the key that opened this session
+
+    @property
+    def root(self) -> str:
+        """Return the name of the key itself, by which everything is bounded: its sessions share."""
+        return self.parent or self.sha256
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

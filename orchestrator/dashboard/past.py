@@ -153,7 +153,7 @@ def _bounds(asked: Asked, first_s: float, last_s: float) -> tuple[float, float]:
 def curves(past: Past, jobs: Iterable[str], pools: Iterable[str]) -> Curves:
     """Return the losses of jobs over their steps, and the last day's prices of pools."""
     first_s, last_s = past.span() or (0.0, 0.0)
-    losses = {job: _loss_curve(past, job, first_s, last_s) for job in islice(jobs, JOBS_MAX)}
+    losses = {job: loss_curve(past, job, first_s, last_s) for job in islice(jobs, JOBS_MAX)}
     from_s = max(first_s, last_s - PRICES_S)
     prices = {
         pool: [
@@ -168,8 +168,8 @@ def curves(past: Past, jobs: Iterable[str], pools: Iterable[str]) -> Curves:
     )
 
 
-def _loss_curve(past: Past, job: str, first_s: float, last_s: float) -> list[tuple[float, float]]:
-    """Return the loss at each step; where a job went back, only its last way counts."""
+def loss_curve(past: Past, job: str, first_s: float, last_s: float) -> list[tuple[float, float]]:
+    """Return the loss of a job at each step; where a job went back, only its last way counts."""
     losses = past.series(f"job/{job}/loss", first_s, last_s, CURVE_POINTS)
     steps = past.series(f"job/{job}/step", first_s, last_s, CURVE_POINTS)
     found: list[tuple[float, float]] = []

@@ -55,7 +55,7 @@ class Books(msgspec.Struct, kw_only=True):
     """The sums at the newest reading. It encodes to JSON and back without loss."""
 
     at_s: float = 0.0
-    epoch: int = 0
+    ledger: str = ""  # of these sums; "" if an earlier version began them
     charged_usd: float = 0.0
     manager_usd: float = 0.0
     lines: dict[str, Line] = {}
@@ -64,14 +64,16 @@ class Books(msgspec.Struct, kw_only=True):
     def take(self, reading: Reading) -> list[Charge]:
         """Return the charges since the reading before; none for one that is older.
 
-        A lower epoch is another ledger, which begins at zero.
+        Another ledger begins at zero: its journal is a new one, because the one before was moved
+        away. An older copy of the same journal is the same ledger, so what it does not know any
+        more is taken back.
         """
-        if reading.epoch < self.epoch:
+        if self.ledger and reading.ledger != self.ledger:
             self.at_s = self.charged_usd = self.manager_usd = 0.0
             self.lines, self.jobs = {}, {}
         elif reading.at_s < self.at_s:
             return []
-        self.epoch = reading.epoch
+        self.ledger = reading.ledger
         since_s, self.at_s = self.at_s or reading.at_s, reading.at_s
         charges = [charge for lease in reading.leases for charge in self._lease(lease)]
         here = {lease.token for lease in reading.leases}

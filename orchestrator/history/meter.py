@@ -30,7 +30,7 @@ def reading_of(state: State, at_s: float) -> Reading:
     account = state.account
     return Reading(
         at_s=at_s,
-        epoch=state.epoch,
+        ledger=state.ledger,
         spent_usd=ledger.spent_usd(account, at_s),
         manager_usd=ledger.manager_usd(account, at_s),
         leases=tuple(found),

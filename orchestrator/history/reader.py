@@ -32,6 +32,7 @@ MACHINES_MAX = 1_000
 NAMES_MAX = 4_000
 FINER = 8  # times as many rows may be read as points are asked for
 COARSEST = len(store.TIERS) - 1
+MENDS = "A running manager puts it aside when it writes next, and begins another one"
 _COLUMNS: dict[By, str] = {
     "cause": "cause",
     "job": "job",
@@ -257,10 +258,14 @@ class History:
                 return self._file.execute(sql, words).fetchall()
             except FileNotFoundError:
                 return []
-            except sqlite3.OperationalError as error:
+            except sqlite3.DatabaseError as error:
                 self._let_go()
                 if "no such table" in str(error) or not self._path.exists():
                     return []  # it is just being made, or was just moved
+                if (why := store.damage_in(error)) is not None:
+                    raise store.Unreadable(
+                        f"{self._path} cannot be read: {why}. {MENDS}"
+                    ) from error
                 raise
 
     def _let_go(self) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import redis
 
 from agent.keys import EVENTS, READING, VIEW
+from orchestrator.history import store
 from orchestrator.history.kinds import kind_of
 from orchestrator.history.outside.hooks import Mail
 from orchestrator.history.records import Happening, Reading
@@ -43,16 +44,16 @@ class Recorder:
         """Read what is new; write it, if the last turn was a while ago or this is the last one.
 
         If it cannot be written, what was read is forgotten, and the next look begins where the file
-        ends.
+        ends. A damaged file is put aside, and the next look begins with all that is published still.
         """
         try:
             self._read()
             if last or not 0 <= now_s - self._flushed_s < TURN_S:
                 self._flushed_s = now_s
                 self._writer.flush(last=last)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             self._writer.close()
-            self._writer = Writer(self._path, self._mail)
+            self._writer = Writer(self._path, self._mail, store.damage_in(error) or "")
             raise
 
     def close(self) -> None:

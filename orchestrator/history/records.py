@@ -82,7 +82,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger at one moment: every machine that costs, or has ended a moment ago."""
 
     at_s: float
-    epoch: int
+    ledger: str  # another name is another journal, whose sums begin at zero
     spent_usd: float
     manager_usd: float
     leases: tuple[LeaseReading, ...]

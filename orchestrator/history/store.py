@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.errors import OrchestratorError
+
 VERSION = 1
 DAY_S = 86_400.0
 BUSY_MS = 5_000
@@ -21,6 +23,14 @@ MACHINES_MAX = 100_000
 JOBS_MAX = 5_000
 OUTBOX_MAX = 1_000
 SPENT_DAYS_MAX = 2_000
+
+
+PRIMARY = 0xFF  # the part of an error's code that is its kind
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class Unreadable(OrchestratorError, sqlite3.DatabaseError):  # noqa: N818 - it names what is the case
+    """The file is damaged, no database, or of a later version."""
 
 
 class Tier(NamedTuple):
@@ -77,18 +87,37 @@ def reading(path: Path) -> sqlite3.Connection:
 def writing(path: Path) -> sqlite3.Connection:
     """Open or make the file for its one writer.
 
-    A file that is no database, or of a later version, is put aside under the name `.unreadable`,
-    because a history that cannot be read is worth less than one that begins now.
+    Raises `Unreadable` for a file that is no database, is damaged, or is of a later version.
     """
     try:
         return _opened(path)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
+    except sqlite3.Error as error:
+        if (why := damage_in(error)) is None:
             raise
-        for ending in ("-wal", "-shm"):
-            path.with_name(path.name + ending).unlink(missing_ok=True)
-        path.replace(path.with_name(f"{path.name}.unreadable"))
-        return _opened(path)
+        raise Unreadable(why) from error
+
+
+def damage_in(error: sqlite3.Error) -> str | None:
+    """Return what is wrong with the file; None for what a later try may get past."""
+    if isinstance(error, Unreadable):
+        return str(error)
+    code = getattr(error, "sqlite_errorcode", 0)  # without one it comes from Python's own module
+    return str(error) if code & PRIMARY in DAMAGED else None
+
+
+def put_aside(path: Path, why: str) -> str:
+    """Move a file that cannot be read to the name `.unreadable`; return a sentence about it.
+
+    A history that cannot be read is worth less than one that begins now. One such file is kept.
+    """
+    aside = path.with_name(f"{path.name}.unreadable")
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    path.replace(aside)
+    return (
+        f"the history could not be read ({why}), so its file was put aside as {aside.name} and another "
+        "one begins now; series of before are in that file only, and money of before is counted as other"
+    )
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -110,7 +139,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _look_at_version(file: sqlite3.Connection) -> None:
     version = file.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, VERSION):
-        raise sqlite3.DatabaseError(f"the history is of version {version}, not {VERSION}")
+        raise Unreadable(f"it is of version {version}, not {VERSION}")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ In memory is only what came since the last turn, and the open row of each series
 a failure to write, the file says where to go on, and the next reading makes up for all money.
 """
 
+import sqlite3
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cloud.clock import CLOCK
 from orchestrator.history import store
 from orchestrator.history.books import Books, Charge
 from orchestrator.history.outside.hooks import Mail
@@ -41,15 +43,27 @@ class Bucket(msgspec.Struct):
 class Writer:
     """The one writer of a file. Each `flush` is a turn."""
 
-    def __init__(self, path: Path, mail: Mail = lambda _: None) -> None:
-        """Open the file; `mail` makes the message about an event, or None."""
-        self._file, self._mail = store.writing(path), mail
-        self.books = Books()
-        if (saved := self._meta("books")) is not None:
-            self.books = msgspec.json.decode(saved, type=Books)
-        self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
-        self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
-        self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
+    def __init__(self, path: Path, mail: Mail = lambda _: None, damage: str = "") -> None:
+        """Open the file; `mail` makes the message about an event, or None.
+
+        If `damage` says what is wrong with the file, or it cannot be opened for good, it is put
+        aside, and a sentence in the new one says so.
+        """
+        self._mail = mail
+        said = store.put_aside(path, damage) if damage else ""
+        try:
+            self._begin(path)
+        except sqlite3.Error as error:
+            if (why := store.damage_in(error)) is None:
+                raise
+            said = store.put_aside(path, why)
+            self._begin(path)
+        if said:
+            self.tell(_of_itself(said, CLOCK.now_s()))
+
+    def _begin(self, path: Path) -> None:
+        """Open the file, and go on where it ends."""
+        self._file = store.writing(path)
         self._open: dict[tuple[str, int], Bucket] = {}
         self._closed: list[tuple[str, int, Bucket]] = []
         self._written: dict[tuple[str, int], tuple[int, float]] = {}
@@ -58,13 +72,25 @@ class Writer:
         self._machines: dict[str, LeaseReading] = {}
         self._jobs: dict[str, JobView] = {}
         self._owners: dict[str, str] = {}
+        self._pruned_s = 0.0
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> None:
+        saved = self._meta("books")
+        self.books = Books() if saved is None else msgspec.json.decode(saved, type=Books)
+        self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
+        self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
+        self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
         rows = self._file.execute(
             "SELECT token, machine, job FROM machines ORDER BY from_s DESC LIMIT ?",
             (NAMED_MAX // 2,),
         )
         for token, machine, job in rows:
             self.own(job, token, machine)
-        self._pruned_s = 0.0
 
     def close(self) -> None:
         self._file.close()
@@ -286,6 +312,18 @@ class Writer:
 
     def _keep(self, name: str, value: bytes) -> None:
         self._file.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+
+def _of_itself(said: str, at_s: float) -> Happening:
+    return Happening(
+        id=f"{int(1000 * at_s)}-history",
+        at_s=at_s,
+        kind="failure",
+        job="",
+        who="history",
+        what="note",
+        because=said,
+    )
 
 
 def _encoded(job: JobView) -> bytes:

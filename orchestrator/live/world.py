@@ -481,7 +481,7 @@ class LiveWorld:
         if state.stopped or not 0 <= now_s - self._metered_at_s < READING_S:
             self._metered_at_s = now_s
             said[READING] = msgspec.json.encode(reading_of(state, now_s))
-        await self._store.mset(said)
+        await self._journal.publish(said)
         asked = layout_changes.questions(state)
         if asked != self._asked and not self._foreseeing:
             self._asked, self._foreseeing = asked, True

@@ -121,6 +121,13 @@ def panels(title: str, drawn: Sequence[Panel]) -> str:
 
 def measured(seen: Timeline, profile: Profile | None) -> str:
     """Draw a measured step below its prediction; without a profile nothing is predicted."""
+    return panels(
+        f"step {seen.step} of {seen.job}: {seen.layout.describe()}", step_panels(seen, profile)
+    )
+
+
+def step_panels(seen: Timeline, profile: Profile | None) -> list[Panel]:
+    """Return the bars of a step as they are predicted, if there is a profile, and as they were."""
     layout = seen.layout
     rows = {name: row for row, name in enumerate(layout.workers)}
     bars = [
@@ -138,7 +145,7 @@ def measured(seen: Timeline, profile: Profile | None) -> str:
     drawn = [Panel("measured", tuple(bars), layout.workers)]
     if profile is not None:
         drawn.insert(0, Panel("predicted", tuple(predicted(seen, profile)), layout.workers))
-    return panels(f"step {seen.step} of {seen.job}: {layout.describe()}", drawn)
+    return drawn
 
 
 def predicted(seen: Timeline, profile: Profile) -> list[Bar]:

@@ -142,9 +142,6 @@ class Store:
     async def set(self, key: str, value: bytes) -> None:
         self.shown[key] = value
 
-    async def mset(self, said: dict[str, bytes]) -> None:
-        self.shown |= said
-
 
 class Journal(MemoryJournal):
     """A journal that a dead manager cannot write, and that takes what it has from the inbox."""
@@ -161,6 +158,9 @@ class Journal(MemoryJournal):
         await super().append(event, actions)
         if self.inbox_id:
             self._store.inbox.pop(self.inbox_id, None)
+
+    async def publish(self, shown: dict[str, bytes]) -> None:
+        self._store.shown |= shown
 
 
 class Engine:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from agent.keys import EPOCH, INBOX, INBOX_READ, JOURNAL, SNAPSHOT
+from agent.keys import EPOCH, INBOX, INBOX_READ, JOURNAL, READING, SNAPSHOT, VIEW
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
@@ -68,7 +68,7 @@ def test_what_was_appended_is_loaded_after_the_snapshot(server):
 
 
 def test_an_older_manager_cannot_write(server):
-    """After another manager has taken over, the first one's append and snapshot are refused."""
+    """Once another manager has taken over, no entry, snapshot or view of the first one is taken."""
 
     async def go():
         store, first = await opened(server)
@@ -79,6 +79,10 @@ def test_an_older_manager_cannot_write(server):
             await first.append(tick(2.0), [])
         with pytest.raises(Superseded):
             await first.snapshot(State())
+        await second.publish({VIEW: b"its own", READING: b"its sums"})
+        with pytest.raises(Superseded):
+            await first.publish({VIEW: b"older", READING: b"older sums"})
+        assert await store.mget(VIEW, READING) == [b"its own", b"its sums"]
         await second.append(tick(3.0), [])
         entries = (await second.load())[1]
         await store.aclose()

@@ -18,8 +18,9 @@ import msgspec
 import pytest
 from past_hour import T0, write_past
 
+from agent.timeline import Timeline
 from cloud.http_server import bound, url_of
-from orchestrator.client import House
+from orchestrator.client import Checkpoint, House
 from orchestrator.dashboard.app import create_app, serve
 from orchestrator.dashboard.keys import Keys
 from orchestrator.events import AnyEvent
@@ -282,6 +283,9 @@ class FakeSource:
         self.error: Exception | None = None
         self.posted: list[AnyEvent] = []
         self.lines: list[tuple[str, str, str]] = []
+        self.stored: list[Checkpoint] = []
+        self.asked: list[str] = []
+        self.recorded: Timeline | None = None
 
     def view(self) -> View | None:
         if self.error:
@@ -305,6 +309,18 @@ class FakeSource:
 
     def has_script(self, sha: str) -> bool:
         return True
+
+    def checkpoints(self, job: str) -> list[Checkpoint]:
+        return self.stored
+
+    def ask_timeline(self, job: str) -> None:
+        self.asked.append(job)
+
+    def timeline(self, job: str) -> Timeline | None:
+        return self.recorded
+
+    def profile(self, job: str) -> None:
+        return None
 
     def last_lines(self, job: str, before: str, count: int) -> list[tuple[str, str, str]]:
         return [line for line in self.lines if not before or line[0] < before][-count:]
@@ -462,6 +478,7 @@ def house(served: SimpleNamespace) -> SimpleNamespace:
     source = served.source
     source.now, source.error = make_view(), None
     source.posted, source.lines = [], []
+    source.stored, source.asked, source.recorded = [], [], None
     write_past(served.places)
     served.key = served.keys.make("admin")
     served.link = f"{served.url}#key={served.key}"

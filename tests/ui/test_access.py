@@ -1,18 +1,25 @@
 """Who may do what: every route of the OpenAPI document, asked with every kind of key."""
 
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from cloud import private
+from orchestrator.dashboard import guard
+from orchestrator.dashboard.api import LINES_MAX, LINES_SEARCHED_MAX, PAGES_OF_A_KEY_MAX
 from orchestrator.dashboard.guard import BURST, CHANGE_COST, PER_S, Pace
-from orchestrator.dashboard.keys import KEPT_MAX, Keys
+from orchestrator.dashboard.keys import KEPT_MAX, SESSIONS_MAX, Keys
 from orchestrator.events import JobCancelled, JobChanged, JobResumed
 
-PARAMETERS = {"job": "gpt-7f3a", "what": "cancel"}
-BODIES = {"/api/jobs/{job}/bounds": {"budget_usd": 2.0}, "/api/drill": {"nodes": 1}}
+PARAMETERS = {"job": "gpt-7f3a"}
+BODIES = {
+    "/api/jobs/{job}/bounds": {"budget_usd": 2.0},
+    "/api/jobs/{job}/resume-from": {"step": 40},
+    "/api/drill": {"nodes": 1},
+}
 
 
 @pytest.fixture
@@ -84,6 +91,12 @@ def test_a_path_that_is_none_tells_a_stranger_nothing(house, caller):
         assert caller.get(path, headers=bearer(house.key)).status_code == 404
 
 
+def test_a_method_that_a_path_does_not_know_is_told_those_that_it_does(house, caller):
+    answer = caller.delete("/api/view", headers=bearer(house.key))
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert caller.post("/api/jobs/gpt-7f3a/logs", headers=bearer(house.key)).status_code == 405
+
+
 def test_only_the_exchange_sets_a_cookie(house, caller):
     """It is hidden from scripts, for this site and the API alone, and bears the port in its name."""
     for path in ("/", f"/?key={house.key}", "/api/view", "/api/session"):
@@ -109,6 +122,38 @@ def test_each_half_of_a_session_opens_nothing(house, caller):
     other = session(caller, house.key)["X-Page-Token"]
     assert caller.get("/api/view", headers={"X-Page-Token": token}).status_code == 401
     assert caller.get("/api/view", headers={"X-Page-Token": other}).status_code == 200
+
+
+def test_sessions_of_a_key_share_what_the_key_may_have_open(house, caller, monkeypatch):
+    """A read-only key that opens session after session gets no more streams, and asks no faster."""
+    access = house.keys.opened_by(house.keys.make("read-only"))
+    name = f"page_{httpx.URL(house.url).port}"
+
+    def opened() -> dict[str, str]:
+        made = house.keys.exchange(access)
+        return {"X-Page-Token": made.token, "Cookie": f"{name}={made.cookie}"}
+
+    with ExitStack() as open_now:
+        asked = [
+            open_now.enter_context(caller.stream("GET", "/api/stream", headers=opened()))
+            for _ in range(PAGES_OF_A_KEY_MAX + 2)
+        ]
+        assert [one.status_code for one in asked] == [200] * PAGES_OF_A_KEY_MAX + [503] * 2
+        other = caller.stream("GET", "/api/stream", headers=bearer(house.key))
+        assert open_now.enter_context(other).status_code == 200
+    first, second = opened(), opened()
+    path = "/api/jobs/nobody/what-if"
+    monkeypatch.setattr(guard, "PER_S", 1e-6)  # or a slow machine would never ask too often
+    assert any(caller.get(path, headers=first).status_code == 429 for _ in range(int(BURST)))
+    assert caller.get(path, headers=second).status_code == 429
+
+
+def test_a_key_has_a_bounded_number_of_sessions(tmp_path):
+    keys = Keys(tmp_path / "dashboard.token")
+    access = keys.opened_by(keys.make("read-only"))
+    made = [keys.exchange(access) for _ in range(SESSIONS_MAX + 1)]
+    assert [keys.opened_by(one.key) is None for one in made] == [True] + [False] * SESSIONS_MAX
+    assert keys.opened_by(made[-1].key).root == access.sha256
 
 
 def test_a_session_that_is_left_opens_nothing_any_more(house, caller):
@@ -252,7 +297,7 @@ def test_what_cannot_be_done_is_refused_with_its_reason(house, caller, make):
         (409, "/api/jobs/mlp-02cc/cancel", "has ended already"),
         (404, "/api/jobs/nobody/cancel", "no job"),
         (409, "/api/drill", "local cloud is off"),
-        (422, "/api/jobs/gpt-7f3a/explode", "path.what"),
+        (404, "/api/jobs/gpt-7f3a/explode", "Not Found"),
     ]:
         got = caller.post(path, headers=headers, json={})
         assert (got.status_code, word in got.json()["error"]) == (what, True), got.text
@@ -280,3 +325,23 @@ def test_the_last_lines_of_a_log_are_found_by_a_word(house, caller):
     assert [line["id"] for line in found["lines"]] == ["1004-0"]
     earlier = caller.get(path, params={"before": "1003-0"}, headers=headers).json()
     assert (len(earlier["lines"]), earlier["more"]) == (3, False)
+
+
+def test_a_search_reads_the_newest_first_and_no_more_than_it_needs(house, caller, monkeypatch):
+    """Whoever looks for what is everywhere reads one page; for what is nowhere, a bounded number."""
+    read = []
+
+    def last_lines(job, before, count):
+        newest = int(before.partition("-")[0]) if before else 10**9
+        read.append(count)
+        return [(f"{n}-0", "w-1", "step") for n in range(newest - count, newest)]
+
+    monkeypatch.setattr(house.source, "last_lines", last_lines)
+    path, headers = "/api/jobs/gpt-7f3a/logs", bearer(house.key)
+    found = caller.get(path, params={"contains": "STEP"}, headers=headers).json()
+    assert (len(found["lines"]), found["more"]) == (LINES_MAX, True)
+    assert found["lines"][-1]["id"] == f"{10**9 - 1}-0"
+    assert sum(read) <= 2 * LINES_MAX
+    read.clear()
+    assert caller.get(path, params={"contains": "x"}, headers=headers).json()["lines"] == []
+    assert sum(read) == LINES_SEARCHED_MAX

@@ -113,7 +113,10 @@ def test_a_read_only_key_shows_all_and_offers_no_change(browser, house):
         browser.run("[...document.querySelectorAll('.admin')].some(x => x.checkVisibility())")
         is False
     )
-    assert browser.run("[...document.querySelectorAll('.buttons')][0].innerText") == "Log\nWhat if"
+    assert (
+        browser.run("[...document.querySelectorAll('.buttons')][0].innerText")
+        == "Log\nWhat if\nCheckpoints\nA step\nCompare"
+    )
 
 
 def test_the_focus_stays_while_numbers_move(page, house, make):

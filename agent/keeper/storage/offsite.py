@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from agent.errors import CheckpointError
 from agent.keeper.storage import versions
 from agent.keeper.storage.backup import Backup, Saved
 from agent.messages import CheckpointCopied, CopyFailed, Report
@@ -41,9 +42,19 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def earlier(url: str) -> Archive:
-    """Open the archive of an earlier job at `.../JOB`, for reading only."""
-    place = url.rstrip("/")
+    """Open the archive of an earlier job at `.../JOB` or `.../JOB#STEP`, for reading only."""
+    place = url.partition("#")[0].rstrip("/")
     return Archive(open_place(place), place.rpartition("/")[2], ours=False)
+
+
+def step_in(url: str) -> int | None:
+    """Return the step that `.../JOB#STEP` names; None, which is the newest, for `.../JOB`."""
+    _, marked, step = url.partition("#")
+    if not marked:
+        return None
+    if not (step.isascii() and step.isdigit()):
+        raise CheckpointError(f"{url}: after # comes the number of a step")
+    return int(step)
 
 
 class CopyOffer(msgspec.Struct, frozen=True):

@@ -26,10 +26,11 @@ DISK, OBJECT = "local disk", "object storage"
 
 
 class Shelf(msgspec.Struct, frozen=True):
-    """An archive, and the name of its place for the manager."""
+    """An archive, and the name of its place for the manager; `only` is the one version wanted."""
 
     place: str
     archive: Archive
+    only: int | None = None
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -110,13 +111,16 @@ def _opened(
 
 
 def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None) -> Manifest | None:
-    """Return the newest version that lies there.
+    """Return the newest version that lies there, or the only one that is wanted.
 
     An error that prevents reading is added to `unread`, or raised without it. A version of other
     software is never passed over, because going on from an older one would make it void.
     """
+    only = shelf.only
+    if only is not None and limit is not None and limit < only:
+        return None  # it was damaged
     try:
-        return shelf.archive.newest(limit, unread)
+        found = shelf.archive.newest(limit if only is None else only, unread)
     except Unknown:
         raise
     except CheckpointError as error:
@@ -124,3 +128,4 @@ def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None)
             raise
         unread.append(error)
         return None
+    return found if found is None or only in (None, found.version) else None

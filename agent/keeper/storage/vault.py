@@ -26,7 +26,7 @@ from agent.keeper.proofs import Proofs, Question
 from agent.keeper.storage import recovery, versions
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import MemoryLog
-from agent.keeper.storage.offsite import Begun, Offsite, Storage, earlier
+from agent.keeper.storage.offsite import Begun, Offsite, Storage, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
 from agent.keeper.storage.sharding import Passing, Sharding
 from agent.layout import Layout
@@ -99,7 +99,8 @@ class Vault:
     def __init__(self, order: JobOrder, place: Place, report: Callable[[Report], None]) -> None:
         self._order, self._report, self._place = order, report, place
         self._job, self._directory = order.job, place.checkpoints / order.job
-        self._archive = Archive(DiskSink(self._directory), order.job)
+        kept = order.checkpoints_kept
+        self._archive = Archive(DiskSink(self._directory), order.job, kept)
         self.offsite = None if place.storage is None else self._open_offsite(place.storage)
         self._generation: int | None = None  # of our versions in the archive, once there are any
         self.since = 0  # the version that this job's keeper went on from
@@ -679,7 +680,8 @@ class Vault:
         if committed and self._place.storage is not None:
             return [Shelf(OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
-            return [Shelf(OBJECT, earlier(self._order.from_url))]
+            url = self._order.from_url
+            return [Shelf(OBJECT, earlier(url), step_in(url))]
         return []
 
     def drop(self) -> None:

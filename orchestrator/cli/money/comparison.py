@@ -3,36 +3,28 @@
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.cli.jobs import ids
+from orchestrator.dashboard.comparison import Compared, compared
 from orchestrator.formatting import duration, loss, pause, percent, usd
 from orchestrator.history.reader import History
 from orchestrator.history.records import CAUSES, Cause, Remembered
 from orchestrator.paths import Places
-from orchestrator.view import JobView
 
-Name = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job, or how it begins.")]
-
-
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One job with what it cost, as far as the history knows."""
-
-    id: str
-    job: JobView
-    causes: dict[Cause, float]
-    machine_hours: float
-    usd_per_1000_steps: float | None
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id of a job, or how it begins.", autocompletion=ids)
+]
 
 
 def compare(command: Command, one: Name, other: Name) -> None:
     """Show two jobs side by side: steps, loss, time, money and what it was spent on."""
     history = History.open(Places(command.config.state_dir))
     known = history.jobs()
-    found = [_compared(history, _find(known, name)) for name in (one, other)]
+    found = [compared(history, _find(known, name)) for name in (one, other)]
     made = tables.table("", *(f"{each.id}#" for each in found))
     for name, shown in _rows():
         made.add_row(name, *(shown(each) for each in found))
@@ -74,15 +66,3 @@ def _find(known: list[Remembered], name: str) -> Remembered:
     if found:
         raise CommandError(f"{name} may be any of: {names}", USAGE)
     raise CommandError(f"the history has no job {name}; it has: {names}", USAGE)
-
-
-def _compared(history: History, one: Remembered) -> Compared:
-    job = msgspec.json.decode(one.view, type=JobView)
-    lines = history.money(one.id)
-    return Compared(
-        id=one.id,
-        job=job,
-        causes={cause: usd for line in lines for cause, usd in line.causes.items()},
-        machine_hours=sum(line.hours for line in lines),
-        usd_per_1000_steps=1000 * job.spent_usd / job.step if job.step else None,
-    )

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_file
+from orchestrator.cli.money import mailed
 from orchestrator.cli.money.times import Since, moment
 from orchestrator.formatting import plural, usd
 from orchestrator.history.outside import focus
@@ -26,14 +27,21 @@ def export(
     job: Annotated[str | None, typer.Option(metavar="JOB", help="Only this job.")] = None,
     since: Since = None,
     format_: Annotated[
-        Literal["focus", "parquet"],
-        typer.Option("--format", help="CSV or Parquet, both with the columns of FOCUS 1.0."),
+        Literal["focus", "parquet", "html"],
+        typer.Option(
+            "--format",
+            help="CSV or Parquet with the columns of FOCUS 1.0, or the page as one file.",
+        ),
     ] = "focus",
 ) -> None:
     """Write where the money went, by day, job, pool and cause, for cost tools.
 
-    The columns are those of FOCUS 1.0; Parquet needs pyarrow and a file.
+    The columns are those of FOCUS 1.0; Parquet needs pyarrow and a file. With html it is the page
+    instead, as one file without scripts that can be mailed; the manager has to run.
     """
+    if format_ == "html":
+        _html(command, file)
+        return
     from_s = 0.0 if since is None else moment("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
     deployment = command.config.manager.deployment
@@ -50,6 +58,18 @@ def export(
         write_file(file, _csv(rows), str(file))
     total = sum(float(str(row["BilledCost"])) for row in rows)
     command.answer({}, Text(f"{plural(len(rows), 'line')}, {usd(total)} in all, in {file}"))
+
+
+def _html(command: Command, file: Path | None) -> None:
+    view = command.client().view()
+    if view is None:
+        raise CommandError("the manager has shown nothing yet; try again in a moment")
+    text = mailed.page_of(view, History.open(Places(command.config.state_dir)))
+    if file is None:
+        write(text)
+        return
+    write_file(file, text, str(file))
+    command.answer({"file": str(file)}, Text(f"{len(text):,} characters, in {file}"))
 
 
 def _csv(rows: list[dict[str, object]]) -> str:

@@ -6,7 +6,7 @@ import { $, count, duration, el, usd } from "./words.js";
 const SETTLE_MS = 250;
 const SAID_MS = 12000;
 
-const asked = { path: "", fields: [], timer: 0, question: null };
+const asked = { path: "", fixed: {}, fields: [], timer: 0, question: null };
 
 /** Show what only an admin may do, or hide it. */
 export function permit() {
@@ -24,7 +24,7 @@ function say(text, bad) {
 }
 
 function words() {
-  const found = {};
+  const found = { ...asked.fixed };
   for (const { name, input, read } of asked.fields) {
     const text = input.value.trim();
     if (text !== "") found[name] = read(text);
@@ -54,8 +54,8 @@ async function explain() {
   }
 }
 
-function open({ title, path, act, danger, fields = [], needed = false, show = null }) {
-  Object.assign(asked, { path, fields, needed, show });
+function open({ title, path, act, danger, fixed = {}, fields = [], needed = false, show = null }) {
+  Object.assign(asked, { path, fixed, fields, needed, show });
   $("change-title").textContent = title;
   $("change-would").textContent = "";
   $("change-do").hidden = show !== null;
@@ -92,6 +92,8 @@ const until = (text) => (Number(text) ? Date.now() / 1000 + 3600 * Number(text) 
 
 export const cancel = (job) => open({ title: `Cancel ${job.id}?`, path: at(job, "cancel"), act: "Cancel the job", danger: true });
 export const resume = (job) => open({ title: `Resume ${job.id}?`, path: at(job, "resume"), act: "Resume" });
+
+export const branch = (job, step) => open({ title: `Resume from step ${count(step)} of ${job.id}?`, path: at(job, "resume-from"), act: "Begin the new job", fixed: { step } });
 
 export const bounds = (job) => open({
   title: `Budget and deadline of ${job.id}`, path: at(job, "bounds"), act: "Change", needed: true,

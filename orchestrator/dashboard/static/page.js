@@ -4,6 +4,7 @@ import { listen, value } from "./api.js";
 import * as changes from "./changes.js";
 import { begin } from "./footprint.js";
 import * as logs from "./logs.js";
+import * as study from "./study.js";
 import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
@@ -138,6 +139,9 @@ function buttons(job) {
   return el("div", { class: "buttons" },
     button("Log", logs.open, "small"),
     over ? null : button("What if", changes.whatIf, "small"),
+    button("Checkpoints", study.checkpoints, "small"),
+    over && !job.step ? null : button("A step", study.step, "small"),
+    button("Compare", study.compare, "small"),
     job.status === "SUCCEEDED" ? null : button("Budget and deadline", changes.bounds, "small admin"),
     RESUMABLE.includes(job.status) ? button("Resume", changes.resume, "small admin") : null,
     over ? null : button("Cancel", changes.cancel, "small admin"));
@@ -376,6 +380,7 @@ function show({ view, summary, away }) {
   begin();
   askPast();
   view.jobs.forEach(note);
+  study.know(view.jobs);
   draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
   draw("pools", [view.pools, past.prices], () => pools(view, past.prices));
@@ -391,4 +396,5 @@ function title(view) {
 
 changes.prepare();
 logs.prepare();
+study.prepare();
 listen(show, link);

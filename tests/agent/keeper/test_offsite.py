@@ -23,7 +23,20 @@ from agent.store.archive import Archive, Mark
 from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
 from agent.store.sinks import DiskSink, Read
+from orchestrator.cli.command import CommandError
 from orchestrator.cli.submit import stored_at
+from orchestrator.client import Client, House
+
+NOBODY = House(
+    pid=1,
+    redis_url="redis://127.0.0.1:1",
+    dashboard_url="",
+    ray_address="",
+    ray_dashboard="",
+    local_cloud="",
+    deployment="default",
+    started_at_s=0.0,
+)
 
 
 def of(said: list[Report], kind: type) -> list[Report]:
@@ -382,6 +395,30 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
         other.recall(0, patient=True)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_job_goes_on_from_the_step_that_its_address_names_or_from_none(
+    tmp_path: Path, damaged: bool
+) -> None:
+    """Neither a newer nor an older version takes its place: a person has chosen that one."""
+    folder = tmp_path / "old"
+    for version in (3, 5, 8):
+        save(Archive(disk(folder).sink, "old", 3), 1, saved(version))
+    named, lacking = f"{folder.as_uri()}#5", f"{folder.as_uri()}#4"
+    vault = vault_of(tmp_path / "here", [], from_url=named)
+    if damaged:
+        (victim,) = (folder / PARTS).glob("*5/0-*")
+        victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+        with pytest.raises(CheckpointError, match=r"nothing sound is stored at .*#5"):
+            vault.recall(0, patient=True)
+    else:
+        assert same(vault.recall(0, patient=True).saved, saved(5))
+    assert stored_at(named) == named
+    with pytest.raises(CommandError, match="there are: 8, 5, 3"):
+        stored_at(lacking)
+    with pytest.raises(CheckpointError, match="nothing sound"):
+        vault_of(tmp_path / "here", [], from_url=lacking).recall(0, patient=True)
+
+
 @pytest.mark.parametrize("where", [f"{MANIFESTS}/*8-*", f"{PARTS}/*8/0-*"])
 def test_what_is_damaged_at_an_earlier_job_is_passed_over_and_left_as_it_is(
     tmp_path: Path, where: str
@@ -418,3 +455,19 @@ def test_a_job_that_shall_go_on_from_what_is_not_there_does_not_begin_anew(tmp_p
         with pytest.raises(CheckpointError, match=f"nothing sound is stored at file:.*{name}"):
             vault.recall(0, patient=False)
         assert vault.recall(5, patient=False).saved is None
+
+
+def test_checkpoints_on_the_disk_are_listed_with_their_address(tmp_path: Path) -> None:
+    """As the keeper wrote them; what is damaged is not among them, and a job without any has none."""
+    folder = tmp_path / "checkpoints" / "job"
+    archive = Archive(disk(folder).sink, "job", 3)
+    for version in (3, 5, 8):
+        save(archive, 1, saved(version))
+    (victim,) = folder.glob(f"{MANIFESTS}/*8-*")
+    victim.write_bytes(b"?")
+    client = Client(NOBODY, tmp_path)
+    found = client.checkpoints("job")
+    assert [one.step for one in found] == [5, 3]
+    assert found[0].uri == f"{folder.resolve().as_uri()}#5"
+    assert stored_at(found[1].uri) == found[1].uri
+    assert client.checkpoints("nobody") == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.messages import (
     CheckpointFailed,
@@ -39,6 +40,7 @@ from orchestrator.actions import (
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, spent_usd
 from orchestrator.events import (
+    JobBranched,
     JobCancelled,
     JobChanged,
     JobResumed,
@@ -893,6 +895,35 @@ def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
     assert (h.job.status, h.job.progress.step) == ("PROVISIONING", 44)
     assert "resumed by bob from step 44" in h.words(h.said)
     assert h.only(h.wait(2.0), Launch)
+
+
+def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand: Any) -> None:
+    """It has the same order but for its name and where it begins; the other one goes on, and asking twice makes one."""
+    h = hand().running(slots_max=1, budget_usd=9.0, deadline_s=1e9)
+    h.committed(42)
+    asked = JobBranched(
+        at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
+    )
+    out = h.see(asked)
+    made = h.state.jobs["job-2"]
+    assert made.spec == replace(h.job.spec, job="job-2", from_url="file:///c/job#40")
+    assert (made.account.cap_usd, made.status) == (9.0, "PROVISIONING")
+    assert h.job.status == "RUNNING"
+    assert "its step 40 is where job-2 begins, asked by ann" in h.words(out)
+    (opened,) = h.only(out, OpenJob)
+    assert opened.order.from_url == "file:///c/job#40"
+    assert not h.see(asked)
+    h.see(replace(asked, name="job-3", job="nobody"))
+    assert set(h.state.jobs) == {"job", "job-2"}
+
+
+def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand: Any) -> None:
+    h = hand().running(slots_max=1, deadline_s=hand().at_s + 5.0)
+    h.wait(10.0)
+    h.see(
+        JobBranched(at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c#4", by="ann")
+    )
+    assert h.state.jobs["job-2"].spec.deadline_s is None
 
 
 def changed(h: Any, budget_usd: float | None, deadline_s: float | None = None) -> Any:

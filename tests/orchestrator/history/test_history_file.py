@@ -3,13 +3,18 @@
 import sqlite3
 from contextlib import closing
 
+import msgspec
 import pytest
 
+from agent.keys import EVENTS
 from orchestrator.history import store, writer
 from orchestrator.history.reader import History
+from orchestrator.history.recorder import Recorder
 from orchestrator.history.records import Happening
 from orchestrator.history.writer import Writer
 from orchestrator.paths import Places
+from orchestrator.redis_client import connect
+from orchestrator.view import Sentence
 
 T0 = 1_800_000_000.0
 HOUR_S = 3600.0
@@ -114,7 +119,10 @@ def test_a_file_that_is_no_history_is_put_aside(places: Places) -> None:
     made.tell(happening(1, T0))
     made.flush()
     made.close()
-    assert len(History.open(places).events()) == 1
+    found = {one.who: one.because for one in History.open(places).events()}
+    assert found["m-1"] == "it is so"
+    assert "file is not a database" in found["history"]
+    assert "put aside as history.db.unreadable" in found["history"]
     assert places.history.with_name("history.db.unreadable").exists()
 
 
@@ -135,3 +143,34 @@ def test_a_turn_that_fails_leaves_the_file_as_it_was(places: Places) -> None:
         made.flush()
     made.close()
     assert [one.id for one in History.open(places).events()] == ["1-0"]
+
+
+@pytest.mark.processes
+def test_a_file_that_is_damaged_inside_says_so_and_is_put_aside_by_the_recorder(
+    server, publisher, places: Places
+) -> None:
+    """Its first page is sound, so it opens; what is published still is read again into the new one."""
+    client = connect(server.url)
+    said = Sentence(at_s=T0, who="m-1", what="note", because="it is so")
+    client.xadd(EVENTS, {"e": msgspec.json.encode(said)})
+    recorder = Recorder(client, places.history)
+    for number in range(500):
+        recorder._writer.tell(happening(number, T0 + number, "a"))
+    recorder.look(T0, last=True)
+    recorder.close()
+    with closing(sqlite3.connect(places.history)) as file:
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with places.history.open("r+b") as damaged:
+        size = damaged.seek(0, 2)
+        damaged.seek(4096)
+        damaged.write(b"\xa5" * (size - 4096))
+    history = History.open(places)
+    with pytest.raises(store.Unreadable, match="A running manager puts it aside"):
+        history.events()
+    recorder = Recorder(client, places.history)
+    recorder.look(T0, last=True)
+    recorder.close()
+    found = {one.who: one.because for one in history.events()}
+    assert found["m-1"] == "it is so"
+    assert "put aside as history.db.unreadable" in found["history"]
+    assert places.history.with_name("history.db.unreadable").stat().st_size == size

@@ -59,13 +59,13 @@ def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
     assert h.see(other) == []
 
 
-class Store:
+class Journal:
     """What the world publishes."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, bytes]] = []
 
-    async def mset(self, said: dict[str, bytes]) -> None:
+    async def publish(self, said: dict[str, bytes]) -> None:
         self.said.append(said)
 
 
@@ -77,8 +77,8 @@ def test_the_newest_state_is_published_though_no_event_follows(hand: Any) -> Non
     (launch,) = h.only(h.wait(2.0), Launch)
 
     async def play() -> list[dict[str, bytes]]:
-        store, parts = Store(), {"journal": None, "engine": None, "quotes": None}
-        world: Any = LiveWorld(store=store, providers={}, clock=SystemClock(), **parts)  # type: ignore[arg-type]
+        store, parts = Journal(), {"store": None, "engine": None, "quotes": None}
+        world: Any = LiveWorld(journal=store, providers={}, clock=SystemClock(), **parts)  # type: ignore[arg-type]
         await world.show(h.state)
         machine_id = h.launched(launch)
         await world.show(h.state)
