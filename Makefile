@@ -30,7 +30,7 @@ check: $(READY)
 nightly: $(READY)
 	SPOT_FUZZ=1000000 $(BIN)/python -m pytest tests/simulation/test_fuzzed_events.py tests/simulation/test_fuzzed_messages.py
 	SPOT_SEEDS=5000 $(BIN)/python -m pytest -n 2 tests/simulation/test_seeds.py tests/simulation/test_unruly_places.py \
-		tests/simulation/test_damaged_reports.py tests/planner/test_enumeration.py
+		tests/simulation/test_damaged_reports.py tests/planner/test_enumeration.py tests/orchestrator/history/test_where_money_goes.py
 	CRASH_CASES=5000 $(BIN)/python -m pytest -n 2 tests/cloud/test_killed_managers.py
 	ATTACK_SEEDS=1000:200 $(BIN)/python -m pytest -n 2 tests/cloud/test_both_doors.py
 	CHAOS=40 $(BIN)/python -m pytest -n 2 -k test_chaos tests/agent

@@ -348,7 +348,7 @@ LINES = st.one_of(
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.binary(max_size=200) | st.lists(LINES, max_size=8).map("\n".join).map(str.encode))
 def test_any_file_gives_settings_or_clear_lines(tmp_path, data):
@@ -366,7 +366,7 @@ def test_any_file_gives_settings_or_clear_lines(tmp_path, data):
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_variable_gives_settings_or_clear_lines(tmp_path, key, value):

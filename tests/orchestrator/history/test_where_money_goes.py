@@ -1,5 +1,6 @@
 """Where the money goes adds up to the ledger to the cent, whatever happens in a simulated month."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +13,10 @@ from orchestrator.simulated.runs import play
 from orchestrator.simulated.scenario import month, unruly, wild
 
 CENT = 0.01
+SEEDS = int(os.environ.get("SPOT_SEEDS", "20"))
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
 def test_every_job_adds_up_in_wild_deployments(bookkeeper, first: int) -> None:
     """Managers die, machines are lost, clocks are set, whole hours are billed and refunded."""
     for seed in range(first, first + 10):
