@@ -90,11 +90,13 @@ def branch(
         by=asker.by,
     )
     budget = (
-        "without a limit" if job.budget_usd is None else f"up to {usd(job.budget_usd)} of its own"
+        "without a limit"
+        if job.budget_usd is None
+        else f"up to {usd(job.budget_usd)}, apart from what this job has spent"
     )
     would = (
         f"A new job goes on from step {step:,} with the same script and arguments, and "
-        f"may spend {budget}. {job.id} stays as it is."
+        f"may spend {budget}. {job.id} stays unchanged."
     )
     return Wish(event=event, would=would)
 

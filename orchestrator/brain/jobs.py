@@ -588,7 +588,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
 
 
 def on_branched(state: State, out: list[AnyAction], event: JobBranched) -> None:
-    """Begin a job like another one, from a stored state; the other one stays as it is.
+    """Begin a job like another one, from a stored state; the other one stays unchanged.
 
     A deadline that has passed is left out, because the new job could not keep it.
     """

@@ -109,7 +109,7 @@ def resume(
     """Go on with a failed or cancelled job, from its last step, with the submitted script.
 
     With --from STEP, a new job goes on from an earlier step whose checkpoint is stored, and this one
-    stays as it is; a step that is not stored is refused with those that are. If the script has changed since, submit it again,
+    stays unchanged; a step that is not stored is refused with those that are. If the script has changed since, submit it again,
     with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
     """
     client = command.client()

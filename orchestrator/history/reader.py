@@ -32,7 +32,7 @@ MACHINES_MAX = 1_000
 NAMES_MAX = 4_000
 FINER = 8  # times as many rows may be read as points are asked for
 COARSEST = len(store.TIERS) - 1
-MENDS = "A running manager puts it aside when it writes next, and begins another one"
+MENDS = "A running manager puts it aside when it writes next, and begins a new one"
 _COLUMNS: dict[By, str] = {
     "cause": "cause",
     "job": "job",

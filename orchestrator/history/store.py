@@ -115,8 +115,8 @@ def put_aside(path: Path, why: str) -> str:
         path.with_name(path.name + ending).unlink(missing_ok=True)
     path.replace(aside)
     return (
-        f"the history could not be read ({why}), so its file was put aside as {aside.name} and another "
-        "one begins now; series of before are in that file only, and money of before is counted as other"
+        f"the history could not be read ({why}), so its file was put aside as {aside.name} and a "
+        "new one begins now; series of before are in that file only, and money of before is counted as other"
     )
 
 

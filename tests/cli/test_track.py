@@ -1,4 +1,4 @@
-"""What a script logs is told to a tracker once for each step, whatever is started again in between."""
+"""What a script logs is sent to a tracker once for each step, whatever is started again in between."""
 
 import struct
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_torn_end_is_passed_over(tmp_path, torn: int) -> None:
 
 
 @pytest.mark.processes
-def test_each_step_is_told_once_through_a_recovery_and_a_second_start(housed) -> None:
+def test_each_step_is_sent_once_through_a_recovery_and_a_second_start(housed) -> None:
     """Steps that are done again are logged again, and are no news; a new start goes on where the file ends."""
     name = housed("submit", housed.script("logs.py"), "--json").json["id"]
     redis = connect(housed.client().house().redis_url)
@@ -76,10 +76,10 @@ def test_each_step_is_told_once_through_a_recovery_and_a_second_start(housed) ->
     to = f"tensorboard:{housed.folder / 'boards'}"
     track = ("tools", "track", name, "--to", to, "--once", "--json")
     log(0, 1, 2, 1, 2, 3)
-    assert housed(*track).json["told"] == 4
+    assert housed(*track).json["sent"] == 4
     log(3, 4)
-    assert housed(*track).json["told"] == 1
-    assert housed(*track).json["told"] == 0
+    assert housed(*track).json["sent"] == 1
+    assert housed(*track).json["sent"] == 0
     redis.close()
     steps = [event[10] for event in records(housed.folder / "boards" / name) if b"loss" in event]
     assert steps == [0, 1, 2, 3, 4]

@@ -328,7 +328,7 @@ def test_the_last_lines_of_a_log_are_found_by_a_word(house, caller):
 
 
 def test_a_search_reads_the_newest_first_and_no_more_than_it_needs(house, caller, monkeypatch):
-    """Whoever looks for what is everywhere reads one page; for what is nowhere, a bounded number."""
+    """Looking for what is everywhere reads one page; for what is nowhere, a bounded number."""
     read = []
 
     def last_lines(job, before, count):

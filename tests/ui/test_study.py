@@ -74,7 +74,7 @@ def test_a_new_job_is_begun_from_a_checkpoint(page, house):
     page.run("[...document.querySelectorAll('#study-body button')].at(-1).click()")
     would = "document.querySelector('#change-would').innerText"
     page.wait_for(f"{would}.includes('goes on from step 2,180 with the same script')")
-    assert "up to $1.00 of its own" in page.run(would)
+    assert "up to $1.00, apart from what this job has spent" in page.run(would)
     assert house.source.posted == []
     press(page, "Begin the new job")
     page.wait_for("!document.querySelector('#change').open")

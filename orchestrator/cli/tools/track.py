@@ -39,16 +39,16 @@ def track(
     client = command.client()
     name = find(client, job).id
     tracker = open_tracker(to, name, command.config.state_dir / "tracked")
-    last, told = tracker.last(), 0
+    last, sent = tracker.last(), 0
     try:
         with suppress(KeyboardInterrupt):
             for step, numbers in _news(client, name, last, once=once):
                 tracker.tell(step, numbers)
-                told += 1
+                sent += 1
     finally:
         tracker.close()
-    said = f"{plural(told, 'step')} of {name} told to {to}"
-    command.answer({"job": name, "to": to, "told": told}, Text(said))
+    said = f"{plural(sent, 'step')} of {name} sent to {to}"
+    command.answer({"job": name, "to": to, "sent": sent}, Text(said))
 
 
 def _news(client: Client, job: str, last: int, *, once: bool) -> Iterator[tuple[int, Numbers]]:

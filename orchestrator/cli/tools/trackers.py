@@ -1,7 +1,7 @@
 """Where a job's numbers can go: TensorBoard, W&B and MLflow, each as one run with a fixed name.
 
 The run is named after the job, so it is the same one after every recovery and every start of the
-command. A tracker says itself which step it has last, so no step is told twice.
+command. A tracker says itself which step it has last, so no step is sent twice.
 
 TensorBoard needs no package: an event file is records of `length, its checksum, event, its checksum`.
 """

@@ -46,7 +46,7 @@ export async function checkpoints(job) {
         el("td", { class: "number wide" }, bytes(one.state_bytes)), el("td", {}, begin));
     });
     const head = el("tr", {}, ...[["Step", "number"], ["Written", "number"], ["Size", "number wide"], ["New job", ""]].map(([name, kind]) => el("th", { scope: "col", class: kind }, name)));
-    fill(found.length ? "Each is whole. A new job goes on from one, and this job stays as it is." : "None is stored on the manager's disk yet.",
+    fill(found.length ? "Each is whole. A new job goes on from one, and this job stays unchanged." : "None is stored on the manager's disk yet.",
       ...(found.length ? [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))] : []));
   } catch (error) {
     fill(error.message);
