@@ -8,7 +8,6 @@ from statistics import median
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from orchestrator.history.records import Happening, Point, Remembered, Spent
 from orchestrator.kinds import Kind
@@ -195,6 +194,8 @@ def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
 
     Where points are missing it stood still, because a value that does not change is not kept.
     """
+    import numpy as np  # here, because short commands import this module
+
     if not points:
         return [nan] * len(grid)
     even_s = median([b.at_s - a.at_s for a, b in pairwise(points)] or [0.0])

@@ -43,6 +43,8 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
+            version=0,
+            held=None,
             worker=f"w{lives}",
             ready=object(),
             close=lambda: None,
@@ -72,6 +74,8 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
         order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
     )
     spare: Any = SimpleNamespace(
+        version=0,
+        held=None,
         worker="w1",
         ready=object(),
         close=lambda: None,
@@ -97,6 +101,8 @@ def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -
         order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None
     )
     silent: Any = SimpleNamespace(
+        version=0,
+        held=None,
         worker="w1",
         ready=object(),
         close=lambda: None,
@@ -139,6 +145,8 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         held=half,
     )
     outside: Any = SimpleNamespace(
+        version=0,
+        held=None,
         worker="w2",
         ready=object(),
         close=lambda: None,

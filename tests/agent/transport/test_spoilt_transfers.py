@@ -60,9 +60,10 @@ def test_what_is_spoilt_on_its_way_is_not_taken_and_harms_nobody_else(
     assert all(line.startswith("a block of a is not taken, because") for line in said)
     # Both may meet again, and nothing of what was under way comes after that.
     into[:] = bytes(LONG)
-    for one, peer, there in ((a, "b", b), (b, "a", a)):
-        one.forget(peer)
-        one.meet(peer, there.offer())
+    a.forget("b")
+    b.forget("a")  # both, or a late one would end what the other has dialled
+    a.meet("b", b.offer())
+    b.meet("a", a.offer())
     again = b.land("a", Slot(1, 0, "part", 0), into)
     a.push("b", Slot(1, 0, "part", 0), [data])
     net.until(lambda: again.done)
