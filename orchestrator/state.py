@@ -274,7 +274,9 @@ class PlaceState(msgspec.Struct, kw_only=True):
     failures: int = 0
     cannot_end: str = ""  # why something there could not be ended when it was tried last
     orphans: dict[str, float] = {}
-    inherited: dict[str, None] = {}  # of managers before this journal, as a list may lack one again
+    inherited: dict[
+        str, None
+    ] = {}  # lives of managers before this journal that had something there
 
     @property
     def key(self) -> str:

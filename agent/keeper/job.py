@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent.errors import Fenced, WireError
+from agent.errors import CheckpointError, Fenced, WireError
 from agent.keeper import commits
 from agent.keeper.admission import Entrance
 from agent.keeper.completion import Ending
@@ -528,7 +528,10 @@ class KeptJob:
     def _set_aside(self, unread: Unread) -> None:
         """Make a damaged version no longer count, and go on from the one before."""
         self._say(f"{unread.manifest} is damaged, and is set aside: {unread.why}")
-        self.vault.unread(unread.manifest, unread.why)
+        try:
+            self.vault.unread(unread.manifest, unread.why)
+        except CheckpointError as error:
+            self._say(f"{unread.manifest} cannot be set aside now: {error}")
         with self._lock:
             if self.vault.is_from(unread.manifest):
                 self._regrouping.lose_backup()

@@ -20,6 +20,7 @@ MEMORY_H = 48.0  # the half-life of an observation; docs/bidding.md compares 12 
 UNASKED_H_MAX = 1.0
 TIMES_MAX = 32
 SIZES_MAX = 16
+ONE_SIZE = 1e-3
 Took = Literal["start_s", "morph_s", "recovery_s"]
 
 
@@ -50,12 +51,13 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """What a step took on footprints of other sizes: BidBrain's phi, as this job has it.
 
     `seen` has the newest step time for each size, in slots times their speed; the newest size last.
+    Sizes that differ by less than `ONE_SIZE` are one: their difference says nothing about others.
     """
 
     seen: tuple[tuple[float, float], ...] = ()
 
     def saw(self, size: float, step_s: float) -> "Scaling":
-        others = tuple(one for one in self.seen if one[0] != size)
+        others = tuple(one for one in self.seen if not math.isclose(one[0], size, rel_tol=ONE_SIZE))
         return Scaling(seen=(*others, (size, step_s))[-SIZES_MAX:])
 
     def work_per_s(self, size: float) -> float | None:

@@ -262,11 +262,11 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
         ours = machine.tags.get(DEPLOYMENT_TAG) == state.settings.deployment
         if not ours or machine.pool.place != listing.place:
             continue
-        if _of_a_namesake(state, out, place, machine.ref, machine.token):
+        lease = claimed(state, machine.token, machine.index)
+        if lease is None and _of_a_namesake(state, out, place, machine, machine.launched_at_s):
             continue
         if not machine.gone:
             there[machine.id] = None
-        lease = claimed(state, machine.token, machine.index)
         if lease is not None and lease.machine_id in ("", machine.id):
             _settle_listed(state, out, lease, machine)
             continue
@@ -299,39 +299,48 @@ def _sweep(state: State, out: list[AnyAction], listing: Listing, there: dict[str
         if left.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
             continue
         place = leases.place_of(state, listing.place)
-        if _of_a_namesake(state, out, place, left.ref, left.token):
+        ours = _may_use(state, left.token)
+        if not ours and _of_a_namesake(state, out, place, left, left.created_at_s):
             continue
         there[left.ref.id] = None
         _charge_disk(state, left)
-        if not _may_use(state, left.token) and state.now_s >= left.created_at_s + patience_s:
+        if not ours and state.now_s >= left.created_at_s + patience_s:
             _end_unclaimed(state, out, left.ref, f"{left.kind} {left.ref.id} is left over")
 
 
 def _of_a_namesake(
-    state: State, out: list[AnyAction], place: PlaceState, ref: Ref, token: str
+    state: State,
+    out: list[AnyAction],
+    place: PlaceState,
+    found: Machine | Leftover,
+    made_at_s: float | None,
 ) -> bool:
     """Return whether another manager that uses our deployment's name has launched this just now.
 
-    A manager made its token, in no life of this journal, and it was not there when this life first
+    A manager made its token, in no life of this journal, and it was made after this life first
     heard the place, so it is not left from a journal that was lost either. It is never touched.
+    Where a cloud does not say when something was made, it is what its life is: left over if
+    anything of that life was there at first.
     """
-    life = leases.life_of(token)
-    if not life or life in state.lives:
+    life = leases.life_of(found.token)
+    if not life or life in state.lives or (not made_at_s and life in place.inherited):
         return False
-    if life in state.namesakes:
+    if life in state.namesakes and life not in place.inherited:
         return True
     heard_at_s = place.listed_at_s if place.heard_at_s is None else place.heard_at_s
     until_s = heard_at_s + leases.grace_s(state, place.place) + LAUNCHING_S_MAX
-    if place.listed_at_s <= until_s or ref.id in place.inherited:
-        place.inherited[ref.id] = None
+    if (made_at_s or place.listed_at_s) <= until_s:
+        place.inherited[life] = None
         while len(place.inherited) > STRANGERS_MAX:
             del place.inherited[next(iter(place.inherited))]
         return False
+    if life in state.namesakes:
+        return True
     state.namesakes[life] = None
     while len(state.namesakes) > NAMESAKES_MAX:
         del state.namesakes[next(iter(state.namesakes))]
     name = state.settings.deployment
-    why = f"{ref.id} was launched by another manager that is named {name} as well"
+    why = f"{found.ref.id} was launched by another manager that is named {name} as well"
     note(
         out, place.key, f"{why}: it is not touched; set another manager.deployment for one of them"
     )

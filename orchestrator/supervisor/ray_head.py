@@ -164,7 +164,7 @@ def main() -> None:
     file = Path(sys.argv[1])
     order = msgspec.json.decode(file.read_bytes(), type=HeadOrder)
     node = start(order)
-    watch = threading.Thread(target=end_with_the_first, args=(node,), name="watch")
+    watch = threading.Thread(target=end_with_the_first, args=(node,), name="watch", daemon=True)
     watch.start()
     admit(node, order)
     if order.actors is not None:

@@ -61,3 +61,9 @@ def test_the_bidder_buys_no_machines_that_would_not_shorten_a_step():
 
     assert bought(seen({1.0: 1.0, 2.0: 0.51})) == 8
     assert bought(seen({1.0: 1.0, 2.0: 0.95})) == 1
+
+
+def test_scaling_of_sizes_that_rounding_tells_apart_is_that_of_one():
+    """A footprint's speeds are added in another order after a loss."""
+    assert seen({0.1 + 0.2: 1.0, 0.3: 1.1}).work_per_s(3.0) is None
+    assert seen({0.3: 1.0, 0.1 + 0.2: 1.1, 0.6: 0.55}).work_per_s(1.2) == pytest.approx(1 / 0.275)

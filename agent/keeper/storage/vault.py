@@ -33,8 +33,8 @@ from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
 from agent.store import weights
-from agent.store.archive import Archive
-from agent.store.format import Manifest, folder_of
+from agent.store.archive import Archive, marks_in
+from agent.store.format import MANIFESTS, Manifest, folder_of
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
 from cloud.clock import CLOCK
@@ -124,6 +124,7 @@ class Vault:
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
         self.sum_bytes = 0  # of the newest sum that arrived
+        self._earlier: Archive | None = None  # of the job that this one goes on from
         self.sharding = Sharding(order, has_store=self.offsite is not None)
         self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
         self._lands = False  # on a separate thread
@@ -516,7 +517,15 @@ class Vault:
 
     def unread(self, manifest: str, why: str) -> None:
         """Set aside what workers could not read; called beside the job, without its lock."""
-        if self.offsite is not None:
+        stored = None if self.backup is None else self.backup.stored
+        if (
+            self._earlier is not None
+            and stored is not None
+            and stored.place == self._earlier.sink.name
+        ):
+            for mark in marks_in(MANIFESTS, [manifest]):
+                self._earlier.set_aside(mark, why)  # it is another job's: only passed over
+        elif self.offsite is not None:
             self.offsite.set_aside(manifest, why)
 
     def is_from(self, manifest: str) -> bool:
@@ -681,7 +690,9 @@ class Vault:
             return [Shelf(OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
             url = self._order.from_url
-            return [Shelf(OBJECT, earlier(url), step_in(url))]
+            if self._earlier is None:  # one for good, as it knows what is damaged
+                self._earlier = earlier(url)
+            return [Shelf(OBJECT, self._earlier, step_in(url))]
         return []
 
     def drop(self) -> None:

@@ -334,3 +334,13 @@ def test_one_notice_that_comes_by_two_ways_is_one_notice(hand: Any) -> None:
     assert len(h.said) == said
     assert h.state.leases[h.state.machines[machine]].goes_at_s == h.at_s + 118.0
     assert h.words(h.notice(machine, 60.0))
+
+
+def test_what_is_left_of_a_lost_journal_is_ended_however_late_it_is_listed(hand: Any) -> None:
+    """It was made before we first looked, so no living manager has made it."""
+    h = hand(launch_grace_s=30.0)
+    h.start()
+    one, late = (h.stray("test", f"test-00000000000a-1-{serial}") for serial in (1, 2))
+    assert [x.ref for x in h.only(h.listed(one), Terminate)] == [one.ref]
+    h.wait(200.0)
+    assert {x.ref for x in h.only(h.listed(one, late), Terminate)} == {one.ref, late.ref}
