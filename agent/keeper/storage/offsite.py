@@ -169,7 +169,11 @@ class Offsite:
         version = manifest.version
         with self._writing:
             target = self._taken_over(Begun(manifest.generation, offer.since))
+            if offer.last:
+                target.pinned = frozenset()  # the job is over, so nothing older is read any more
             if version == self._copied:
+                if offer.last:
+                    versions.sweep(target, self._generation)
                 return
             state = msgspec.structs.replace(manifest, generation=self._generation)
             copy(state, self._source.sink, [target])
@@ -211,6 +215,7 @@ class Offsite:
         """Delete what killed writers have left, because no worker writes any more."""
         with self._writing:
             if self._target is not None:
+                self._target.pinned = frozenset()  # nor does any read an older version
                 versions.sweep(self._target, self._generation)
 
     def set_aside(self, key: str, why: str) -> None:
