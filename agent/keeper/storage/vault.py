@@ -33,7 +33,7 @@ from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
 from agent.store import weights
-from agent.store.archive import Archive, marks_in
+from agent.store.archive import Archive, Mark, marks_in
 from agent.store.format import MANIFESTS, Manifest, folder_of
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
@@ -124,7 +124,8 @@ class Vault:
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
         self.sum_bytes = 0  # of the newest sum that arrived
-        self._earlier: Archive | None = None  # of the job that this one goes on from
+        # Where the job lies that this one goes on from, and what workers could not read there.
+        self._earlier_place, self._unread = "", dict[Mark, str]()
         self.sharding = Sharding(order, has_store=self.offsite is not None)
         self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
         self._lands = False  # on a separate thread
@@ -518,13 +519,8 @@ class Vault:
     def unread(self, manifest: str, why: str) -> None:
         """Set aside what workers could not read; called beside the job, without its lock."""
         stored = None if self.backup is None else self.backup.stored
-        if (
-            self._earlier is not None
-            and stored is not None
-            and stored.place == self._earlier.sink.name
-        ):
-            for mark in marks_in(MANIFESTS, [manifest]):
-                self._earlier.set_aside(mark, why)  # it is another job's: only passed over
+        if stored is not None and stored.place == self._earlier_place:
+            self._unread.update(dict.fromkeys(marks_in(MANIFESTS, [manifest]), why))
         elif self.offsite is not None:
             self.offsite.set_aside(manifest, why)
 
@@ -690,9 +686,11 @@ class Vault:
             return [Shelf(OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
             url = self._order.from_url
-            if self._earlier is None:  # one for good, as it knows what is damaged
-                self._earlier = earlier(url)
-            return [Shelf(OBJECT, self._earlier, step_in(url))]
+            source = earlier(url)
+            self._earlier_place = source.sink.name
+            for mark, why in self._unread.items():
+                source.set_aside(mark, why)
+            return [Shelf(OBJECT, source, step_in(url))]
         return []
 
     def drop(self) -> None:
