@@ -169,19 +169,16 @@ class Offsite:
         version = manifest.version
         with self._writing:
             target = self._taken_over(Begun(manifest.generation, offer.since))
-            if offer.last:
-                target.pinned = frozenset()  # the job is over, so nothing older is read any more
-            if version == self._copied:
-                if offer.last:
-                    versions.sweep(target, self._generation)
-                return
+            new = version != self._copied
             state = msgspec.structs.replace(manifest, generation=self._generation)
-            copy(state, self._source.sink, [target])
-            target.prune(self._generation)
+            if new:
+                copy(state, self._source.sink, [target])
+                target.prune(self._generation)
             if offer.last:
-                versions.sweep(target, self._generation)
+                self._sweep(target)
             self._copied = version
-        self._report_copied(target, state)
+        if new:
+            self._report_copied(target, state)
 
     def _report_copied(self, target: Archive, state: Manifest) -> None:
         self._report(
@@ -215,8 +212,11 @@ class Offsite:
         """Delete what killed writers have left, because no worker writes any more."""
         with self._writing:
             if self._target is not None:
-                self._target.pinned = frozenset()  # nor does any read an older version
-                versions.sweep(self._target, self._generation)
+                self._sweep(self._target)
+
+    def _sweep(self, target: Archive) -> None:
+        target.pinned = frozenset()  # nor does any worker read an older version
+        versions.sweep(target, self._generation)
 
     def set_aside(self, key: str, why: str) -> None:
         """Make a version that workers could not read no longer count."""
