@@ -51,19 +51,21 @@ class Outputs:
             WAITING_MAX
         )
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()  # `close` comes from other threads than `hear`
         self._refused: set[str] = set()
         self._strayed = False
         self._logged: dict[int, None] = {}
 
     def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
         """Queue a part of the output, on the thread that listens to the worker."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="output", daemon=True)
-            self._thread.start()
-        try:
-            self._waiting.put_nowait((member, message, payload))
-        except queue.Full:
-            log.warning("%s: what %s sends of the output waits", self._job, member.worker)
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+                self._thread.start()
+            try:
+                self._waiting.put_nowait((member, message, payload))
+            except queue.Full:
+                log.warning("%s: what %s sends of the output waits", self._job, member.worker)
 
     def strayed(self, message: Strayed) -> None:
         """Print a warning once, because the next leader sends the same."""
@@ -89,7 +91,8 @@ class Outputs:
 
     def close(self, patience_s: float = 0.0) -> None:
         """Write what has arrived, for at most `patience_s`."""
-        thread, self._thread = self._thread, None
+        with self._starting:
+            thread, self._thread = self._thread, None
         if thread is not None:
             try:
                 self._waiting.put(None, timeout=max(patience_s, 0.001))
