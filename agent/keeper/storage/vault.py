@@ -26,7 +26,7 @@ from agent.keeper.proofs import Proofs, Question
 from agent.keeper.storage import recovery, versions
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import MemoryLog
-from agent.keeper.storage.offsite import Begun, Offsite, Storage, earlier, step_in
+from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
 from agent.keeper.storage.sharding import Passing, Sharding
 from agent.layout import Layout
@@ -755,6 +755,15 @@ class Vault:
                 daemon=True,
             ).start()
         return begins
+
+    def spare(self, urls: Iterable[str]) -> None:
+        """Keep on the disk the versions that jobs with these URLs begin from, and no others.
+
+        Else a version could be pruned between the wish for a branch and its first worker.
+        """
+        wanted = branched_from(self._directory.resolve().as_uri(), urls)
+        self._archive.branched |= wanted
+        self._archive.branched &= wanted
 
     def _open_offsite(self, storage: Storage) -> Offsite:
         return Offsite(
