@@ -231,8 +231,9 @@ class Offsite:
 
     def set_aside(self, key: str, why: str) -> None:
         """Make a version that workers could not read no longer count."""
-        for mark in marks_in(MANIFESTS, [key]):
-            (self._target or self._opened()).set_aside(mark, why)
+        with self._writing:
+            for mark in marks_in(MANIFESTS, [key]):
+                (self._target or self._opened()).set_aside(mark, why)
 
     def _taken_over(self, begun: Begun) -> Archive:
         """Return where copies go.
