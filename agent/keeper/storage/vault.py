@@ -561,9 +561,17 @@ class Vault:
         if newest is not None and not newest.provable:
             newest.look(self.proofs)
             self._question = newest.question
-        if newest is not None and newest.provable:
+        if newest is not None and self._serves(newest):
             self._older = self._aside = None
         self._note()
+
+    def _serves(self, base: Base) -> bool:
+        """Whether a base has all the records that it will ever have.
+
+        Where no sum is sent after a snapshot, no base becomes provable: a provable one from before
+        would be held for ever, a whole state in memory or pinned in the store.
+        """
+        return base.provable or (self._sparing and base.question is not None)
 
     def _note(self) -> None:
         """Note the kept base in lasting memory, before the one noted until now is dropped."""
