@@ -193,13 +193,14 @@ class Connection:
             self.close()
             raise Altered("a frame was damaged, forged or repeated on its way")
         try:
-            return decode(meta)
+            message: AnyMessage = decode(meta)
         except (msgspec.MsgspecError, RecursionError) as error:
             if not payload_bytes and isinstance(error, msgspec.ValidationError):
                 self._incoming.next_frame()
                 raise _unsound(error, meta) from error
             self.close()
             raise WireError(f"a frame makes no sense: {error}") from error
+        return message
 
     def _end(self, message: AnyMessage, intact: bool) -> None:
         """Count a frame whose payload has come, unless that is damaged."""
