@@ -75,6 +75,8 @@ class DiskSink:
         self.root = root
         self._unflushed: set[Path] = set()
         self._lock = threading.Lock()
+        # If two threads settle, the second must not go on before the first has flushed.
+        self._settling = threading.Lock()
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         if not self._place(key, pieces):
@@ -115,11 +117,18 @@ class DiskSink:
             self._unflushed.update(at.parent for at in missing)
 
     def settle(self) -> None:
-        with self._lock:
-            folders, self._unflushed = self._unflushed, set()
-        for folder in sorted(folders):
-            with _mapped(folder):
-                flush(folder)
+        """Flush the folders of all files that were placed before this call."""
+        with self._settling:
+            with self._lock:
+                folders, self._unflushed = self._unflushed, set()
+            try:
+                for folder in sorted(folders):
+                    with _mapped(folder):
+                        flush(folder)
+            except BaseException:
+                with self._lock:
+                    self._unflushed |= folders
+                raise
 
     @contextmanager
     def open(self, key: str) -> Iterator[Read]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -14,9 +15,11 @@ import pytest
 from s3_server import S3Server, s3_sink
 
 from agent.errors import CheckpointError
+from agent.store import sinks
 from agent.store.errors import Damaged, Full, Unavailable
 from agent.store.objects import open_sink
 from agent.store.sinks import DRAFT, DiskSink
+from cloud.private import flush
 
 
 def test_a_file_is_read_back_whole_and_in_ranges(sink):
@@ -313,3 +316,47 @@ def test_an_answer_that_breaks_off_is_no_file(hurried):
         server.cut = 1000
         with pytest.raises(Unavailable):
             sink.get("parts/0000000001/a")
+
+
+def test_a_folder_that_could_not_be_flushed_is_flushed_by_the_next_settle(tmp_path, monkeypatch):
+    flushed: list[Path] = []
+
+    def fails_first(folder: Path) -> None:
+        flushed.append(folder)
+        if len(flushed) == 1:
+            raise OSError(errno.EIO, "on purpose")
+        flush(folder)
+
+    sink = DiskSink(tmp_path)
+    sink.put("parts/a", [b"1"])
+    monkeypatch.setattr(sinks, "flush", fails_first)
+    with pytest.raises(Unavailable):
+        sink.settle()
+    sink.settle()
+    assert tmp_path / "parts" in flushed[1:]
+
+
+def test_settle_returns_only_after_a_flush_of_a_different_thread(tmp_path, monkeypatch):
+    """Otherwise a manifest could be on the disk before the parts that it names."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def waits(folder: Path) -> None:
+        begun.set()
+        may_end.wait(10.0)
+        flush(folder)
+        ended.set()
+
+    sink = DiskSink(tmp_path)
+    sink.put("parts/a", [b"1"])
+    monkeypatch.setattr(sinks, "flush", waits)
+    first = threading.Thread(target=sink.settle)
+    first.start()
+    begun.wait(10.0)
+    seen: list[bool] = []
+    second = threading.Thread(target=lambda: (sink.settle(), seen.append(ended.is_set())))
+    second.start()
+    second.join(0.05)  # without the lock it has ended by now
+    may_end.set()
+    first.join(10.0)
+    second.join(10.0)
+    assert seen == [True]
