@@ -63,7 +63,7 @@ PACE_S = 5.0  # at least, between two starts of one of these
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
-RAY_STARTS_MAX = 3
+STARTS_MAX = 3
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # directories with Ray's own logs
@@ -78,6 +78,10 @@ class HouseError(OrchestratorError):
 
 class ToldToEnd(HouseError):  # noqa: N818 - it names what happened
     """The house received a signal to end before it was ready; it ends what it has started."""
+
+
+class Killed(HouseError):  # noqa: N818 - it names what happened
+    """A part was killed while it started, which does not tell against its settings."""
 
 
 class House:
@@ -391,12 +395,18 @@ class House:
         if local.prices:
             words += ["--prices", local.prices]
         ready = self.places.cloud_dir / "cloud.json"
-        ready.unlink(missing_ok=True)  # a killed cloud leaves this file
-        self._children["cloud"] = self._python(
-            "cloud",
-            ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
-        )
-        self._wait("the local cloud", "cloud", ready.exists)
+        for left in reversed(range(STARTS_MAX)):
+            ready.unlink(missing_ok=True)  # a killed cloud leaves this file
+            self._children["cloud"] = self._python(
+                "cloud",
+                ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
+            )
+            try:
+                self._wait("the local cloud", "cloud", ready.exists)
+                break
+            except Killed:
+                if not left:
+                    raise
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
         """Return the port in the settings, or a port that is free now."""
@@ -428,7 +438,7 @@ class House:
         new attempt chooses new ports, because another process may have taken the old ones. Redis
         may have died meanwhile, and with it whatever waits for it.
         """
-        for left in reversed(range(RAY_STARTS_MAX)):
+        for left in reversed(range(STARTS_MAX)):
             try:
                 self._start_ray()
                 break
@@ -573,17 +583,16 @@ class House:
             "door": self._start_door,
             "history": self._start_history,
         }
-        if name in starts:
-            starts[name]()
-            return
         try:
-            self._start_manager()
+            if name in starts:
+                starts[name]()
+            else:
+                self._start_manager()
+                self._announce()
         except ToldToEnd:
             raise
         except HouseError as error:
             _say(f"{error}; it is tried again")  # by the next round, as it has ended
-        else:
-            self._announce()
 
     def _count_restart(self, name: str) -> None:
         now = time.monotonic()
@@ -603,8 +612,10 @@ class House:
     def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STARTUP_S_MAX
         while not ready():
-            if self._children[name].poll() is not None or time.monotonic() > deadline:
-                raise HouseError(f"{what} did not start; see {self.places.log(name)}")
+            status = self._children[name].poll()
+            if status is not None or time.monotonic() > deadline:
+                kind = Killed if status is not None and status < 0 else HouseError
+                raise kind(f"{what} did not start; see {self.places.log(name)}")
             self._pause()
 
     def _pause(self) -> None:

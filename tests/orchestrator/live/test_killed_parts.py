@@ -1,0 +1,94 @@
+"""Parts of a house that are killed while they start."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config import load
+from orchestrator.supervisor import processes, supervisor
+from orchestrator.supervisor.supervisor import House, HouseError
+
+STARTS = supervisor.STARTS_MAX
+
+Killing = Callable[[int], list["subprocess.Popen[bytes]"]]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    house = House(load(None, {}, {"manager.state_dir": str(tmp_path / "state")}), None)
+    house.places.make()
+    house._env = house._environment()
+    house._open_door()
+    yield house
+    house.stop()
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> Killing:
+    """Return a function that has the next so many processes killed when they start."""
+    real = processes.start
+
+    def kill_next(count: int) -> list["subprocess.Popen[bytes]"]:
+        killed: list[subprocess.Popen[bytes]] = []
+
+        def start(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+            process = real(*words, **options)
+            if len(killed) < count:
+                process.kill()
+                process.wait()
+                killed.append(process)
+            return process
+
+        monkeypatch.setattr(processes, "start", start)
+        return killed
+
+    return kill_next
+
+
+def test_local_cloud_killed_while_it_starts_is_started_again(house: House, killing: Killing):
+    """A storm of kills met a house that had just been started, and it ended."""
+    killed = killing(STARTS - 1)
+    house._start_cloud()
+    assert len(killed) == STARTS - 1
+    assert house._children["cloud"].poll() is None
+
+
+def test_local_cloud_killed_at_every_start_of_a_living_house_is_tried_by_the_next_round(
+    house: House, killing: Killing, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    monkeypatch.setattr(supervisor, "_say", said.append)
+    killing(STARTS)
+    with pytest.raises(HouseError, match="the local cloud did not start"):
+        house._start_cloud()
+    killing(STARTS)
+    house._revive()
+    assert any("did not start" in line and "tried again" in line for line in said)
+    house._revive()
+    assert house._children["cloud"].poll() is None
+
+
+def test_redis_killed_while_it_starts_is_started_again(house: House, killing: Killing):
+    killed = killing(STARTS - 1)
+    house._start_redis()
+    assert len(killed) == STARTS - 1
+    assert house._redis is not None
+    assert house._redis.alive()
+
+
+def test_local_cloud_that_cannot_start_is_started_once(house: House, tmp_path: Path):
+    """A status that it returned itself tells against its settings, so it is said at once."""
+    started: list[str] = []
+    real = house._python
+
+    def counted(name: str, *words: Any) -> "subprocess.Popen[bytes]":
+        started.append(name)
+        return real(name, ["-c", "raise SystemExit(2)"])
+
+    house._python = counted  # type: ignore[method-assign]
+    with pytest.raises(HouseError, match=r"see .*cloud\.log"):
+        house._start_cloud()
+    assert started == ["cloud"]
