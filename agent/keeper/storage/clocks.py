@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 MEASURES = "~measures"  # the layer that has no tensors
 KEYS, ROWS = "keys", "rows"
+AGAIN_S = 5.0  # until the next try after a requested copy that failed
 COPIED_S = 10.0  # for a copy that is waited for; less than the manager waits
 CODES = {
     "float64": "F64",
@@ -114,13 +115,15 @@ class Copying:
     def __init__(self, vault: Vault, every_s: float, read: Callable[[int], Clock]) -> None:
         self._vault, self._every_s, self._read = vault, every_s, read
         self._due_s = time.monotonic() + every_s
-        self._asked = False
+        # Requests are numbered, so that one which comes during a copy is not answered by it.
+        self._asked = self._answered = 0
+        self._again_s = 0.0
         self._thread: threading.Thread | None = None
         self._taken = self._written = -1
 
     def ask(self) -> None:
         """Have the newest clock written soon, and copied before that is reported."""
-        self._asked = True
+        self._asked += 1
 
     def pinned(self, clock: int) -> int:
         """Return the oldest clock that is still to be read, or this one."""
@@ -132,15 +135,23 @@ class Copying:
 
     def look(self, clock: int) -> None:
         """Begin to write this clock, which is whole on the disk, if it is time for one."""
-        due = self._vault.offsite is not None and time.monotonic() >= self._due_s
-        if clock < 0 or self._busy or not (due or self._asked):
+        now_s = time.monotonic()
+        due = self._vault.offsite is not None and now_s >= self._due_s
+        asked = self._asked if self._asked > self._answered and now_s >= self._again_s else 0
+        if clock < 0 or self._busy or not (due or asked):
             return
-        self._taken, asked, self._asked = clock, self._asked, False
-        self._due_s = time.monotonic() + self._every_s
+        self._taken, self._due_s = clock, now_s + self._every_s
         self._thread = threading.Thread(
-            target=self.write, args=(clock, asked), name="tables-copy", daemon=True
+            target=self._answer, args=(clock, asked), name="tables-copy", daemon=True
         )
         self._thread.start()
+
+    def _answer(self, clock: int, asked: int) -> None:
+        """Write a clock; a request is answered only when its clock is written."""
+        self.write(clock, asked=asked > 0)
+        if self._written == clock:
+            self._answered = max(self._answered, asked)
+        self._again_s = time.monotonic() + AGAIN_S if self._answered < asked else 0.0
 
     def write(self, clock: int, asked: bool) -> None:
         """Write a clock; what fails is reported, and tried again with a later one."""

@@ -13,6 +13,7 @@ from crews import until
 
 from agent.keeper.commits import History
 from agent.keeper.member import Member
+from agent.keeper.storage import clocks
 from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
@@ -102,6 +103,33 @@ def test_a_clock_that_is_being_read_is_kept_until_it_was(tmp_path: Path) -> None
     goes_on.set()
     copying.close(2)
     assert copying.pinned(5) == 5
+
+
+def test_a_requested_clock_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the manager, which waits for it, would wait until it gives up."""
+    monkeypatch.setattr(clocks, "AGAIN_S", 0.0)
+    tried: list[int] = []
+
+    def read(number: int) -> Clock:
+        tried.append(number)
+        if len(tried) == 1:
+            raise OSError("on purpose")
+        return clock(number)
+
+    said: list[Report] = []
+    copying = Copying(vault(tmp_path, said), 60.0, read)
+    copying.ask()
+
+    def copied() -> list[int]:
+        copying.look(2)
+        return [report.step for report in said if isinstance(report, CheckpointCopied)]
+
+    assert until("the copy", copied) == [3]
+    until("the thread to end", lambda: not copying._busy)
+    copying.look(3)
+    assert tried == [2, 2]
 
 
 @pytest.mark.parametrize(
