@@ -16,12 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from orchestrator import wishes
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs, find
 from orchestrator.cli.pack import pack
-from orchestrator.cli.submit import job_spec, on_its_clock, stored_at
+from orchestrator.cli.submit import order_of, with_script
 from orchestrator.cli.watch import looks
 from orchestrator.client import Checkpoint
 from orchestrator.client import Client as House
@@ -123,8 +121,11 @@ class Client:
     def __init__(self, config: Path | str | None = None, **settings: Any) -> None:
         """Read the settings as the command line does: `Client(manager__state_dir="/data/spot")`."""
         flags = {name.replace("__", "."): str(value) for name, value in settings.items()}
-        path = None if config is None else Path(config)
+        path = None if config is None else Path(config).absolute()
         self.config: Config = load(path, os.environ, flags)
+        # A submission reads the same settings again, with those of its job.
+        self._path = path
+        self._flags = flags | {"manager.state_dir": str(self.config.state_dir)}
         self.house = House.connect(self.config.state_dir)
         self.history = History.open(Places(self.config.state_dir))
 
@@ -153,18 +154,12 @@ class Client:
 
         `options` are settings of a job, such as `slots_max=8`. The deadline is in seconds since 1970.
         """
-        flags = {f"job.{name}": str(value) for name, value in options.items()}
-        config = load(None, os.environ, {"manager.state_dir": str(self.config.state_dir)}, flags)
+        own = {f"job.{name}": str(value) for name, value in options.items()}
+        config = load(self._path, os.environ, self._flags, own)
         path = Path(script)
         packed = pack(path, config, with_, argv)
-        spec = msgspec.structs.replace(
-            job_spec(config, path, tuple(argv)),
-            budget_usd=budget_usd,
-            deadline_s=deadline_s,
-            from_url=stored_at(from_url),
-            script_sha=self.house.put_script(packed.payload),
-        )
-        spec = on_its_clock(spec, self.house.ahead_s())
+        spec = order_of(config, path, tuple(argv), (budget_usd, deadline_s), from_url)
+        spec = with_script(self.house, packed, spec)
         self.house.post(JobSubmitted(at_s=time.time(), spec=spec))
         return self.taken(spec.job)
 

@@ -113,8 +113,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     }
     argv = tuple(arguments or ())
     packed = pack(script, command.config, with_ or (), argv)
-    spec = with_limits(job_spec(command.config, script, argv), budget, deadline)
-    spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
+    spec = order_of(command.config, script, argv, (budget, deadline), from_url)
     words = command_line(script, with_ or (), argv)
     _hand_in(command, words, packed, spec, follow_it=follow_it)
 
@@ -125,9 +124,7 @@ def _hand_in(
     client = command.client()
     for text in packed.shown():
         command.say(text)
-    spec = msgspec.structs.replace(
-        on_its_clock(spec, client.ahead_s()), script_sha=client.put_script(packed.payload)
-    )
+    spec = with_script(client, packed, spec)
     hints = list(_hints(command, client, words, spec))
     with _handed_in(command, client, spec):
         job = _until_taken(command, client, spec.job)
@@ -219,18 +216,36 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
     )
 
 
-def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> JobSpec:
+def order_of(
+    config: Config,
+    script: Path,
+    argv: tuple[str, ...],
+    limits: tuple[float | None, str | float | None],
+    from_url: str | None,
+) -> JobSpec:
+    """Return a checked order; `limits` are the budget, and the deadline as typed or as a moment."""
+    spec = with_limits(job_spec(config, script, argv), *limits)
+    return msgspec.structs.replace(spec, from_url=stored_at(from_url))
+
+
+def with_script(client: Client, packed: Packed, spec: JobSpec) -> JobSpec:
+    """Store the script with the manager; return the order for it, by the manager's clock."""
+    ends_at_s = None if spec.deadline_s is None else spec.deadline_s + client.ahead_s()
+    sha = client.put_script(packed.payload)
+    return msgspec.structs.replace(spec, deadline_s=ends_at_s, script_sha=sha)
+
+
+def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:
     if budget is not None and not 0 <= budget <= 1e9:
         raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
-    ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
+    now_s = time.time()
+    ends_at_s = deadline_s(deadline, now_s) if isinstance(deadline, str) else deadline
+    if ends_at_s is not None and not ends_at_s <= now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
+        raise CommandError(
+            f"--deadline {deadline}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
+            USAGE,
+        )
     return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
-
-
-def on_its_clock(spec: JobSpec, ahead_s: float) -> JobSpec:
-    """Convert the deadline from this machine's wall clock to the manager's clock."""
-    if spec.deadline_s is None:
-        return spec
-    return msgspec.structs.replace(spec, deadline_s=spec.deadline_s + ahead_s)
 
 
 def stored_at(url: str | None) -> str:

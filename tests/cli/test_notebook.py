@@ -1,5 +1,7 @@
 """A notebook does what the command line does, with values in place of lines."""
 
+import json
+
 import pytest
 
 from orchestrator import Client
@@ -45,6 +47,25 @@ def test_a_notebook_submits_waits_streams_and_changes(housed, monkeypatch, tmp_p
     with pytest.raises(OrchestratorError, match="no such file"):
         client.submit("nothing.py")
     assert {done.id, going.id} <= {job.id for job in client.jobs()}
+
+    settings = tmp_path / "other.toml"
+    settings.write_text(
+        f"[manager]\nstate_dir = '{housed.places.state_dir}'\n[job]\nmax_preemptions = 7\n"
+    )
+    theirs = Client(settings, job__slots_max=3).submit(housed.folder / "waits.py", max_failures=2)
+    kept = next(spec for spec in submitted_to(housed) if spec["job"] == theirs.id)
+    assert (kept["max_preemptions"], kept["slots_max"], kept["max_failures"]) == (7, 3, 2)
+    theirs.cancel()
+    with pytest.raises(OrchestratorError, match="an amount in US dollars"):
+        client.submit(housed.folder / "waits.py", budget_usd=-1.0)
+    with pytest.raises(OrchestratorError, match="at most 3,650 days from now"):
+        client.submit(housed.folder / "waits.py", deadline_s=float("inf"))
+
+
+def submitted_to(housed):
+    """The orders in the manager's journal."""
+    rows = (json.loads(row[b"e"]) for _, row in housed.client()._redis.xrange("orch:journal"))
+    return [event["spec"] for event in rows if event["type"] == "JobSubmitted"]
 
 
 def test_the_past_is_there_as_data(housed, monkeypatch) -> None:
