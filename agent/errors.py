@@ -7,7 +7,7 @@ AgentError
 ├── StateError               a state cannot be written down, or what was read does not fit
 ├── WireError                a connection broke, or what came over it makes no sense
 │   ├── Refused              the other side knows us and does not want us
-│   ├── Damaged              what came is not what the other side has sent
+│   ├── Altered              what came is not what the other side has sent
 │   └── Unsound              a message arrived whole, and a value in it is out of its range
 ├── ParcelError              what travels with a script makes no sense
 ├── Fenced                   a newer writer has taken over the commits of this job
@@ -47,7 +47,7 @@ class Refused(WireError):  # noqa: N818
     """The other side knows us and does not want us."""
 
 
-class Damaged(WireError):  # noqa: N818
+class Altered(WireError):  # noqa: N818
     """What came is not what the other side has sent."""
 
 

@@ -193,7 +193,7 @@ class Replica:
 
     def summed(self, payload: memoryview, marks: bytes) -> Summed:
         """Read the sum of a whole step from its bytes."""
-        total = self.total()
+        marks, total = self.space.unsealed(marks), self.total()
         total.fill(payload)
         total.marks = marks
         return self.space.summed(total)

@@ -69,11 +69,16 @@ def write(path: Path, content: bytes) -> None:
         sink.flush()
         os.fsync(sink.fileno())
     part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    flush(path.parent)
+
+
+def flush(folder: Path) -> None:
+    """Wait until the disk has the names in a folder, which a loss of power would take back."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def mend(folder: Path, secrets: Iterable[Path]) -> list[str]:

@@ -193,7 +193,15 @@ class Keeper:
             raise RecordError(f"{commit_key(name)} in Redis is gone")
         with self._lock:
             self._jobs[name], self._open[name] = job, record
+        self._spare()
         return job
+
+    def _spare(self) -> None:
+        """Keep the versions that open jobs begin from, until these are closed."""
+        with self._lock:
+            urls = {record.order.from_url for record in self._open.values()}
+            for job in (*self._jobs.values(), *self._kept.values()):
+                job.vault.spare(urls)
 
     # --- what the manager says --------------------------------------------------------------------
 
@@ -221,6 +229,7 @@ class Keeper:
             kept.reopen()
             with self._lock:
                 self._jobs[order.job] = kept
+            self._spare()
 
     def regroup(self, name: str, layout: Layout, when: When) -> None:
         """Start a layout, and write it down first so that the next keeper knows of it."""
@@ -289,6 +298,7 @@ class Keeper:
             else:
                 self._owe(name, job)
             del self._jobs[name], self._open[name], self._closing[name]
+        self._spare()
         self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
 
     def _put_away(self) -> None:

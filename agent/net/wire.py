@@ -22,7 +22,7 @@ import numpy as np
 
 from agent import faults
 from agent.checksum import Buffer
-from agent.errors import Damaged, Unsound, WireError
+from agent.errors import Altered, Unsound, WireError
 from agent.net.forks import let_go_in_forks
 from agent.net.frames import HEAD_BYTES, ONE_CALL_BYTES, Tags, lengths_of
 from agent.net.handshake import KEEPER, META_BYTES_MAX, Talk, decode, encode, job_of
@@ -170,30 +170,44 @@ class Connection:
     ) -> tuple[AnyMessage, memoryview]:
         """Return the next message, and its payload where `place` says or in a new buffer."""
         head = self._fill(memoryview(bytearray(HEAD_BYTES)))
+        meta_bytes, payload_bytes, tag = self._lengths(head, meta_bytes_max, payload_bytes_max)
+        meta = self._fill(memoryview(bytearray(meta_bytes)))
+        message = self._message(head, meta, payload_bytes)
+        target = place(message, payload_bytes) if place is not None and payload_bytes else None
+        if target is None:
+            target = self._room(message, payload_bytes)
+        self._end(message, not payload_bytes or self._tag_as_filled(target) == tag)
+        return message, target
+
+    def _lengths(self, head: memoryview, meta_max: int, payload_max: int) -> tuple[int, int, bytes]:
+        """Return how many bytes follow a head, message and payload, and the payload's tag."""
         meta_bytes, payload_bytes, tag = lengths_of(head)
-        if meta_bytes > meta_bytes_max or payload_bytes > payload_bytes_max:
+        if meta_bytes > meta_max or payload_bytes > payload_max:
             self.close()
             raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
-        meta = self._fill(memoryview(bytearray(meta_bytes)))
+        return meta_bytes, payload_bytes, tag
+
+    def _message(self, head: memoryview, meta: memoryview, payload_bytes: int) -> AnyMessage:
+        """Return the message of a frame that its sender made; of an unsound one, read no more."""
         if not self._incoming.is_genuine(head, meta):
             self.close()
-            raise Damaged("a frame was damaged, forged or repeated on its way")
+            raise Altered("a frame was damaged, forged or repeated on its way")
         try:
-            message = decode(meta)
+            message: AnyMessage = decode(meta)
         except (msgspec.MsgspecError, RecursionError) as error:
             if not payload_bytes and isinstance(error, msgspec.ValidationError):
                 self._incoming.next_frame()
                 raise _unsound(error, meta) from error
             self.close()
             raise WireError(f"a frame makes no sense: {error}") from error
-        target = place(message, payload_bytes) if place is not None and payload_bytes else None
-        if target is None:
-            target = self._room(message, payload_bytes)
-        if payload_bytes and self._tag_as_filled(target) != tag:
+        return message
+
+    def _end(self, message: AnyMessage, intact: bool) -> None:
+        """Count a frame whose payload has come, unless that is damaged."""
+        if not intact:
             self.close()
-            raise Damaged(f"the payload of {type(message).__name__} was damaged on its way")
+            raise Altered(f"the payload of {type(message).__name__} was damaged on its way")
         self._incoming.next_frame()
-        return message, target
 
     def _tag_as_filled(self, target: memoryview) -> bytes:
         """Fill `target`, and return the tag of it."""
@@ -220,10 +234,8 @@ class Connection:
             elif partial.filled == partial.target.nbytes:
                 self._partial = None
                 count = partial.target.nbytes
-                if count and self._incoming.of_pieces([partial.target]) != partial.tag:
-                    self.close()
-                    raise WireError("a payload was damaged on its way")
-                self._incoming.next_frame()
+                intact = not count or self._incoming.of_pieces([partial.target]) == partial.tag
+                self._end(partial.message, intact)
                 return partial.message, partial.target
             elif not (came := self._recv_now(partial.target[partial.filled :])):
                 return None
@@ -235,26 +247,17 @@ class Connection:
         early = self._early
         if early.nbytes < HEAD_BYTES:
             return None
-        meta_bytes, payload_bytes, tag = lengths_of(early[:HEAD_BYTES])
-        if meta_bytes > MESSAGE_BYTES_MAX or payload_bytes > PAYLOAD_BYTES_MAX:
-            self.close()
-            raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
+        head = early[:HEAD_BYTES]
+        meta_bytes, payload_bytes, tag = self._lengths(head, MESSAGE_BYTES_MAX, PAYLOAD_BYTES_MAX)
         end = HEAD_BYTES + meta_bytes
         if early.nbytes < end:
             return None
-        meta = early[HEAD_BYTES:end]
-        if not self._incoming.is_genuine(early[:HEAD_BYTES], meta):
-            self.close()
-            raise WireError("a frame was damaged, forged or repeated on its way")
-        try:
-            message = decode(meta)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            self.close()
-            raise WireError(f"a frame makes no sense: {error}") from error
+        self._early = early[end:]
+        message = self._message(head, early[HEAD_BYTES:end], payload_bytes)
         target = self._room(message, payload_bytes)
-        there = early[end : end + payload_bytes]
+        there = self._early[:payload_bytes]
         target[: there.nbytes] = there
-        self._early = early[end + there.nbytes :]
+        self._early = self._early[there.nbytes :]
         return _Partial(message, tag, target, there.nbytes)
 
     def _read_ahead(self) -> bool:

@@ -23,6 +23,7 @@ from agent.checksum import crc32c
 from agent.messages import OutputFile
 from agent.output.files import DRAFT, Bounds, checksum_of, open_file, why_no_path
 from agent.protocol import OutputSent, OutputTaken
+from cloud.private import flush
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Shelf:
         if coming.draft is not None:
             path = self._folder / sent.path
             coming.draft.replace(path)
-            _flush(path.parent)
+            flush(path.parent)
         coming.file.close()
         self._coming = None
         self._sound.add(sent.path)
@@ -238,7 +239,7 @@ class Shelf:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._list)
-        _flush(self._list.parent)
+        flush(self._list.parent)
 
 
 def listed(home: Path) -> tuple[OutputFile, ...]:
@@ -265,11 +266,3 @@ def _answer(sent: OutputSent, state: Any, at: int = 0) -> OutputTaken:
 
 def _refused(sent: OutputSent, why: str) -> OutputTaken:
     return OutputTaken(serial=sent.serial, state="refused", why=why)
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -38,6 +38,7 @@ from agent.store.format import (
     block_crcs,
     decode,
     encode,
+    folder_of,
 )
 from agent.store.sinks import DRAFT, Sink
 
@@ -130,6 +131,7 @@ class Archive:
         self._passed = set[Mark]()
         self._damage = list[str]()
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
+        self.branched = set[int]()  # versions that other jobs begin from, which count until then
 
     def take_over(self, version: int) -> int:
         """Become the writer that goes on from `version`, in a generation that no writer has had."""
@@ -253,26 +255,34 @@ class Archive:
         return said
 
     def prune(self, generation: int = 0) -> bool:
-        """Keep the newest versions. Return whether files were deleted.
+        """Keep the newest versions, and the branched ones. Return whether files were deleted.
 
-        What a manifest that counts names is never deleted. The writer of `generation` is not
+        What a manifest that is kept names is never deleted. The writer of `generation` is not
         superseded by its own fence, though it may not have written a version yet.
         """
-        kept = self.marks()[: self._keep]
+        counted = self.marks()
+        kept, old = counted[: self._keep], counted[self._keep :]
         if len(kept) < self._keep:
             return False
-        floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
+        branched = [mark for mark in old if mark.version in self.branched]
+        lowest = min(mark.version for mark in (*kept, *branched))
+        floor = Mark(lowest, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
-        parts = self._parts()
+        parts, spared = self._parts(), self._folders(branched)
         # A newer writer of one of these began before, and is seen now; it may be below our floor.
         if self._superseded(max(generation, floor.generation)):
             return False
         written = self.sink.sizes(MANIFESTS)
         void = set(marks_in(MANIFESTS, written)) - set(self.marks())
+        void |= {*old} - {*branched}  # above the floor where a branched one holds that down
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
         self.sink.delete([key for key in written if key.endswith(DRAFT)])
-        # A part at or above the floor that no manifest names may be of a writer still at work.
-        below = [key for key, version in parts.items() if version < floor.version]
+        # A part of the kept ones' range that no manifest names may be of a writer still at work.
+        below = [
+            key
+            for key, version in parts.items()
+            if version < kept[-1].version and version not in spared
+        ]
         self.sink.delete(below)
         self._prune_marks(floor)
         passing("keeper: pruned")
@@ -300,6 +310,15 @@ class Archive:
         found = {key: _PART.fullmatch(key) for key in self.sink.sizes(PARTS)}
         versions = {key: int(match[1]) for key, match in found.items() if match}
         return {key: version for key, version in versions.items() if version not in self.pinned}
+
+    def _folders(self, marks: Sequence[Mark]) -> set[int]:
+        """Return the versions in whose folders lie parts of these versions."""
+        folders = {mark.version for mark in marks}
+        for mark in marks:
+            key = mark.key(MANIFESTS)
+            with suppress(Damaged):  # nobody can begin from it
+                folders |= {folder_of(part) for part in decode(self.sink.get(key), key).parts}
+        return folders
 
     def _superseded(self, generation: int) -> bool:
         return any(fence.generation > generation for fence in self._marks(FENCES))

@@ -24,6 +24,7 @@ from agent.checksum import Buffer
 from agent.errors import CheckpointError
 from agent.faults import passing
 from agent.store.errors import Damaged, Full, Unavailable
+from cloud.private import flush
 
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 PIECES_PER_CALL = 512  # below every system's IOV_MAX
@@ -118,7 +119,7 @@ class DiskSink:
             folders, self._unflushed = self._unflushed, set()
         for folder in sorted(folders):
             with _mapped(folder):
-                _flush(folder)
+                flush(folder)
 
     @contextmanager
     def open(self, key: str) -> Iterator[Read]:
@@ -198,14 +199,6 @@ def _fill_each(handle: int, offset: int, views: list[memoryview], path: Path) ->
                 raise Damaged(f"{path} ends at {offset + filled}")
             filled += count
         offset += view.nbytes
-
-
-def _flush(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -31,8 +31,8 @@ import msgspec
 import numpy as np
 import torch
 
-from agent.errors import Misuse
-from agent.profile import SumFormat
+from agent.errors import Misuse, StateError
+from agent.profile import EXCHANGED, SumFormat
 from agent.tensors.absent import is_away
 from agent.tensors.device import CPU, home
 from agent.tensors.layer_names import Models, named_buffers, named_modules, summed_parameters
@@ -516,6 +516,29 @@ class SumSpace:
 
     def summed(self, total: Sum) -> Summed:
         return Summed(total, self.finite(total), total.marks)
+
+    @property
+    def _format(self) -> SumFormat:
+        return "bfloat16" if self.rounds else "float32"
+
+    def sealed(self, marks: bytes) -> bytes:
+        """Return the marks of a sum with its format, for whoever applies it again."""
+        return marks + b"\0" + self._format.encode()
+
+    def unsealed(self, marks: bytes) -> bytes:
+        """Return the marks of a stored sum; refuse one of a different format.
+
+        Earlier versions of the software stored no format.
+        """
+        for known in EXCHANGED:
+            if marks.endswith(seal := b"\0" + known.encode()):
+                if known != self._format:
+                    raise StateError(
+                        f"the sums of committed steps, which have to be applied again, are in {known}, and this script "
+                        f'sums in {self._format}: resume the job with Session(..., exchange="{known}")'
+                    )
+                return marks.removesuffix(seal)
+        return marks
 
     def install(self, total: Sum, microbatches: int) -> None:
         """Put gradients into the model, as views of the sum, and apply the buffers' changes."""

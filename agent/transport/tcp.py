@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from agent.errors import Damaged, Refused, WireError
+from agent.errors import Altered, Refused, WireError
 from agent.net.front import BACKLOG, Front
 from agent.net.handshake import Door
 from agent.net.wire import Connection, dial
@@ -400,7 +400,7 @@ class Tcp:
                         self._answer(peer, flow, Freed(there=message.there))
                 else:
                     self._hear(peer, flow, message)
-        except Damaged as error:
+        except Altered as error:
             log.warning(DAMAGED.format(name, error))
         except WireError:
             pass  # the usual end

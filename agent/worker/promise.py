@@ -99,7 +99,7 @@ class Preparing:
             generation=layout.generation,
             step=step,
             loss=summed.total.loss / layout.microbatches,
-            present=summed.marks,
+            present=replica.space.sealed(summed.marks),
             script_step=replica.step,
             phase=replica.phase,
             idle=replica.idle,

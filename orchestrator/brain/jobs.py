@@ -286,11 +286,11 @@ def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
     """End the job: close it, stop its workers, and pass on or give back its machines."""
-    started = job.status != "PENDING"
+    opened = job.status != "PENDING" or job.spec.from_url
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
     state.live_jobs.pop(job.id, None)
-    if started:
+    if opened:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
     for worker in [state.workers[w] for w in job.workers]:
         staffing.stop(state, out, worker, f"{job.id} has ended")
@@ -607,6 +607,10 @@ def on_branched(state: State, out: list[AnyAction], event: JobBranched) -> None:
         deadline_s=None if over else job.spec.deadline_s,
     )
     on_submitted(state, out, JobSubmitted(at_s=event.at_s, spec=spec))
+    begun = state.jobs.get(event.name)
+    if begun is not None and begun.status == "PENDING":
+        why = f"step {event.step} of {job.id} is kept until the turn of {event.name} comes"
+        out.append(OpenJob(order=order_of(begun), because=why))
 
 
 def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:

@@ -39,6 +39,7 @@ def test_kills_newcomers_and_stages_change_no_bit(crew: Crew, tmp_path: Path) ->
     assert crew.keeper._jobs["job"].vault.sum_bytes < 0.75 * size
     crew.shape(2, "now")
     crew.reach(10)
+    assert crew.keeper._jobs["job"].vault.redo[-1].present.endswith(b"\0bfloat16")
     crew.kill(*crew.ready)
     crew.start(2)
     ends_alike(crew, alone, STEPS)

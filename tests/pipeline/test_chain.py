@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from playing import Turns, alone, batches, layout_of, made, rows
 from torch import nn
 
+from agent.errors import StateError
 from agent.pipeline.stages.channel import Exchange
 from agent.pipeline.stages.cut import Sections
 from agent.pipeline.tracing.graphs import Recording
@@ -144,16 +145,20 @@ def test_a_committed_step_has_the_numbers_again(loss: Callable[..., Any]) -> Non
     played = Played(2, loss, owned=True)
     one = Played(2, loss).step(0, lambda _, m: streams(m))["r0s0"]
     body, marks = one.total.memory(0, one.total.space.total_bytes), one.marks
+    stored = one.total.space.sealed(marks)
 
     def again(_: str, chain: Chain) -> Summed:
         payload = b"".join(bytes(body[start:end]) for start, end in chain.spans)
-        return chain.again(0, memoryview(bytearray(payload)), marks)
+        return chain.again(0, memoryview(bytearray(payload)), stored)
 
     for summed in played.at_once(again).values():
         assert summed.total.loss == one.total.loss
         assert summed.total.metrics == one.total.metrics
         assert summed.marks == marks
         assert summed.finite
+    stored = SumSpace({"model": made(layers)}, exchange="bfloat16").sealed(marks)
+    with pytest.raises(StateError, match=r"in bfloat16, .* sums in float32: resume"):
+        played.at_once(again)
 
 
 def test_a_chain_computes_a_microbatch_of_another_to_compare_it() -> None:

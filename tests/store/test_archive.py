@@ -187,6 +187,37 @@ def test_what_is_being_read_stays_and_what_came_after_it_does_not(sink):
     assert set(sink.sizes(PARTS)) == named
 
 
+def test_what_a_branch_begins_from_counts_until_it_has_begun(sink):
+    """It is read like the newest, although newer ones came; those between it and them go as always."""
+    archive = Archive(sink, "job", keep=2)
+    branched = save(archive, 1)
+    archive.branched = {1}
+    for version in range(2, 9):
+        save(archive, version)
+        archive.prune()
+    assert [mark.version for mark in archive.marks()] == [8, 7, 1]
+    assert Archive(sink, "job", ours=False).newest(1) == branched
+    named = {part.key for mark in archive.marks() for part in archive.read(mark).parts}
+    assert set(sink.sizes(PARTS)) == named
+    archive.branched = set()
+    archive.prune()
+    assert [mark.version for mark in archive.marks()] == [8, 7]
+    assert {key.split("/")[1] for key in sink.sizes(PARTS)} == {"0000000007", "0000000008"}
+
+
+def test_a_damaged_version_that_a_branch_begins_from_does_not_hinder_pruning(sink):
+    archive = Archive(sink, "job", keep=2)
+    key = save(archive, 1).key
+    sink.delete([key])
+    sink.create(key, b"{")
+    archive.branched = {1}
+    for version in range(2, 5):
+        save(archive, version)
+    archive.prune()
+    assert [mark.version for mark in archive.marks()][:2] == [4, 3]
+    assert "0000000002" not in {key.split("/")[1] for key in sink.sizes(PARTS)}
+
+
 def test_what_nobody_names_is_swept(disk):
     """What killed writers have left goes, drafts too; versions, what is being read, and files of others stay."""
     archive = Archive(disk, "job")

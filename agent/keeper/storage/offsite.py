@@ -6,6 +6,7 @@ has the state, and the sums of the one step by which a worker proves itself. All
 several times as many bytes, and would save only a few steps.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -45,6 +46,16 @@ def earlier(url: str) -> Archive:
     """Open the archive of an earlier job at `.../JOB` or `.../JOB#STEP`, for reading only."""
     place = url.partition("#")[0].rstrip("/")
     return Archive(open_place(place), place.rpartition("/")[2], ours=False)
+
+
+def branched_from(place: str, urls: Iterable[str]) -> set[int]:
+    """Return the versions at a place that jobs with these URLs begin from."""
+    here = (url for url in urls if url.partition("#")[0].rstrip("/") == place)
+    steps: set[int | None] = set()
+    for url in here:
+        with contextlib.suppress(CheckpointError):  # its job is refused when it is read
+            steps.add(step_in(url))
+    return {step for step in steps if step is not None}
 
 
 def step_in(url: str) -> int | None:
@@ -220,8 +231,9 @@ class Offsite:
 
     def set_aside(self, key: str, why: str) -> None:
         """Make a version that workers could not read no longer count."""
-        for mark in marks_in(MANIFESTS, [key]):
-            (self._target or self._opened()).set_aside(mark, why)
+        with self._writing:
+            for mark in marks_in(MANIFESTS, [key]):
+                (self._target or self._opened()).set_aside(mark, why)
 
     def _taken_over(self, begun: Begun) -> Archive:
         """Return where copies go.

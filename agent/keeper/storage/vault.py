@@ -26,7 +26,7 @@ from agent.keeper.proofs import Proofs, Question
 from agent.keeper.storage import recovery, versions
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import MemoryLog
-from agent.keeper.storage.offsite import Begun, Offsite, Storage, earlier, step_in
+from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
 from agent.keeper.storage.sharding import Passing, Sharding
 from agent.layout import Layout
@@ -561,9 +561,17 @@ class Vault:
         if newest is not None and not newest.provable:
             newest.look(self.proofs)
             self._question = newest.question
-        if newest is not None and newest.provable:
+        if newest is not None and self._serves(newest):
             self._older = self._aside = None
         self._note()
+
+    def _serves(self, base: Base) -> bool:
+        """Whether a base has all the records that it will ever have.
+
+        Where no sum is sent after a snapshot, no base becomes provable: a provable one from before
+        would be held for ever, a whole state in memory or pinned in the store.
+        """
+        return base.provable or (self._sparing and base.question is not None)
 
     def _note(self) -> None:
         """Note the kept base in lasting memory, before the one noted until now is dropped."""
@@ -755,6 +763,15 @@ class Vault:
                 daemon=True,
             ).start()
         return begins
+
+    def spare(self, urls: Iterable[str]) -> None:
+        """Keep on the disk the versions that jobs with these URLs begin from, and no others.
+
+        Else a version could be pruned between the wish for a branch and its first worker.
+        """
+        wanted = branched_from(self._directory.resolve().as_uri(), urls)
+        self._archive.branched |= wanted
+        self._archive.branched &= wanted
 
     def _open_offsite(self, storage: Storage) -> Offsite:
         return Offsite(

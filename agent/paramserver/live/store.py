@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.paramserver.messages import Section
+from cloud.private import flush
 
 
 class Folder:
@@ -26,11 +27,7 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the name is on the disk as well, before it counts as saved
-        finally:
-            os.close(folder)
+        flush(self._folder)  # the name is on the disk as well, before it counts as saved
 
     def read(self, partition: int, clock: int) -> list[Section]:
         with np.load(self._path(partition, clock)) as found:

@@ -250,7 +250,8 @@ class Chain:
 
         Each worker describes its own stages to the others, because all need to know every stage.
         """
-        present, names = decoded(marks, len(self._whole.space.tensors))
+        space = self._whole.space
+        present, names = decoded(space.unsealed(marks), len(space.tensors))
         total, at = self._total or self._make_total(), 0
         for _, target, size in self._way_back:
             copy_bytes(payload[at : at + size], total.memory(target, target + size))

@@ -115,6 +115,34 @@ def is_open(refusing: Refusing, job: str = "job") -> bool:
     return bool(refusing.hexists(OPEN_JOBS, job))
 
 
+def test_the_step_that_a_branch_begins_from_is_kept_until_the_branch_is_closed(
+    refusing: Refusing, tmp_path: Path
+) -> None:
+    """Also if the keeper restarts, and although the job goes on and prunes what is old."""
+    place = Place(checkpoints=tmp_path)
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    try:
+        keeper.open_job(order(), b"")
+        assert keeper._jobs["job"].vault.write(saved(1))
+        url = f"{(tmp_path / 'job').as_uri()}#1"
+        keeper.open_job(msgspec.structs.replace(order("branch"), from_url=url), b"")
+    finally:
+        keeper.close()
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    try:
+        trained = keeper._jobs["job"].vault
+        trained.since = 1  # as the commits of a job that trained would say
+        for version in range(2, 2 + order().checkpoints_kept):
+            assert trained.write(saved(version))
+        assert disk(tmp_path / "job").newest(1) is not None
+        keeper.close_job("branch")
+        until("the close", lambda: not trained._archive.branched)
+        assert trained.write(saved(20))
+        assert disk(tmp_path / "job").newest(1) is None
+    finally:
+        keeper.close()
+
+
 def test_what_did_not_fit_when_a_job_was_closed_is_written_when_there_is_room(
     refusing: Refusing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -393,6 +394,25 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
     other = vault_of(tmp_path / "here", [], from_url="s4://nowhere/old")
     with pytest.raises(CheckpointError, match="s4://nowhere/old"):
         other.recall(0, patient=True)
+
+
+def test_a_version_is_set_aside_between_two_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a commit could read the list of versions while one of them goes."""
+    copies = Offsite("job", disk(tmp_path), partial(disk, tmp_path / "far"), 0.0, print)
+    kept = save(disk(tmp_path / "far"), 1, saved(3))
+    alone = list[bool]()
+    aside = Archive.set_aside
+
+    def seen(archive: Archive, mark: Mark, why: str) -> None:
+        alone.append(copies._writing.locked())
+        aside(archive, mark, why)
+
+    monkeypatch.setattr(Archive, "set_aside", seen)
+    copies.set_aside(kept.key, "a worker could not read it")
+    assert alone == [True]
+    assert disk(tmp_path / "far").newest() is None
 
 
 @pytest.mark.parametrize("damaged", [False, True])

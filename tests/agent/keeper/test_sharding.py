@@ -15,13 +15,14 @@ from crews import until
 from s3_server import S3Server, s3_sink
 
 from agent.errors import WireError
+from agent.keeper.proofs import Question
 from agent.keeper.storage import sharding, versions
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.sharding import Passing, between, replay
 from agent.keeper.storage.vault import Vault
 from agent.layout import data_parallel
 from agent.messages import BackupHeld, CheckpointFailed, Report
-from agent.protocol import PROVING, Snapshot, Unread
+from agent.protocol import PROVING, Digest, Prepared, Reached, Snapshot, Unread
 from agent.store import objects
 from agent.store.archive import Archive
 from agent.store.errors import Full, Unavailable
@@ -249,6 +250,27 @@ def test_what_a_keeper_still_uses_is_not_swept(scene: Scene) -> None:
         scene.snapshot(version)
     scene.vault.backup = first.backup
     assert scene.restored() == bytes_of(1)
+
+
+def test_a_provable_state_goes_when_none_becomes_provable_any_more(scene: Scene) -> None:
+    """Where no sum is sent after a snapshot: else it would be held, and pinned in the store, for ever."""
+    vault = scene.vault
+    scene.snapshot(1)
+    vault._question = Question(
+        version=1, script_step=1, microbatches=(0,), commits=1, complete=True, known=()
+    )
+    vault.sum_bytes = 1 << 60
+    scene.snapshot(2)
+    assert vault._kept_base.backup.version == 1, "nothing is known of the step after 2 so far"
+    reached = Reached(version=2, layers=(Digest("l", 9, (3.0,)),), machine="m")
+    told = Prepared(generation=1, step=2, loss=0.5, present=b"", script_step=2, reached=reached)
+    assert vault.proofs.hear("a", told) == ""
+    vault.look()
+    assert vault._kept_base.backup.version == 2
+    assert vault.asked(partly=False).backup.version == 2
+    scene.snapshot(3)
+    scene.snapshot(4)
+    assert min(int(part.parent.name) for part in scene.parts()) >= 2
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "flipped"])

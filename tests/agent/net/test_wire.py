@@ -8,7 +8,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -97,8 +97,21 @@ def _frame_of(message: Slice, payload: bytes) -> bytes:
     return bytes(frame)
 
 
+def at_hand(connection: Connection) -> object:
+    """The next message, read as one reads who never waits for a connection."""
+    while (found := connection.receive_some()) is None:
+        assert select.select([connection], [], [], 10)[0], "nothing comes"
+    return found
+
+
+WAYS = pytest.mark.parametrize("read", [Connection.receive, at_hand])
+
+
+@WAYS
 @pytest.mark.parametrize("at", [0, 5, 12, 28, 44, -1])
-def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
+def test_a_damaged_frame_is_refused(
+    pair: tuple[Connection, Connection], at: int, read: Callable[[Connection], object]
+) -> None:
     """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
     left, right = pair
     frame = bytearray(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
@@ -106,7 +119,21 @@ def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int
     left._sock.sendall(frame)
     left.close()
     with pytest.raises(WireError):
-        right.receive()
+        read(right)
+
+
+@WAYS
+def test_what_is_out_of_range_is_told_from_what_is_damaged(
+    pair: tuple[Connection, Connection], read: Callable[[Connection], object]
+) -> None:
+    """Both ways of reading tell it, and read on after it."""
+    left, right = pair
+    left._sock.sendall(left._outgoing.frame(msgspec.msgpack.encode({"type": "Nonsense"})))
+    left._outgoing.next_frame()
+    left.send(Beat())
+    with pytest.raises(Unsound):
+        read(right)
+    assert read(right) == (Beat(), b"")
 
 
 def test_what_changes_while_it_is_sent_is_refused(pair: tuple[Connection, Connection]) -> None:

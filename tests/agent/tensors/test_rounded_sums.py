@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.errors import StateError
 from agent.layout import data_parallel
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
@@ -21,6 +23,18 @@ def _space() -> SumSpace:
     model.weight = torch.nn.Parameter(torch.zeros(COLUMNS))
     model.register_buffer("mean", torch.zeros(COLUMNS))
     return SumSpace({"model": model}, exchange="bfloat16")
+
+
+def test_a_stored_sum_names_its_format() -> None:
+    """A script of the other format is refused in a sentence; without a format, a sum is read as before."""
+    rounded, exact = _space(), SumSpace({"model": torch.nn.Linear(2, 2)})
+    marks = b"\1\0"
+    for space in (rounded, exact):
+        assert space.unsealed(space.sealed(marks)) == space.unsealed(marks) == marks
+    with pytest.raises(StateError, match=r'in bfloat16, .* in float32: .*exchange="bfloat16"'):
+        exact.unsealed(rounded.sealed(marks))
+    with pytest.raises(StateError, match=r'in float32, .* in bfloat16: .*exchange="float32"'):
+        rounded.unsealed(exact.sealed(marks))
 
 
 def _share(space: SumSpace, rows: torch.Tensor, first: int, count: int) -> list[torch.Tensor]:

@@ -917,6 +917,19 @@ def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand: Any) -> 
     assert set(h.state.jobs) == {"job", "job-2"}
 
 
+def test_the_step_of_a_branch_is_kept_while_it_waits_for_its_turn(hand: Any) -> None:
+    """The keeper knows the branch from the wish on, and forgets it if it ends before its turn."""
+    h = hand(machines_max=1).running(slots_max=1)
+    asked = JobBranched(
+        at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
+    )
+    (opened,) = h.only(h.see(asked), OpenJob)
+    assert h.state.jobs["job-2"].status == "PENDING"
+    assert opened.order.from_url == "file:///c/job#40"
+    out = h.see(JobCancelled(at_s=h.at_s, job="job-2", by="ann"))
+    assert [closed.job for closed in h.only(out, CloseJob)] == ["job-2"]
+
+
 def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand: Any) -> None:
     h = hand().running(slots_max=1, deadline_s=hand().at_s + 5.0)
     h.wait(10.0)
