@@ -17,6 +17,7 @@ from orchestrator.history.records import (
     By,
     Cause,
     Daily,
+    Entry,
     Happening,
     Held,
     Point,
@@ -179,6 +180,22 @@ class History:
             " WHERE ?1 IS NULL OR job = ?1 GROUP BY 1, 2"
         )
         return sorted(_lines(self._rows(sql, job)), key=lambda line: -line.usd)
+
+    def entries(self, cause: Cause, job: str | None = None) -> list[Entry]:
+        """Return the lines of the ledger that make what a cause cost, the dearest first.
+
+        They add up to that cause's line of `money`, of a job or of all.
+        """
+        sql = (
+            "SELECT token, coalesce(machine, ''), coalesce(pool, ''), coalesce(market, ''),"
+            " from_s, to_s, charges.job, cause, usd, hours"
+            " FROM charges LEFT JOIN machines USING (token)"
+            " WHERE cause = ?1 AND (?2 IS NULL OR charges.job = ?2)"
+            " ORDER BY abs(usd) DESC, token, charges.job"
+        )
+        names = Entry.__struct_fields__
+        rows = self._rows(sql, cause, job)
+        return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
 
     def daily(self, from_s: float = 0.0, to_s: float = inf, job: str | None = None) -> list[Daily]:
         """Return the money by day, job, pool and cause, in that order."""

@@ -123,6 +123,21 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[Cause, float]  # in dollars
 
 
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine cost one job for one cause; `token` names its line in the ledger."""
+
+    token: str  # empty where no machine was, or the history has forgotten it
+    machine: str
+    pool: str
+    market: str
+    from_s: float | None  # when the machine was bought
+    to_s: float | None  # empty while it is held
+    job: str
+    cause: Cause
+    usd: float
+    hours: float
+
+
 class Daily(msgspec.Struct, frozen=True, kw_only=True):
     """What one cause cost a job in one pool on one day (UTC)."""
 

@@ -78,6 +78,27 @@ def test_cost_by_anything_adds_up_to_the_ledger(remembering, past, by):
     assert one["spent_usd"] == pytest.approx(spent["job-1"], abs=0.01)
 
 
+@pytest.mark.parametrize("job", [(), ("job-1",)])
+def test_a_figure_is_made_of_lines_of_the_ledger_to_the_cent(remembering, job):
+    figures = remembering("cost", *job, "--by", "cause", "--json").json["lines"]
+    held = {one.token: one for one in History.open(remembering.places).machines()}
+    assert {"useful", "waiting"} <= {figure["key"] for figure in figures}
+    for figure in figures:
+        answer = remembering("cost", *job, "--of", figure["key"], "--json").json
+        entries = answer["entries"]
+        assert answer["spent_usd"] == pytest.approx(figure["usd"], abs=0.005)
+        assert sum(entry["usd"] for entry in entries) == pytest.approx(answer["spent_usd"])
+        assert {entry["cause"] for entry in entries} == {figure["key"]}
+        assert {entry["job"] for entry in entries} <= ({*job} or {"", "job-0", "job-1"})
+        for entry in entries:
+            if entry["token"]:
+                assert entry["machine"] == held[entry["token"]].machine
+    text = remembering("cost", *job, "--of", figures[0]["key"]).out
+    assert f"${figures[0]['usd']:,.2f}" in text
+    mixed = remembering("cost", "--of", "useful", "--by", "day")
+    assert (mixed.code, "leave those out" in mixed.line) == (2, True)
+
+
 def test_days_are_counted_from_a_moment(remembering):
     days = remembering("cost", "--by", "day", "--json").json["lines"]
     assert [line["key"] for line in days] == sorted(line["key"] for line in days)

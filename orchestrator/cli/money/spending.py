@@ -13,7 +13,7 @@ from orchestrator.cli.command import Command, CommandError
 from orchestrator.cli.money.times import Since, moment
 from orchestrator.formatting import percent, usd
 from orchestrator.history.reader import History
-from orchestrator.history.records import MEANING, By, Spent
+from orchestrator.history.records import MEANING, By, Cause, Spent
 from orchestrator.paths import Places
 
 LINES_SHOWN = 40
@@ -27,12 +27,24 @@ def cost(
     by: Annotated[
         By | None, typer.Option(help="Where the money went, also of jobs of the past.")
     ] = None,
+    of: Annotated[
+        Cause | None, typer.Option(help="The lines of the ledger that make what a cause cost.")
+    ] = None,
     since: Since = None,
 ) -> None:
     """Show what was spent on what, beside the same machine time on demand.
 
-    With --by it answers from the history, so also while no manager runs.
+    With --by or --of it answers from the history, so also while no manager runs.
     """
+    if of is not None:
+        if by is not None or since is not None:
+            raise CommandError(
+                "--of shows lines of the ledger, each a machine's whole life, so it goes with"
+                " neither --by nor --since: leave those out",
+                code=2,
+            )
+        _entries(command, job, of)
+        return
     if by is not None or since is not None or job is not None:
         _past(command, job, by or "cause", since)
         return
@@ -63,6 +75,32 @@ def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
     made = _causes(lines, total_usd) if by == "cause" else _lines(lines, by, total_usd)
     then = "orchestrator cost --by day" if by == "cause" else "orchestrator cost --by cause"
     command.answer(value, made, then=(then,))
+
+
+def _entries(command: Command, job: str | None, cause: Cause) -> None:
+    entries = History.open(Places(command.config.state_dir)).entries(cause, job)
+    total_usd = sum(entry.usd for entry in entries)
+    value = {"of": cause, "job": job, "spent_usd": total_usd, "entries": entries}
+    if not entries:
+        command.answer(value, Text(f"the ledger has no line for {cause}"))
+        return
+    made = tables.table("ledger line", "job", "pool", "spent$", "hours#")
+    shown = entries[:LINES_SHOWN]
+    for entry in shown:
+        made.add_row(
+            entry.token or "(no machine)",
+            entry.job or "(the house)",
+            entry.pool or "-",
+            usd(entry.usd),
+            f"{entry.hours:,.1f}",
+        )
+    made.add_section()
+    if len(entries) > len(shown):
+        rest_usd = total_usd - sum(entry.usd for entry in shown)
+        more = f"and {len(entries) - len(shown):,} more"
+        made.add_row(more, "", "", usd(rest_usd), "", style="dim")
+    made.add_row("all", "", "", usd(total_usd), "", style="bold")
+    command.answer(value, made, then=("orchestrator cost --by cause",))
 
 
 def _causes(lines: Sequence[Spent], total_usd: float) -> Table:
