@@ -109,6 +109,15 @@ def classes(count, width, kinds, seed=1):
     return (points @ weights.T).argmax(1), points
 
 
+def rings(count, kinds, seed=1):
+    """Generate points of a plane in rings around one centre, and the ring of each."""
+    draw = np.random.default_rng(seed)
+    ring = np.arange(count) % kinds
+    angle, far = draw.uniform(0, 2 * np.pi, count), ring + 0.5 + 0.1 * draw.normal(size=count)
+    points = np.stack([np.cos(angle), np.sin(angle)], 1) * far[:, None]
+    return ring, points.astype(np.float32)
+
+
 def clouds(count, width, kinds, seed=1):
     """Generate points around centres that are far apart, and the centres."""
     draw = np.random.default_rng(seed)

@@ -2,6 +2,7 @@
 
 import factorisation
 import means
+import network
 import numpy as np
 import regression
 import topics
@@ -65,6 +66,14 @@ def test_regression_is_the_same_bits_as_alone_whatever_is_lost():
     ended = run_alone(regression.Regression(), virtual.plan.work)
     assert np.array_equal(table(virtual, "weights"), ended.value("weights"))
     assert regression.Regression().accuracy(ended.value("weights")) > 0.95
+
+
+def test_network_of_torch_is_the_same_bits_as_alone_whatever_is_lost():
+    """Adam's moments lie at the servers, and are lost and moved with the weights."""
+    virtual = on_a_cluster(network.Network, slack=0)
+    ended = run_alone(network.Network(), virtual.plan.work)
+    assert np.array_equal(table(virtual, "weights"), ended.value("weights"))
+    assert network.Network().accuracy(ended.value("weights")) > 0.95
 
 
 def test_k_means_finds_the_centres():
