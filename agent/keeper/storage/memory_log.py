@@ -30,7 +30,7 @@ from uuid import uuid4
 import msgspec
 
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
-from agent.store.errors import Unknown
+from agent.store.errors import Unavailable, Unknown
 from agent.store.format import FORMAT, Layer
 from agent.store.memory import RETURNING_BYTES_MIN, Returning, address_of, fresh
 
@@ -249,7 +249,10 @@ class MemoryLog:
     # --- what is found ----------------------------------------------------------------------------
 
     def find(self, committed: int) -> Saved | None:
-        """Return what the previous keeper left, up to what was committed, and take it over."""
+        """Return what the previous keeper left, up to what was committed, and take it over.
+
+        Raise `Unavailable` while that keeper still ends, as what it holds may be the only copy.
+        """
         with self._lock:
             try:
                 return self._find(committed)
@@ -262,8 +265,10 @@ class MemoryLog:
                 return None
 
     def _find(self, committed: int) -> Saved | None:
-        if not (self._folder / STATE).exists() or not self._holds():
+        if self._left or not (self._folder / STATE).exists():
             return None
+        if not self._holds():
+            raise Unavailable(f"an earlier keeper still holds {self._folder}; it is tried again")
         data = (self._folder / STATE).read_bytes()
         if msgspec.msgpack.decode(data, type=Form).format != FORMAT:
             raise Unknown(

@@ -1,5 +1,6 @@
 """What a keeper leaves in memory: found by the next one, as it was, or not at all."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -27,7 +28,7 @@ from agent.keeper.storage.memory_log import (
 )
 from agent.keys import OPEN_JOBS
 from agent.messages import Recalled, RecallFailed, Rewound
-from agent.store.errors import Unknown
+from agent.store.errors import Unavailable, Unknown
 from agent.store.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
 
@@ -181,8 +182,10 @@ def test_memory_that_is_used_again_is_not_what_it_was(shared: Path, number: int)
 
 
 def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
+    """It may be ending, and what it holds may be the only copy: who asks has to ask again."""
     memory, held = lived(shared, 3, 2)
-    assert found(shared, 5) is None
+    with pytest.raises(Unavailable, match="an earlier keeper still holds"):
+        found(shared, 5)
     memory.leave()
     assert same(found(shared, 5), held)
 
@@ -408,6 +411,29 @@ def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
     assert f"{record.parent} is of another version of the software" in said.error
     assert lasting.of(Recalled) == []
     record.write_bytes(written)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    ends_alike(lasting, alone, STEPS)
+
+
+@pytest.mark.processes
+def test_memory_that_an_earlier_keeper_still_holds_is_waited_for(
+    lasting: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """A keeper that was killed may end later than the next one starts: its steps were lost then."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    held = os.open(root_of(lasting.folder / "checkpoints") / "job", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    lasting.keeper.start()
+    lasting.pids.clear()
+    lasting.start(2)
+    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    assert "an earlier keeper still holds" in said.error
+    os.close(held)
     lasting.completed()
     assert lasting.of(Rewound) == []
     ends_alike(lasting, alone, STEPS)
