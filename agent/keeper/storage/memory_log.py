@@ -70,6 +70,10 @@ class Sum(msgspec.Struct, frozen=True):
     body: Ref
 
 
+class Held(Unavailable):  # noqa: N818 - it names what happened
+    """The keeper before this one still lives, and holds the memory."""
+
+
 class MemoryLog:
     """Memory for the states and sums of one job, and the records of what is in it."""
 
@@ -251,7 +255,7 @@ class MemoryLog:
     def find(self, committed: int) -> Saved | None:
         """Return what the previous keeper left, up to what was committed, and take it over.
 
-        Raise `Unavailable` while that keeper still ends, as what it holds may be the only copy.
+        Raise `Held` while that keeper still ends, as what it holds may be the only copy.
         """
         with self._lock:
             try:
@@ -268,7 +272,7 @@ class MemoryLog:
         if self._left or not (self._folder / STATE).exists():
             return None
         if not self._holds():
-            raise Unavailable(f"an earlier keeper still holds {self._folder}; it is tried again")
+            raise Held(f"an earlier keeper still holds {self._folder}; it is tried again")
         data = (self._folder / STATE).read_bytes()
         if msgspec.msgpack.decode(data, type=Form).format != FORMAT:
             raise Unknown(

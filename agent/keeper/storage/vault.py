@@ -25,7 +25,7 @@ from agent.keeper import proofs
 from agent.keeper.proofs import Proofs, Question
 from agent.keeper.storage import recovery, versions
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
-from agent.keeper.storage.memory_log import MemoryLog
+from agent.keeper.storage.memory_log import Held, MemoryLog
 from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
 from agent.keeper.storage.sharding import Passing, Sharding
@@ -45,6 +45,8 @@ REDO_MAX_FACTOR = 4
 REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
 REDO_STEPS = 1000  # each sum is a file of a version, and a message to each worker that replays it
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
+HELD_S = 3.0  # for an earlier keeper, which usually ends in a moment, before that is reported
+LOOK_S = 0.05
 AGAIN_S = 60.0  # the longest wait after a version that could not be written
 LOST_S = 10.0  # without a byte of a state that was asked for
 SHARD_LOST_S = 90.0  # a store may be tried for a minute
@@ -651,7 +653,15 @@ class Vault:
 
         Called beside the job, without its lock.
         """
-        return None if self._lasting is None else self._lasting.find(committed)
+        until_s = time.monotonic() + HELD_S
+        while self._lasting is not None:
+            try:
+                return self._lasting.find(committed)
+            except Held:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(LOOK_S)
+        return None
 
     def recall(self, committed: int, *, patient: bool) -> Found:
         """Return the best of an earlier keeper's memory, the disk and, if needed, remote storage.
