@@ -70,7 +70,7 @@ class Sum(msgspec.Struct, frozen=True):
     body: Ref
 
 
-class Held(Unavailable):  # noqa: N818 - it names what happened
+class Held(Unavailable):
     """The keeper before this one still lives, and holds the memory."""
 
 
