@@ -149,7 +149,7 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
         application.process_range(lo, hi, params)
     except (Missing, ApplicationError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit would end machine after machine
         what = f"{type(application).__name__}.process_range({lo}, {hi}) raised"
         raise ApplicationError(f"{what} {type(error).__name__}: {error}") from error
 

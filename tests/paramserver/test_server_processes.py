@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import faulty
 import numpy as np
 import pytest
 import regression
@@ -81,5 +82,41 @@ def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wake
         assert house.nodes["t0"].process.wait(60) == 0
         assert set(house.controller.nodes) == {"r0", "r1"}
         assert house.result()["sum"].tolist() == [[80.0]] * 4
+    finally:
+        house.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "raised ZeroDivisionError: no luck"),
+        ("exits", "raised SystemExit: enough"),
+        ("no number", "is not finite: nan"),
+        ("wider", "shape (1, 3)"),
+    ],
+)
+def test_a_fault_in_one_worker_is_one_sentence_and_loses_no_clock(tmp_path, fault, said):
+    job = Job(
+        module="faulty",
+        kind="Faulty",
+        folder=str(Path(faulty.__file__).parent),
+        arguments={"fault": fault},
+        blocks=4,
+        grains=5,
+        partitions=2,
+        expected=3,
+        store=str(tmp_path),
+    )
+    house = House(job)
+    try:
+        for name, reliable in (("r0", True), ("t0", False), ("t1", False)):
+            house.start(name, reliable)
+        found = house.result(60)
+        why = house.controller.ended
+        assert said in why
+        assert "items 2" in why
+        assert "\n" not in why
+        assert [node.process.wait(60) for node in house.nodes.values()] == [0, 0, 0]
+        assert found["sum"].tolist() == [[10.0 * (house.controller.saved + 1)] * 2] * 4
     finally:
         house.close()
