@@ -87,7 +87,9 @@ class Held:
         return workers
 
     def _ready(self, workers: list[str]) -> bool:
-        return {*workers} <= {*self.crew.ready}
+        """Return whether they are ready, and the layout that has them was asked for."""
+        with self.crew._lock:
+            return {*workers} <= {*self.crew.ready}
 
     def _until(self, step: int) -> None:
         """Steps from this one on wait."""
