@@ -148,19 +148,23 @@ class Copying:
 
     def _answer(self, clock: int, asked: int) -> None:
         """Write a clock; a request is answered only when its clock is written."""
-        self.write(clock, asked=asked > 0)
-        if self._written == clock:
-            self._answered = max(self._answered, asked)
-        self._again_s = time.monotonic() + AGAIN_S if self._answered < asked else 0.0
+        written = self.write(clock, asked=asked > 0)
+        if asked and written:
+            self._answered = asked
+        elif asked:
+            self._again_s = time.monotonic() + AGAIN_S
 
-    def write(self, clock: int, asked: bool) -> None:
-        """Write a clock; what fails is reported, and tried again with a later one."""
+    def write(self, clock: int, asked: bool) -> bool:
+        """Write a clock, and return whether it was; what fails is reported."""
         try:
             saved = saved_of(self._read(clock))
-            if self._vault.write(saved, last=asked, copied_s=COPIED_S if asked else 0.0):
-                self._written = clock
+            written = self._vault.write(saved, last=asked, copied_s=COPIED_S if asked else 0.0)
         except (AgentError, OSError, ValueError, MemoryError) as error:
             log.warning("clock %d could not be copied: %s", clock, error)
+            return False
+        if written:
+            self._written = clock
+        return written
 
     def close(self, clock: int) -> None:
         """Write the last clock, after what is being written."""
