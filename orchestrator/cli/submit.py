@@ -238,13 +238,7 @@ def with_script(client: Client, packed: Packed, spec: JobSpec) -> JobSpec:
 def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:
     if budget is not None and not 0 <= budget <= 1e9:
         raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
-    now_s = time.time()
-    ends_at_s = deadline_s(deadline, now_s) if isinstance(deadline, str) else deadline
-    if ends_at_s is not None and not ends_at_s <= now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
-        raise CommandError(
-            f"--deadline {deadline}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
-            USAGE,
-        )
+    ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
     return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
 
 
@@ -274,7 +268,18 @@ def stored_at(url: str | None) -> str:
     return url
 
 
-def deadline_s(text: str, now_s: float) -> float:
+def deadline_s(given: str | float, now_s: float) -> float:
+    """Return the moment that is given as a number, or as a person types it; refuse a far one."""
+    at_s = _moment(given, now_s) if isinstance(given, str) else given
+    if not at_s <= now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
+        raise CommandError(
+            f"--deadline {given}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
+            USAGE,
+        )
+    return at_s
+
+
+def _moment(text: str, now_s: float) -> float:
     """Return the moment that a duration from now, or a date with a time, stands for.
 
     A date is in local time unless it has a zone.
@@ -282,19 +287,12 @@ def deadline_s(text: str, now_s: float) -> float:
     match = DURATION.fullmatch(text)
     try:
         if match:
-            at_s = now_s + float(match[1]) * UNIT_S[match[2]]
-        else:
-            at_s = datetime.fromisoformat(text).timestamp()
+            return now_s + float(match[1]) * UNIT_S[match[2]]
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise CommandError(
             f"--deadline {text}: write 90m, 2h, 1d or a date such as 2030-01-31T18:00", USAGE
         ) from None
-    if at_s > now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
-        raise CommandError(
-            f"--deadline {text}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
-            USAGE,
-        )
-    return at_s
 
 
 def _until_taken(command: Command, client: Client, job_id: str) -> JobView | None:

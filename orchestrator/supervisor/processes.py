@@ -17,6 +17,7 @@ from pathlib import Path
 MARK = "SPOT_HOUSE"
 PR_SET_PDEATHSIG = 1
 KILL_S_MAX = 3.0
+STARTS_MAX = 3  # of one part, if it is killed while it starts
 FILE_BYTES_MIN = 1 << 30  # Ray's shared memory, checkpoints, and a journal that grows
 
 
@@ -63,6 +64,12 @@ def start(
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def was_killed(process: "subprocess.Popen[bytes]") -> bool:
+    """Return whether a signal ended a child, which does not tell against its data or settings."""
+    status = process.poll()
+    return status is not None and status < 0
 
 
 def end(

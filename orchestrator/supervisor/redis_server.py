@@ -19,7 +19,6 @@ from orchestrator.paths import Places
 from orchestrator.supervisor import processes
 
 START_S_MAX = 20.0
-STARTS_MAX = 3
 # The server waits for the disk with each write, so only one can be torn. One that is cut short says
 # how long it was; of one whose blocks never reached the disk there are zeros, in bounds.
 TORN_BYTES_MAX = 1 << 20
@@ -81,10 +80,10 @@ class RedisServer:
         """
         self._places.redis_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         forgotten = self._forgotten()
-        for _ in range(STARTS_MAX):
+        for _ in range(processes.STARTS_MAX):
             if self._answers():
                 return forgotten
-            if not self._was_killed():
+            if self._process is None or not processes.was_killed(self._process):
                 break
         cut = self._cut_off_torn_end()
         if not (cut and self._answers()):
@@ -117,10 +116,6 @@ class RedisServer:
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-    def _was_killed(self) -> bool:
-        """Return whether a signal ended it, which does not tell against its data or settings."""
-        return self._process is not None and (self._process.poll() or 0) < 0
 
     def stop(self) -> None:
         if self._process is not None:

@@ -63,7 +63,6 @@ PACE_S = 5.0  # at least, between two starts of one of these
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
-STARTS_MAX = 3
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # directories with Ray's own logs
@@ -395,7 +394,7 @@ class House:
         if local.prices:
             words += ["--prices", local.prices]
         ready = self.places.cloud_dir / "cloud.json"
-        for left in reversed(range(STARTS_MAX)):
+        for left in reversed(range(processes.STARTS_MAX)):
             ready.unlink(missing_ok=True)  # a killed cloud leaves this file
             self._children["cloud"] = self._python(
                 "cloud",
@@ -438,7 +437,7 @@ class House:
         new attempt chooses new ports, because another process may have taken the old ones. Redis
         may have died meanwhile, and with it whatever waits for it.
         """
-        for left in reversed(range(STARTS_MAX)):
+        for left in reversed(range(processes.STARTS_MAX)):
             try:
                 self._start_ray()
                 break
@@ -612,9 +611,9 @@ class House:
     def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STARTUP_S_MAX
         while not ready():
-            status = self._children[name].poll()
-            if status is not None or time.monotonic() > deadline:
-                kind = Killed if status is not None and status < 0 else HouseError
+            process = self._children[name]
+            if process.poll() is not None or time.monotonic() > deadline:
+                kind = Killed if processes.was_killed(process) else HouseError
                 raise kind(f"{what} did not start; see {self.places.log(name)}")
             self._pause()
 

@@ -653,15 +653,16 @@ class Vault:
 
         Called beside the job, without its lock.
         """
+        if self._lasting is None:
+            return None
         until_s = time.monotonic() + HELD_S
-        while self._lasting is not None:
+        while True:
             try:
                 return self._lasting.find(committed)
             except Held:
                 if time.monotonic() > until_s:
                     raise
             time.sleep(LOOK_S)
-        return None
 
     def recall(self, committed: int, *, patient: bool) -> Found:
         """Return the best of an earlier keeper's memory, the disk and, if needed, remote storage.
@@ -779,9 +780,7 @@ class Vault:
 
         Else a version could be pruned between the wish for a branch and its first worker.
         """
-        wanted = branched_from(self._directory.resolve().as_uri(), urls)
-        self._archive.branched |= wanted
-        self._archive.branched &= wanted
+        self._archive.branched = branched_from(self._directory.resolve().as_uri(), urls)
 
     def _open_offsite(self, storage: Storage) -> Offsite:
         return Offsite(

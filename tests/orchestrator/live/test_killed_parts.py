@@ -11,7 +11,7 @@ from orchestrator.config import load
 from orchestrator.supervisor import processes, supervisor
 from orchestrator.supervisor.supervisor import House, HouseError
 
-STARTS = supervisor.STARTS_MAX
+STARTS = processes.STARTS_MAX
 
 Killing = Callable[[int], list["subprocess.Popen[bytes]"]]
 
