@@ -1,6 +1,9 @@
 """The machines in real processes: kills, additions and evictions leave the bits of one process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import faulty
 import numpy as np
@@ -14,11 +17,26 @@ from agent.paramserver.processes import House, Job
 pytestmark = pytest.mark.processes
 
 
+@contextmanager
+def running(module: ModuleType, kind: str, store: Path, *names: str, **job) -> Iterator[House]:
+    """Run an application on these nodes; those whose names begin with r are reliable."""
+    folder = str(Path(module.__file__).parent)
+    house = House(Job(module=module.__name__, kind=kind, folder=folder, store=str(store), **job))
+    try:
+        for name in names:
+            house.start(name, name.startswith("r"))
+        yield house
+    finally:
+        house.close()
+
+
 def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
-    job = Job(
-        module="regression",
-        kind="Regression",
-        folder=str(Path(regression.__file__).parent),
+    with running(
+        regression,
+        "Regression",
+        tmp_path,
+        "r0",
+        "r1",
         arguments={"clocks": 30},
         blocks=6,
         grains=6,
@@ -27,12 +45,7 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         help_size=2,
         dead_s=300.0,
         grain_s=0.01,
-        store=str(tmp_path),
-    )
-    house = House(job)
-    try:
-        for name in ("r0", "r1"):
-            house.start(name, True)
+    ) as house:
         for name in ("t0", "t1", "t2"):
             house.start(name, False, "first", slow=4.0 if name == "t2" else 1.0)
         house.wait(lambda brain: brain.ledger.closed >= 2)
@@ -46,34 +59,30 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         house.wait(lambda brain: not {"t1", "t2"} & set(brain.nodes))
         found = house.result()
         assert house.controller.ended == "30 clocks are done"
-        alone = run_alone(job.application(), house.controller.plan.work)
+        alone = run_alone(house.job.application(), house.controller.plan.work)
         files = sorted(path.name for path in tmp_path.iterdir())
         assert [name for name in files if name.endswith("-29.npz")] == [
             f"{at}-29.npz" for at in range(3)
         ]
         assert len({name.partition("-")[2] for name in files}) <= 2, files
         assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
-    finally:
-        house.close()
 
 
 def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wakes(tmp_path):
-    job = Job(
-        module="sluggish",
-        kind="Sluggish",
-        folder=str(Path(sluggish.__file__).parent),
+    with running(
+        sluggish,
+        "Sluggish",
+        tmp_path,
+        "r0",
+        "r1",
+        "t0",
         arguments={"first_s": 4.5, "clocks": 40},
         blocks=4,
         grains=2,
         partitions=2,
         expected=3,
         dead_s=3.0,
-        store=str(tmp_path),
-    )
-    house = House(job)
-    try:
-        for name, reliable in (("r0", True), ("r1", True), ("t0", False)):
-            house.start(name, reliable)
+    ) as house:
         house.wait(lambda brain: brain.ledger.closed >= 1 or brain.notes)
         assert house.controller.notes == []
         house.stop(["t0"])
@@ -82,8 +91,6 @@ def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wake
         assert house.nodes["t0"].process.wait(60) == 0
         assert set(house.controller.nodes) == {"r0", "r1"}
         assert house.result()["sum"].tolist() == [[80.0]] * 4
-    finally:
-        house.close()
 
 
 @pytest.mark.parametrize(
@@ -96,21 +103,19 @@ def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wake
     ],
 )
 def test_a_fault_in_one_worker_is_one_sentence_and_loses_no_clock(tmp_path, fault, said):
-    job = Job(
-        module="faulty",
-        kind="Faulty",
-        folder=str(Path(faulty.__file__).parent),
+    with running(
+        faulty,
+        "Faulty",
+        tmp_path,
+        "r0",
+        "t0",
+        "t1",
         arguments={"fault": fault},
         blocks=4,
         grains=5,
         partitions=2,
         expected=3,
-        store=str(tmp_path),
-    )
-    house = House(job)
-    try:
-        for name, reliable in (("r0", True), ("t0", False), ("t1", False)):
-            house.start(name, reliable)
+    ) as house:
         found = house.result(60)
         why = house.controller.ended
         assert said in why
@@ -118,5 +123,3 @@ def test_a_fault_in_one_worker_is_one_sentence_and_loses_no_clock(tmp_path, faul
         assert "\n" not in why
         assert [node.process.wait(60) for node in house.nodes.values()] == [0, 0, 0]
         assert found["sum"].tolist() == [[10.0 * (house.controller.saved + 1)] * 2] * 4
-    finally:
-        house.close()

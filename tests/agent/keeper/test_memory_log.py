@@ -359,6 +359,24 @@ def lasting(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> It
     shutil.rmtree(root_of(tmp_path / "checkpoints"))
 
 
+def all_are_killed(lasting: Crew) -> None:
+    """Train until there are steps that only memory has; then kill the keeper and all workers."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+
+
+def cannot_go_on(lasting: Crew) -> RecallFailed:
+    """Start a keeper and workers, and return what the job says that it waits for."""
+    lasting.keeper.start()
+    lasting.pids.clear()
+    lasting.start(2)
+    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    return said
+
+
 def commits(redis_process: RedisProcess) -> list[int]:
     client = redis.Redis.from_url(redis_process.url)
     return [int(client.hget("orch:commit:job", "step"))]
@@ -396,18 +414,11 @@ def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
     lasting: Crew, alone: tuple[list[str], bytes]
 ) -> None:
     """All were killed, and what is started then is newer: the job waits with words, and goes on with the version that wrote it."""
-    out = lasting.folder / "out.pt"
-    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
-    lasting.reach(8)
-    lasting.keeper.kill()
-    lasting.kill(*lasting.pids)
+    all_are_killed(lasting)
     record = root_of(lasting.folder / "checkpoints") / "job" / STATE
     written = record.read_bytes()
     record.write_bytes(msgspec.msgpack.encode(Form(format=1)))
-    lasting.keeper.start()
-    lasting.pids.clear()
-    lasting.start(2)
-    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    said = cannot_go_on(lasting)
     assert f"{record.parent} is of another version of the software" in said.error
     assert lasting.of(Recalled) == []
     record.write_bytes(written)
@@ -421,17 +432,10 @@ def test_memory_that_an_earlier_keeper_still_holds_is_waited_for(
     lasting: Crew, alone: tuple[list[str], bytes]
 ) -> None:
     """A keeper that was killed may end later than the next one starts: its steps were lost then."""
-    out = lasting.folder / "out.pt"
-    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
-    lasting.reach(8)
-    lasting.keeper.kill()
-    lasting.kill(*lasting.pids)
+    all_are_killed(lasting)
     held = os.open(root_of(lasting.folder / "checkpoints") / "job", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    lasting.keeper.start()
-    lasting.pids.clear()
-    lasting.start(2)
-    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    said = cannot_go_on(lasting)
     assert "an earlier keeper still holds" in said.error
     os.close(held)
     lasting.completed()
@@ -445,17 +449,14 @@ def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
 ) -> None:
     """All were killed, and the next keeper closes the job before any worker has come: nobody has asked for the state
     yet, and what was left of it in memory goes to the disk."""
-    out = lasting.folder / "out.pt"
-    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
-    lasting.reach(8)
-    lasting.keeper.kill()
-    lasting.kill(*lasting.pids)
+    all_are_killed(lasting)
     committed = commits(redis_process)
     lasting.keeper.start()
     lasting.keeper.close_job("job")
     store = redis.Redis.from_url(redis_process.url)
     until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
     assert list(memory_log.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
+    out = lasting.folder / "out.pt"
     lasting.open(TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
     lasting.pids.clear()
     lasting.start(2)
