@@ -191,6 +191,7 @@ class SimulatedCloud:
         self._listed: dict[tuple[str, str], dict[str, Machine]] = {}
         self._slots_held = 0
         self._launches = 0
+        self.ends = 0  # machines that have ended here so far
         self._heap: list[tuple[float, int, _Due, str | Pool, float]] = []
         self._pushes = 0
         self._outbox: list[Change] = []
@@ -488,6 +489,7 @@ class SimulatedCloud:
         machine = record.machine
         if machine.state == "terminated":
             return False
+        self.ends += 1
         record.cost_usd = self._cost_usd(record, at_s)
         state = self._pools[machine.pool]
         state.leave(machine.id)

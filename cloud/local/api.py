@@ -131,7 +131,9 @@ class Api:
             try:
                 self._admit(request)
                 await asyncio.sleep(self._faults.answer_delay_s)
-                return _json(await handler(request), 200)
+                said = await handler(request)
+                self._service.record_ends()
+                return _json(said, 200)
             except errors.CloudError as error:
                 code = CODES.get(error.code, error.code)
                 return _json(Refusal(code=code, error=str(error)), STATUS.get(code, 400))

@@ -3,8 +3,9 @@
 Changes in the simulated cloud (the core) are carried out on processes: a machine that boots becomes
 an init process with a metadata service on a separate address; an evicted one is killed with all its
 descendants. The core in turn learns of processes: a machine whose init has ended has switched
-itself off. The books are written before a launch is answered and at least every few seconds, so a
-killed cloud misses at most a few seconds of its bill.
+itself off. The books are written before a launch is answered or an end is told, and at least every
+few seconds. So a killed cloud misses at most a few seconds of its bill, and takes back nothing that
+it has said.
 """
 
 import asyncio
@@ -116,6 +117,7 @@ class LocalCloud:
         self.clock = clock
         self._ledger = ledger
         self._recorded_s = 0.0
+        self._recorded_ends = 0
         self._looked_s = 0.0
         self._unwritten = ""
         self._disks = self._ledger.path.parent.resolve() / "machines"
@@ -165,9 +167,14 @@ class LocalCloud:
 
     def record(self) -> None:
         """Write the books. Raises OSError if the disk is full."""
-        self._recorded_s = self.clock.now_s()
+        self._recorded_s, ends = self.clock.now_s(), self.core.ends
         self._ledger.write(self.core.market.start_s, self.core.books(self._recorded_s))
-        self._unwritten = ""
+        self._unwritten, self._recorded_ends = "", ends
+
+    def record_ends(self) -> None:
+        """Write when machines ended before anyone is told, so that a restart says the same."""
+        if self.core.ends != self._recorded_ends:
+            self._record_or_say()
 
     def _record_or_say(self) -> None:
         """Write the books, or say once that they cannot be written; machines run on meanwhile."""

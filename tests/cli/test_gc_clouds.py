@@ -181,7 +181,7 @@ def test_what_a_lease_claims_is_never_listed(own_house, until, monkeypatch):
     own_house.script("wait.py", "x = 'wait'\n")
     assert own_house("submit", "wait.py").code == 0
     url = own_house.client().house().redis_url
-    until(lambda: own_house("status", "--json").json["machines"])
+    until(lambda: asyncio.run(known_state(url)).leases)
     claimed = min(asyncio.run(known_state(url)).leases)
     with ec2_beside(own_house, monkeypatch) as door:
         door.clock = VirtualClock(time.time() - 3600)

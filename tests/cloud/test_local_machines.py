@@ -296,6 +296,18 @@ def test_a_launch_is_in_the_books_before_it_is_answered(new_cloud: NewCloud):
     assert machine(cloud, given.id).state == "terminated"
 
 
+def test_an_end_that_was_told_is_in_the_books(new_cloud: NewCloud):
+    """A cloud that is killed right after it says when a machine ended says the same later."""
+    cloud = new_cloud().start()
+    given = launch(cloud)
+    os.kill(until("the init", lambda: cloud.init_of(given.id)), signal.SIGKILL)
+    until("its end to be told", lambda: machine(cloud, given.id).gone)
+    told = machine(cloud, given.id)
+    cloud.stop(signal.SIGKILL)
+    cloud.start()
+    assert machine(cloud, given.id) == told
+
+
 def test_a_market_goes_on_where_it_was(new_cloud: NewCloud):
     """Quotes after a restart are those of the same market, not of a new one."""
     cloud = new_cloud().start("--tempo", "1")
