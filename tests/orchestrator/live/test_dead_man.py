@@ -37,7 +37,7 @@ from orchestrator.door.guests import Guest
 from orchestrator.supervisor.redis_server import RedisServer
 
 BOOT = Path(__file__).parents[3] / "cloud" / "boot.sh"
-SILENT_S = 6.0
+SILENT_S = 15.0  # longer than a busy computer lets a machine or its door wait
 END_S_MAX = 120.0
 BOUGHT_IN = {
     "local": POOLS["azure"],
@@ -232,13 +232,16 @@ def left_alone(cloud: str, folder: Path, scene: Scene, head: RayHead, stack: Exi
     assert account.ended_s() is None
     assert head.sees(machine.id, "alive"), account.console(machine)
     assert scene.token not in environments(machine.id)
-    os.kill(raylet_of(machine.id), signal.SIGSTOP)
+    raylet = raylet_of(machine.id)
+    assert raylet is not None, account.console(machine)
+    os.kill(raylet, signal.SIGSTOP)
     manager.die()
     if cloud != "aws":
         house.close()
     ended_s = until("the end of its bill", account.ended_s, END_S_MAX)
     assert ended_s >= manager.last_s + SILENT_S - 1.0
-    assert "no word from a manager for 6 s: this machine ends" in account.console(machine)
+    why = f"no word from a manager for {SILENT_S:.0f} s: this machine ends"
+    assert why in account.console(machine)
     after = f"{cloud}: its bill ended {ended_s - manager.last_s:.1f} s after the last word"
     sys.stdout.write(f"{after}, {SILENT_S:g} s were allowed\n")
     return machine.id
@@ -272,8 +275,8 @@ def environments(machine_id: str) -> str:
     return "\n".join(text.decode(errors="replace") for _, text in processes_of(machine_id))
 
 
-def raylet_of(machine_id: str) -> int:
+def raylet_of(machine_id: str) -> int | None:
     for place, _ in processes_of(machine_id):
         if (place / "comm").read_text().strip() == "raylet":
             return int(place.name)
-    raise AssertionError(f"{machine_id} has no raylet")
+    return None
