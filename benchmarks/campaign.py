@@ -46,6 +46,7 @@ DOWN_S = 60.0
 STORM = 5  # kills in one
 STORM_PAUSE_S = (0.1, 2.0)
 STOP_S = (8.0, 28.0)
+WINK_S = 0.02  # between two looks at the step
 LOOK_S = 0.3  # between two looks at the processes
 COMMITS_AFTER = 2
 SETTLED_STEPS = 50  # after so many, fewer workers are what the manager wants
@@ -104,6 +105,16 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def _is_of(kind: str, line: str, above: str) -> bool:
+    """Whether a process with this command line, and this one of its parent, is of a kind."""
+    needed, barred = KINDS[kind]
+    if needed == FORKS and (FORKS in above) != (kind == "worker"):
+        return False
+    if "raylet" in kind and ("--head" in line) != (kind == "raylet of the head"):
+        return False
+    return needed in line and not (barred and barred in line)
+
+
 class House:
     """One house, killed and started again."""
 
@@ -112,6 +123,7 @@ class House:
         self.folder, self.places = folder, Places(folder / "state")
         (folder / "orchestrator.toml").write_text(CONFIG)
         self.process: subprocess.Popen[bytes] | None = None
+        self._store = redis.Redis(unix_socket_path=str(self.places.redis_socket), socket_timeout=1)
         self.up()
 
     def up(self) -> None:
@@ -130,28 +142,21 @@ class House:
     def client(self) -> Client:
         return Client.connect(self.places.state_dir)
 
-    def pids(self, kind: str) -> list[int]:
-        """The live processes of a kind."""
-        needed, barred = KINDS[kind]
-        found = []
+    def pids(self) -> dict[str, list[int]]:
+        """The live processes of each kind."""
+        found: dict[str, list[int]] = {kind: [] for kind in KINDS}
         for pid in processes.marked(self.places.identity):
             with contextlib.suppress(OSError):
-                line = words_of(pid)
-                if needed == FORKS and (FORKS in words_of(parent_of(pid))) != (kind == "worker"):
-                    continue
-                head = "--head" in line
-                if "raylet" in kind and head != (kind == "raylet of the head"):
-                    continue
-                if needed in line and not (barred and barred in line):
-                    found.append(pid)
+                line, above = words_of(pid), words_of(parent_of(pid))
+                for kind in KINDS:
+                    if _is_of(kind, line, above):
+                        found[kind].append(pid)
         return found
 
     def step(self, job: str) -> int:
         """The newest committed step, as Redis has it; -1 while it is away."""
         with contextlib.suppress(redis.RedisError):
-            store = redis.Redis(unix_socket_path=str(self.places.redis_socket), socket_timeout=1)
-            said: Any = store.hget(commit_key(job), "step")
-            store.close()
+            said: Any = self._store.hget(commit_key(job), "step")
             return int(said or 0)
         return -1
 
@@ -184,6 +189,7 @@ class House:
         if self.process is not None:
             processes.end(self.process, 20.0)
         processes.sweep(self.places.identity)
+        self._store.close()
         self.places.remove_link()
 
 
@@ -244,7 +250,7 @@ class Campaign:
             return job is not None
         settled = self.house.step(self.name) >= self.killed_at + SETTLED_STEPS
         enough = job.workers >= (1 if settled else SLOTS - 1)
-        return enough and all(self.house.pids(kind) for kind in KINDS)
+        return enough and all(self.house.pids().values())
 
     def _is_over(self) -> bool:
         job = until("the job in the view", lambda: self.house.job(self.name))
@@ -260,7 +266,7 @@ class Campaign:
         return self.bag.pop()
 
     def _kill(self, kind: str) -> None:
-        pids = self.house.pids(kind)
+        pids = self.house.pids()[kind]
         if not pids:
             return
         self.killed_at = max(self.killed_at, self.house.step(self.name))
@@ -281,7 +287,7 @@ class Campaign:
         step, pause_s, commits, calm = self.house.step(self.name), 0.0, 0, False
         act()
         while not (calm and commits >= COMMITS_AFTER):
-            time.sleep(0.005)
+            time.sleep(WINK_S)
             now_s, newest = time.time(), self.house.step(self.name)
             pause_s = max(pause_s, now_s - last_s)
             if newest > step:
@@ -321,7 +327,7 @@ class Campaign:
 
     def _stop(self) -> None:
         kind, stop_s = self.dice.choice([*KINDS]), self.dice.uniform(*STOP_S)
-        pid = self.dice.choice(self.house.pids(kind) or [0])
+        pid = self.dice.choice(self.house.pids()[kind] or [0])
         if not pid:
             return
         before = self.house.step(self.name)
