@@ -13,7 +13,7 @@ from rich.text import Text
 from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError, write_json
 from orchestrator.cli.jobs import Job, OnlyJob, find
-from orchestrator.cli.money.times import Since, moment
+from orchestrator.cli.money.times import Since, past
 from orchestrator.client import Client
 from orchestrator.history.reader import History
 from orchestrator.kinds import KINDS, Kind
@@ -129,7 +129,7 @@ def _past(
     command: Command, job: str | None, since: str | None, kinds: list[Kind], last: int
 ) -> None:
     """Show the newest events of the past, from the history."""
-    from_s = 0.0 if since is None else moment("--since", since, time.time())
+    from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
     found = history.events(from_s, job=job, kind=kinds, last=last)
     texts = []

@@ -1,12 +1,10 @@
 """Submitting a script as a job, and watching the job until it ends."""
 
 import io
-import re
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +25,7 @@ from orchestrator.cli.command import (
     CommandError,
 )
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
+from orchestrator.cli.money.times import UNIT_S, to_come
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
 from orchestrator.cli.watch import ended, follow
@@ -41,9 +40,7 @@ STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting
 TRACEBACK_LINES = 60
 JOURNAL_LOOKED_AT = 5_000
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 DEADLINE_DAYS_MAX = 3650
-UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def submit(  # noqa: PLR0913 - a parameter per option
@@ -235,9 +232,13 @@ def with_script(client: Client, packed: Packed, spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, deadline_s=ends_at_s, script_sha=sha)
 
 
-def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:
+def check_budget(budget: float | None) -> None:
     if budget is not None and not 0 <= budget <= 1e9:
         raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
+
+
+def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:
+    check_budget(budget)
     ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
     return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
 
@@ -270,29 +271,13 @@ def stored_at(url: str | None) -> str:
 
 def deadline_s(given: str | float, now_s: float) -> float:
     """Return the moment that is given as a number, or as a person types it; refuse a far one."""
-    at_s = _moment(given, now_s) if isinstance(given, str) else given
+    at_s = to_come("--deadline", given, now_s) if isinstance(given, str) else given
     if not at_s <= now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
         raise CommandError(
             f"--deadline {given}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
             USAGE,
         )
     return at_s
-
-
-def _moment(text: str, now_s: float) -> float:
-    """Return the moment that a duration from now, or a date with a time, stands for.
-
-    A date is in local time unless it has a zone.
-    """
-    match = DURATION.fullmatch(text)
-    try:
-        if match:
-            return now_s + float(match[1]) * UNIT_S[match[2]]
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        raise CommandError(
-            f"--deadline {text}: write 90m, 2h, 1d or a date such as 2030-01-31T18:00", USAGE
-        ) from None
 
 
 def _until_taken(command: Command, client: Client, job_id: str) -> JobView | None:

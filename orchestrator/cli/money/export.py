@@ -11,7 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_file
 from orchestrator.cli.money import mailed
-from orchestrator.cli.money.times import Since, moment
+from orchestrator.cli.money.times import Since, past
 from orchestrator.formatting import plural, usd
 from orchestrator.history.outside import focus
 from orchestrator.history.reader import History
@@ -42,7 +42,7 @@ def export(
     if format_ == "html":
         _html(command, file)
         return
-    from_s = 0.0 if since is None else moment("--since", since, time.time())
+    from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
     deployment = command.config.manager.deployment
     rows = list(focus.rows(history.daily(from_s, job=job), deployment))

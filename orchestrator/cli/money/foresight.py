@@ -9,17 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.cli.command import Command, CommandError
 from orchestrator.cli.jobs import Job, find
-from orchestrator.cli.submit import deadline_s
+from orchestrator.cli.submit import check_budget, deadline_s
 from orchestrator.dashboard.foresight import state_of
 from orchestrator.formatting import duration, plural, usd
 from orchestrator.wishes import ENDED
 
 if TYPE_CHECKING:  # the brain takes longer to import than all other commands together
     from orchestrator.what_if import Outcome, Terms
-
-OUT_OF_RANGE = "an amount in US dollars, 0 or more"
 
 
 def what_if(  # noqa: PLR0913 - a parameter per option
@@ -48,8 +46,7 @@ def what_if(  # noqa: PLR0913 - a parameter per option
     """
     from orchestrator.what_if import Terms
 
-    if budget is not None and not 0 <= budget <= 1e9:
-        raise CommandError(f"--budget {budget}: {OUT_OF_RANGE}", USAGE)
+    check_budget(budget)
     client = command.client()
     one = find(client, job)
     if one.status in ENDED:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.command import Command, CommandError
-from orchestrator.cli.money.times import Since, moment
+from orchestrator.cli.money.times import Since, past
 from orchestrator.formatting import percent, usd
 from orchestrator.history.reader import History
 from orchestrator.history.records import MEANING, By, Cause, Spent
@@ -64,7 +64,7 @@ def cost(
 
 
 def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
-    from_s = 0.0 if since is None else moment("--since", since, time.time())
+    from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
     lines = history.money(job, by, from_s)
     total_usd = sum(line.usd for line in lines)

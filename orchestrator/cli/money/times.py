@@ -1,4 +1,4 @@
-"""Moments of the past, as a person types them."""
+"""Moments, as a person types them: so long before now or after it, or a date."""
 
 import re
 from datetime import datetime
@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.command import USAGE, CommandError
 
-AGO = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Since = Annotated[
@@ -17,10 +17,20 @@ Since = Annotated[
 ]
 
 
-def moment(option: str, text: str, now_s: float) -> float:
+def past(option: str, text: str, now_s: float) -> float:
     """Return the moment that a time before now, or a date with or without a time, stands for."""
-    if match := AGO.fullmatch(text):
-        return now_s - float(match[1]) * UNIT_S[match[2]]
+    return max(0.0, _moment(option, text, now_s, -1))
+
+
+def to_come(option: str, text: str, now_s: float) -> float:
+    """Return the moment that a time from now on, or a date with or without a time, stands for."""
+    return _moment(option, text, now_s, 1)
+
+
+def _moment(option: str, text: str, now_s: float, sign: int) -> float:
+    """A date is in local time unless it has a zone."""
+    if match := DURATION.fullmatch(text):
+        return now_s + sign * float(match[1]) * UNIT_S[match[2]]
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
