@@ -299,8 +299,8 @@ class Campaign:
                         return
             if calm and now_s > last_s + 5.0 and self._is_over():
                 return
-            if now_s > begun_s + PATIENCE_S:
-                raise Stuck(f"no recovery from {what} within {PATIENCE_S:.0f} s")
+            if now_s > last_s + PATIENCE_S:
+                raise Stuck(f"no step for {PATIENCE_S:.0f} s since {what}")
         said = self.house.client().sentences(f"{int(1000 * begun_s)}")
         lines = [f"{s.at_s - begun_s:6.2f} {s.who} {s.what}: {s.because}" for _, s in said]
         self.taken[what].append((pause_s, [line for line in lines if line[:6].strip()[0] != "-"]))
