@@ -326,6 +326,16 @@ class Progress(msgspec.Struct, kw_only=True):
     output_bytes: int = 0
 
 
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bidder said of a job last, for people; no decision rests on it."""
+
+    job: str
+    at_s: float
+    because: str
+    # What an hour of a slot's work is expected to cost, by market and pool; the cheapest of them.
+    usd_per_slot_h: dict[str, dict[str, float]]
+
+
 class Market(msgspec.Struct, kw_only=True):
     """What a job wants from the market, and what has happened to it there."""
 
@@ -514,6 +524,8 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     owing: dict[str, None] = {}
     jobs: dict[str, Job] = {}
     live_jobs: dict[str, None] = {}
+    # Of the newest job that may hold machines; of that one only, so that this stays small.
+    thought: Thought | None = None
     # Jobs whose layout is chosen once the whole event has been handled.
     unsettled: dict[str, None] = {}
     # Jobs for which the bidder is asked once the whole event has been handled.

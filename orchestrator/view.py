@@ -134,6 +134,21 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     blocked_until_s: float | None
     blocked_because: str = ""
     evicted_in_1h: float | None = None  # the odds, as decisions assume them
+    # What an hour of a slot's work is expected to cost, for the job of the view's `thought`.
+    spot_usd_per_slot_h: float | None = None
+    on_demand_usd_per_slot_h: float | None = None
+    spot_room: int | None = None  # machines that the quotas leave; None if none is known
+    on_demand_room: int | None = None
+    on_demand_blocked_until_s: float | None = None
+    on_demand_blocked_because: str = ""
+
+
+class ThoughtView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bidder said of the newest active job last: why it holds what it holds."""
+
+    job: str
+    at_s: float
+    because: str
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,3 +161,4 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolView, ...]
     cost: CostView
     events: tuple[Sentence, ...]
+    thought: ThoughtView | None = None

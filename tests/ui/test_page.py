@@ -113,10 +113,38 @@ def test_jobs_machines_market_and_events_are_shown(page):
     assert page.run("document.querySelector('#jobs .bar i').style.width") == "60.3%"
     assert "replaces m-d41b" in text(page, "#machines")
     assert "admitted 2 s\nnode 5 s" in text(page, "#machines")
-    assert "left alone for 2 min 10 s: NoCapacity: no machine left" in text(page, "#pools")
     events = text(page, "#events")
     assert events.index("m-f6d0 bought") < events.index("was submitted")
     assert "the provider announced it" in events
+
+
+def test_each_pool_says_what_its_work_costs_what_is_left_and_when_it_is_asked_again(page, make):
+    """Beside the prices stands the decision: its figures, its quotas, its refusals, and its sentence."""
+    shown = {
+        cells[0].splitlines()[0]: cells
+        for cells in page.run(
+            "[...document.querySelectorAll('#pools tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+        )
+    }
+    names = page.run(
+        "[...document.querySelectorAll('#pools thead th')].map(cell => cell.textContent)"
+    )
+    work, quota = names.index("Work $/slot-h"), names.index("Quota left")
+    assert shown["local/local-a/local.small"][work] == "$0.033\non demand $0.098"
+    assert shown["local/local-b/local.large"][work] == "$0.032\non demand $0.098\ncheapest"
+    assert shown["local/local-a/local.small"][quota] == "14"
+    assert shown["local/local-b/local.large"][quota] == "\N{EN DASH}"
+    assert shown["local/local-c/local.large"][quota] == "0"
+    at = page.run(f"new Date({(make.at_s + 130) * 1000}).toLocaleTimeString('en-GB')")
+    refused = shown["local/local-b/local.small"][0]
+    assert f"spot left alone for 2 min 10 s, until {at}: NoCapacity: no machine left" in refused
+    dear = shown["local/local-c/local.large"][0]
+    assert "on demand left alone for 1 min 10 s" in dear
+    assert dear.endswith(": QuotaExceeded")
+    why = page.run("document.querySelector('#pools .thought').innerText")
+    assert why.startswith("For gpt-7f3a, decided at ")
+    assert "4 machines for $0.1556/h do 4.329 steps/s" in why
+    assert "next best: 3 machines for $0.1244/h" in why
 
 
 def test_a_change_is_drawn_without_reloading(page, house, make):

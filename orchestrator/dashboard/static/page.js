@@ -242,27 +242,41 @@ function chosen(view, pool) {
   return newest && el("span", { class: "sub" }, `chosen: ${newest.why_bought}`);
 }
 
+/** The figure of the spot market, and under it that of machines on demand. */
+const both = (spot, dear, write) => [write(spot), dear === null ? null : el("span", { class: "sub" }, `on demand ${write(dear)}`)];
+
+/** Why a market of a pool is left alone, and when it is asked again. */
+function refusal(view, market, until, because) {
+  if (until === null || until <= view.at_s) return null;
+  return el("span", { class: "sub" }, `${market} left alone for ${duration(until - view.at_s)}, until ${clock(until)}${because ? `: ${because}` : ""}`);
+}
+
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Work $/slot-h", "number"], ["Quota left", "number wide"], ["Held", "number"]];
+  const works = view.pools.flatMap((one) => [one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h]).filter((usd) => usd !== null);
+  const least = Math.min(...works);
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
     const spot = one.spot_usd_per_h;
     const points = prices[one.pool];
-    const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
+    const cheapest = [one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h].includes(least);
     return el("tr", {},
-      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null,
-        chosen(view, one.pool)),
+      el("td", {}, el("code", {}, ...breakable(one.pool)), refusal(view, "spot", one.blocked_until_s, one.blocked_because),
+        refusal(view, "on demand", one.on_demand_blocked_until_s, one.on_demand_blocked_because), chosen(view, one.pool)),
       el("td", { class: "number wide roomy" }, count(one.slots)),
-      el("td", { class: "number" }, usd(spot)),
+      el("td", { class: "number" }, usd(spot), spot === null ? null : el("span", { class: "sub" }, `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} % off`)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
-      el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
       el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
       el("td", { class: "number wide" }, one.evicted_in_1h === null ? NONE : `${(100 * one.evicted_in_1h).toFixed(one.evicted_in_1h < 0.1 ? 1 : 0)} %`),
+      el("td", { class: "number" }, ...both(one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h, usd), cheapest ? el("span", { class: "sub best" }, "cheapest") : null),
+      el("td", { class: "number wide" }, ...both(one.spot_room, one.on_demand_room, (room) => (room === null ? NONE : count(room)))),
       el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
   });
   const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
-  return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
+  const why = view.thought && el("p", { class: "thought" }, `For ${view.thought.job}, decided at ${clock(view.thought.at_s)}: ${view.thought.because}.`);
+  const note = works.length ? "Work: what an hour of one slot is expected to cost, with start-up, evictions and refunds, as the decision put the offers in order." : "";
+  return [why, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)), note && el("p", { class: "thought quiet" }, note)].filter(Boolean);
 }
 
 function events(view) {
@@ -383,7 +397,7 @@ function show({ view, summary, away }) {
   study.know(view.jobs);
   draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
-  draw("pools", [view.pools, past.prices], () => pools(view, past.prices));
+  draw("pools", [view.pools, view.thought, past.prices], () => pools(view, past.prices));
   draw("events", view.events, () => events(view));
 }
 
