@@ -320,6 +320,10 @@ class Progress(msgspec.Struct, kw_only=True):
     # What its script has logged last; None stands for a number that is not finite.
     logged: dict[str, float | None] = {}
     logged_step: int = -1
+    # What it keeps in `session.state`, in words, and behind which step; the count is all entries.
+    state: tuple[tuple[str, str], ...] = ()
+    state_count: int = 0
+    state_step: int = -1
     # The files that it has written last, the newest first.
     output: tuple[OutputFile, ...] = ()
     output_files: int = 0

@@ -96,6 +96,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     chains: tuple[tuple[SeatView, ...], ...] = ()  # of the layout, each stage after stage
     logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
     logged_step: int = -1
+    # What its script keeps in `session.state`, in words; the count is all entries.
+    state: tuple[tuple[str, str], ...] = ()
+    state_count: int = 0
+    state_step: int = -1
     output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
     output_files: int = 0
     output_bytes: int = 0

@@ -30,6 +30,7 @@ from agent.messages import (
     Regrouped,
     Report,
     Rewound,
+    StateSeen,
     SumsKept,
     WorkerFailed,
     WorkerLost,
@@ -195,6 +196,8 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             jobs.on_backup_held(state, event)
         case Logged():
             jobs.on_logged(state, event)
+        case StateSeen():
+            jobs.on_state_seen(state, event)
         case OutputKept():
             jobs.on_output_kept(state, event)
         case SumsKept():

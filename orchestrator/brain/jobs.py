@@ -17,6 +17,7 @@ from agent.messages import (
     RecallFailed,
     RecordsDamaged,
     Rewound,
+    StateSeen,
     SumsKept,
     WorkerFailed,
     WorkerLost,
@@ -694,6 +695,15 @@ def on_logged(state: State, event: Logged) -> None:
     job = state.jobs.get(event.job)
     if job is not None:
         job.progress.logged, job.progress.logged_step = event.numbers, event.step
+
+
+def on_state_seen(state: State, event: StateSeen) -> None:
+    """Keep what a script keeps, in words, as it was told last; also after the job's end."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        progress = job.progress
+        progress.state, progress.state_count = event.entries, event.count
+        progress.state_step = event.step
 
 
 def on_output_kept(state: State, event: OutputKept) -> None:

@@ -76,6 +76,9 @@ def make_job(**changes: Any) -> JobView:
         backup_step=2_410,
         checkpoint_step=2_180,
         export_uri="",
+        state=(("best", "1.8421"), ("epoch", "3"), ("seen", "{'train': 77184, 'held': 4096}")),
+        state_count=3,
+        state_step=2_411,
         chains=tuple(
             (SeatView(machine=machine, slot=slot, microbatch_s=took_s, slow=slow),)
             for machine, slot, took_s, slow in (

@@ -177,6 +177,20 @@ def test_what_a_script_writes_and_logs_is_shown(page, house, make):
     assert "and 9 more: orchestrator output gpt-7f3a" in shown
 
 
+def test_what_a_script_keeps_is_a_small_table(page, house, make):
+    """Names and values as text, whatever they hold, and how many more there are."""
+    kept = (("best", "0.25"), ("<img src=x onerror=alert(1)>", "'\\x1b[2J<b>'"))
+    house.source.now = make.view(jobs=(make.job(state=kept, state_count=5, state_step=2_400),))
+    page.wait_for("document.querySelector('#jobs .kept') !== null")
+    rows = page.run(
+        "[...document.querySelectorAll('#jobs .kept tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert rows == [*map(list, kept), ["and 3 more"]]
+    assert "session.state, behind step 2,400" in text(page, "#jobs")
+    assert page.run("document.querySelectorAll('#jobs img, #jobs .kept b').length") == 0
+    assert page.complaints == []
+
+
 def test_a_loss_that_falls_steeply_is_no_flat_line(page, house, make):
     """One high value at the beginning does not hide what came of it: the curve is logarithmic then, and says so."""
     heights = "(document.querySelector('#jobs path.line')?.getAttribute('d') ?? '').slice(1).split('L').map(p => +p.split(' ')[1])"

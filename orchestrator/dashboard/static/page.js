@@ -115,6 +115,17 @@ function output(job) {
     el("div", { class: "name" }, `Output: ${plural(job.output_files, "file")}, ${bytes(job.output_bytes)}`), el("ul", {}, ...rows));
 }
 
+/** What the script keeps in session.state, as it was told last: a name and a few words each. */
+function kept(job) {
+  if (!job.state_count) return null;
+  const rows = job.state.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, el("code", {}, value))));
+  const more = job.state_count - rows.length;
+  if (more > 0) rows.push(el("tr", {}, el("td", { colSpan: 2, class: "quiet" }, `and ${count(more)} more`)));
+  const after = job.state_step < 0 ? "before the first step" : `behind step ${count(job.state_step)}`;
+  return el("div", { class: "output kept" }, el("div", { class: "name" }, `session.state, ${after}`),
+    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `session.state of ${job.id}` }, el("table", {}, el("tbody", {}, ...rows))));
+}
+
 /** Which stage is computed on which machine, a row for each replica; who is slow stands out. */
 function layout(job) {
   if (!job.chains.length) return null;
@@ -162,6 +173,7 @@ function job(view, one, points) {
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
     facts(one),
+    kept(one),
     output(one),
     buttons(one));
   const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
@@ -254,7 +266,7 @@ function refusal(view, market, until, because) {
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Work $/slot-h", "number"], ["Quota left", "number wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Spot price so far", "wide roomy"], ["Taken in 1 h", "number wide"], ["Work $/slot-h", "number"], ["Quota left", "number wide"], ["Held", "number"]];
   const works = view.pools.flatMap((one) => [one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h]).filter((usd) => usd !== null);
   const least = Math.min(...works);
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
@@ -267,7 +279,7 @@ function pools(view, prices) {
       el("td", { class: "number wide roomy" }, count(one.slots)),
       el("td", { class: "number" }, usd(spot), spot === null ? null : el("span", { class: "sub" }, `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} % off`)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
-      el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
+      el("td", { class: "wide roomy" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
       el("td", { class: "number wide" }, one.evicted_in_1h === null ? NONE : `${(100 * one.evicted_in_1h).toFixed(one.evicted_in_1h < 0.1 ? 1 : 0)} %`),
       el("td", { class: "number" }, ...both(one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h, usd), cheapest ? el("span", { class: "sub best" }, "cheapest") : null),
       el("td", { class: "number wide" }, ...both(one.spot_room, one.on_demand_room, (room) => (room === null ? NONE : count(room)))),

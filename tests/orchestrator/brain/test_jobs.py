@@ -22,6 +22,7 @@ from agent.messages import (
     RecordsDamaged,
     Regrouped,
     Rewound,
+    StateSeen,
     SumsKept,
     WorkerFailed,
     WorkerLost,
@@ -1181,8 +1182,11 @@ def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
     h.submit()
     for job in ("job", "unknown"):
         h.see(Logged(at_s=h.at_s, job=job, step=3, numbers={"loss": 0.5, "norm": None}))
+        kept = (("best", "0.25"),)
+        h.see(StateSeen(at_s=h.at_s, job=job, step=3, entries=kept, count=4))
         file = OutputFile(path="plots/a.png", size=10, step=3)
         h.see(OutputKept(at_s=h.at_s, job=job, files=2, total_bytes=30, newest=(file,)))
     view = job_view(h.state, h.job, h.at_s)
     assert (view.logged_step, view.logged) == (3, {"loss": 0.5, "norm": None})
+    assert (view.state_step, view.state, view.state_count) == (3, kept, 4)
     assert (view.output_files, view.output_bytes, view.output) == (2, 30, (file,))
