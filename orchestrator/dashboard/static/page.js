@@ -3,6 +3,7 @@
 import { listen, value } from "./api.js";
 import * as changes from "./changes.js";
 import { begin } from "./footprint.js";
+import * as ledger from "./ledger.js";
 import * as logs from "./logs.js";
 import * as study from "./study.js";
 import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
@@ -321,7 +322,7 @@ async function money() {
     const row = (line) => {
       const swatch = el("i", { class: "dot" });
       swatch.style.background = `var(--${TONES[line.key] ?? "c9"})`;
-      return el("tr", {}, el("th", { scope: "row" }, swatch, line.key), el("td", { class: "number" }, usd(line.usd)),
+      return el("tr", {}, el("th", { scope: "row" }, swatch, ledger.link(line.key)), el("td", { class: "number" }, usd(line.usd)),
         el("td", { class: "number" }, sum > 0 ? `${((100 * line.usd) / sum).toFixed(1)} %` : NONE), el("td", { class: "quiet" }, meaning[line.key] ?? ""));
     };
     return [el("div", { class: "parts", "aria-hidden": "true" }, ...known.map(part)),
@@ -362,6 +363,7 @@ let asking = false;
 function askPast() {
   if (asking) return;
   asking = true;
+  ledger.begin();
   for (const [ask, every] of [[money, MONEY_MS], [curves, CURVES_MS]]) {
     ask().catch(() => {});
     setInterval(() => { if (!document.hidden) ask().catch(() => {}); }, every);
