@@ -349,6 +349,28 @@ class StateSeen(Report, frozen=True, kw_only=True):
     count: Count
 
 
+class TablesNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node of a job of served tables does; a `reliable` one is no worker, but the keeper."""
+
+    worker: Name
+    reliable: bool
+    serves: Count  # partitions
+    copies: Count  # partitions of which it has the copy, and another node serves them
+    blocks: Count  # that it computes
+
+
+class TablesServed(Report, frozen=True, kw_only=True):
+    """Who serves tables, holds copies of them, and computes. Sent as often as `Progress`, if it has changed.
+
+    `nodes` are the first of them, and `partitions` is how many there are of the tables.
+    """
+
+    job: Name
+    stage: Count
+    partitions: Count
+    nodes: tuple[TablesNode, ...]
+
+
 class JobCompleted(Report, frozen=True, kw_only=True):
     job: Name
     step: Count
@@ -382,5 +404,6 @@ AnyReport = (
     | OutputKept
     | Logged
     | StateSeen
+    | TablesServed
     | JobCompleted
 )

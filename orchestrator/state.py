@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, OutputFile, Unbuilt
+from agent.messages import UNRECORDED, OutputFile, TablesNode, Unbuilt
 from agent.profile import Network, Profile, SumFormat
 from bidding.markets.observations import PoolRecord, Scaling, Times
 from cloud.model import (
@@ -358,6 +358,14 @@ class Market(msgspec.Struct, kw_only=True):
     scaling: Scaling = Scaling()
 
 
+class Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """Who serves, copies and computes in a job of served tables, for people."""
+
+    stage: int
+    partitions: int
+    nodes: tuple[TablesNode, ...]
+
+
 class LayoutState(msgspec.Struct, kw_only=True):
     """The layout of a job, what is known of its model, and what a change of layout costs."""
 
@@ -371,6 +379,7 @@ class LayoutState(msgspec.Struct, kw_only=True):
     acknowledged_step: int = 0
     # Generations that were asked for because of a loss and have not committed a step yet.
     mending: list[int] = []
+    tables: Tables | None = None
     # Workers whose loss stops the step that is being computed.
     serving: dict[str, None] = {}
     # A worker that was serving is gone, and no layout without it has been asked for yet.

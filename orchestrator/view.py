@@ -52,6 +52,16 @@ class SeatView(msgspec.Struct, frozen=True, kw_only=True):
     slow: float  # how many times longer than its peers it takes, as layouts assume
 
 
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine does in a job of served tables; the manager's own has no name."""
+
+    machine: str
+    slot: int
+    serves: int  # partitions
+    copies: int
+    blocks: int  # that it computes
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One job with its own costs; the costs of all jobs together are in `CostView`."""
 
@@ -94,6 +104,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     chains: tuple[tuple[SeatView, ...], ...] = ()  # of the layout, each stage after stage
+    tables_stage: int = 0  # of a job of served tables; 0 for another
+    partitions: int = 0
+    servers: tuple[ServerView, ...] = ()
     logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
     logged_step: int = -1
     # What its script keeps in `session.state`, in words; the count is all entries.

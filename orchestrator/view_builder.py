@@ -4,10 +4,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import expm1
 
+from agent.messages import TablesNode
 from cloud.model import Market
 from orchestrator.brain import leases, ledger, situation
 from orchestrator.state import Job, Lease, PoolState, State, Thought
-from orchestrator.view import CostView, JobView, MachineView, PoolView, SeatView, ThoughtView, View
+from orchestrator.view import (
+    CostView,
+    JobView,
+    MachineView,
+    PoolView,
+    SeatView,
+    ServerView,
+    ThoughtView,
+    View,
+)
 
 MACHINES_SHOWN_MAX = 200
 ENDED_SHOWN_MAX = 50
@@ -15,6 +25,7 @@ JOBS_SHOWN_MAX = 100
 POOLS_SHOWN_MAX = 200
 SENTENCES_SHOWN_MAX = 100
 CHAINS_SHOWN_MAX = 64
+GONE = "gone"
 
 
 def view_of(state: State, at_s: float) -> View:
@@ -68,6 +79,7 @@ def _held(state: State, tokens: Iterable[str]) -> int:
 
 def job_view(state: State, job: Job, at_s: float) -> JobView:
     layout, account = job.layouts.current, job.account
+    tables = None if job.ended else job.layouts.tables
     left = job.progress.steps_total - job.progress.step
     spent, on_demand = ledger.spent_usd(account, at_s), ledger.on_demand_usd(account, at_s)
     return JobView(
@@ -116,6 +128,9 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         stages_max=job.layouts.stages_max,
         uncuttable=job.layouts.uncuttable,
         chains=chains_of(state, job),
+        tables_stage=tables.stage if tables is not None else 0,
+        partitions=tables.partitions if tables is not None else 0,
+        servers=tuple(_server(state, node) for node in tables.nodes) if tables is not None else (),
         logged=job.progress.logged,
         logged_step=job.progress.logged_step,
         state=job.progress.state,
@@ -148,6 +163,17 @@ def _seat(state: State, name: str) -> SeatView:
         slot=worker.slot,
         microbatch_s=worker.microbatch_s,
         slow=worker.slow,
+    )
+
+
+def _server(state: State, node: TablesNode) -> ServerView:
+    seat = None if node.reliable else _seat(state, node.worker)
+    return ServerView(
+        machine="" if seat is None else seat.machine or GONE,
+        slot=0 if seat is None else seat.slot,
+        serves=node.serves,
+        copies=node.copies,
+        blocks=node.blocks,
     )
 
 

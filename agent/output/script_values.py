@@ -40,7 +40,7 @@ _SHORT = _Short()
 
 def in_words(state: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
     """Return the first entries, each as a name and a value; never longer than the bounds."""
-    found = []
+    found: list[tuple[str, str]] = []
     for key, value in state.items():
         if len(found) == ENTRIES_MAX:
             break

@@ -32,6 +32,7 @@ from agent.messages import (
     Rewound,
     StateSeen,
     SumsKept,
+    TablesServed,
     WorkerFailed,
     WorkerLost,
     WorkerProving,
@@ -198,6 +199,8 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             jobs.on_logged(state, event)
         case StateSeen():
             jobs.on_state_seen(state, event)
+        case TablesServed():
+            jobs.on_tables_served(state, event)
         case OutputKept():
             jobs.on_output_kept(state, event)
         case SumsKept():

@@ -19,6 +19,7 @@ from agent.messages import (
     Rewound,
     StateSeen,
     SumsKept,
+    TablesServed,
     WorkerFailed,
     WorkerLost,
 )
@@ -44,6 +45,7 @@ from orchestrator.state import (
     Moved,
     PoolState,
     State,
+    Tables,
     consider,
     leases_of,
     move_job,
@@ -704,6 +706,15 @@ def on_state_seen(state: State, event: StateSeen) -> None:
         progress = job.progress
         progress.state, progress.state_count = event.entries, event.count
         progress.state_step = event.step
+
+
+def on_tables_served(state: State, event: TablesServed) -> None:
+    """Keep who serves and computes in a job of served tables, as it was told last."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.layouts.tables = Tables(
+            stage=event.stage, partitions=event.partitions, nodes=event.nodes
+        )
 
 
 def on_output_kept(state: State, event: OutputKept) -> None:

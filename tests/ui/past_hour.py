@@ -61,9 +61,7 @@ def write_past(places: Places) -> None:
         ]
         for token, machine, pool, from_s, to_s, usd, hours in machines:
             row = (token, machine, "gpt-7f3a", pool, "spot", from_s, to_s, 0.096, "the cheapest")
-            file.execute(
-                "INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row
-            )
+            file.execute("INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             row = (token, "gpt-7f3a", "useful", usd, hours)
             file.execute("INSERT OR REPLACE INTO charges VALUES (?, ?, ?, ?, ?)", row)
     file.close()

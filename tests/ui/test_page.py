@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.messages import OutputFile
+from orchestrator.view import ServerView
 
 LIVE = "document.querySelector('#link')?.textContent == 'live'"
 READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
@@ -188,6 +189,31 @@ def test_what_a_script_keeps_is_a_small_table(page, house, make):
     assert rows == [*map(list, kept), ["and 3 more"]]
     assert "session.state, behind step 2,400" in text(page, "#jobs")
     assert page.run("document.querySelectorAll('#jobs img, #jobs .kept b').length") == 0
+    assert page.complaints == []
+
+
+def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
+    """The stage, and a row for each machine with all that it does; it stands in place of a layout."""
+    servers = (
+        ServerView(machine="", slot=0, serves=0, copies=8, blocks=0),
+        ServerView(machine="m-19c2", slot=1, serves=5, copies=0, blocks=1),
+        ServerView(machine="m-<b>", slot=0, serves=0, copies=0, blocks=7),
+        ServerView(machine="gone", slot=0, serves=0, copies=0, blocks=0),
+    )
+    job = make.job(tables_stage=3, partitions=8, servers=servers)
+    house.source.now = make.view(jobs=(job,))
+    page.wait_for(
+        "document.querySelector('#jobs').innerText.includes('Parameter servers: stage 3')"
+    )
+    rows = page.run(
+        "[...document.querySelectorAll('#jobs .layout tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    assert rows == [
+        ["the manager's", "BackupPS, 8 of 8 partitions"],
+        ["m-19c2\nslot 2", "ActivePS, 5 of 8 partitions\nworker, 1 block"],
+        ["m-<b>", "worker, 7 blocks"],
+        ["gone", "nothing yet"],
+    ]
     assert page.complaints == []
 
 

@@ -139,6 +139,22 @@ function layout(job) {
       el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))));
 }
 
+/** Who serves the tables of a job, holds copies of them, and computes. */
+function servers(job) {
+  if (!job.tables_stage) return null;
+  const parts = (n) => `${count(n)} of ${plural(job.partitions, "partition")}`;
+  const roles = (one) => [
+    one.serves ? `${one.machine ? "ActivePS" : "ParamServ"}, ${parts(one.serves)}` : "",
+    one.copies ? `BackupPS, ${parts(one.copies)}` : "",
+    one.blocks ? `worker, ${plural(one.blocks, "block")}` : "",
+  ].filter(Boolean);
+  const rows = job.servers.map((one) => el("tr", {}, el("th", { scope: "row" }, one.machine ? el("code", {}, one.machine) : "the manager's", one.machine && one.machine !== "gone" && one.slot ? el("span", { class: "sub" }, `slot ${one.slot + 1}`) : null),
+    el("td", {}, ...(roles(one).length ? roles(one).map((role) => el("div", {}, role)) : ["nothing yet"]))));
+  const head = el("tr", {}, ...["Machine", "What it does"].map((name) => el("th", { scope: "col" }, name)));
+  return el("div", { class: "layout" }, el("div", { class: "name" }, `Parameter servers: stage ${job.tables_stage}`),
+    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `Parameter servers of ${job.id}` }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+}
+
 const RESUMABLE = ["FAILED", "CANCELLED"];
 
 function buttons(job) {
@@ -189,7 +205,7 @@ function job(view, one, points) {
       el("div", { class: "axis" }, el("span", {}, number(least)),
         el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
   }
-  return el("article", { class: "card job" }, left, el("div", {}, right, layout(one)));
+  return el("article", { class: "card job" }, left, el("div", {}, right, servers(one) ?? layout(one)));
 }
 
 function jobs(view) {
