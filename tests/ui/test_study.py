@@ -157,7 +157,7 @@ def test_a_cause_of_money_is_a_link_to_the_lines_that_it_consists_of(page):
     page.run("document.querySelector('#study').close()")
     page.wait_for("location.hash == ''")
     page.run("location.hash = 'of=nothing'")
-    page.wait_for("document.querySelector('#study-note').innerText.includes('nothing')")
+    page.wait_for("document.querySelector('#study-note').innerText.includes('other')")
     page.complaints.clear()  # the browser notes the 422
 
 
