@@ -4,7 +4,7 @@ Each is a value that encodes to JSON with its type in the field `type`, so that 
 can be read by a person and replayed by a program. Times are seconds since the epoch.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,13 @@ Sums = Literal["auto", "always", "never"]  # when they are sent: see `Vault.take
 LossCause = Literal["connection", "silent", "exited", "machine"]
 FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused", "unsupported"]
 When = Literal["boundary", "now"]
+
+ENTRIES_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 40, 120  # of `session.state`, as it is told
+Entry = tuple[
+    Annotated[str, msgspec.Meta(max_length=KEY_CHARS_MAX)],
+    Annotated[str, msgspec.Meta(max_length=VALUE_CHARS_MAX)],
+]
+Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
 
 UNRECORDED = "its loop has not been recorded yet"
 
@@ -330,6 +337,40 @@ class Logged(Report, frozen=True, kw_only=True):
     numbers: dict[Name, Finite | None]  # None stands for a number that is not finite
 
 
+class StateSeen(Report, frozen=True, kw_only=True):
+    """What a script keeps in `session.state` behind a step, in words; `count` is all entries.
+
+    Sent as often as `Progress`, if it has changed.
+    """
+
+    job: Name
+    step: Step
+    entries: Entries
+    count: Count
+
+
+class TablesNode(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node of a job of served tables does; a `reliable` one is no worker, but the keeper."""
+
+    worker: Name
+    reliable: bool
+    serves: Count  # partitions
+    copies: Count  # partitions of which it has the copy, and another node serves them
+    blocks: Count  # that it computes
+
+
+class TablesServed(Report, frozen=True, kw_only=True):
+    """Who serves tables, holds copies of them, and computes. Sent as often as `Progress`, if it has changed.
+
+    `nodes` are the first of them, and `partitions` is how many there are of the tables.
+    """
+
+    job: Name
+    stage: Count
+    partitions: Count
+    nodes: tuple[TablesNode, ...]
+
+
 class JobCompleted(Report, frozen=True, kw_only=True):
     job: Name
     step: Count
@@ -362,5 +403,7 @@ AnyReport = (
     | Rewound
     | OutputKept
     | Logged
+    | StateSeen
+    | TablesServed
     | JobCompleted
 )

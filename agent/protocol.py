@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
+from agent.messages import UNRECORDED, AnyReport, Entries, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile, SumFormat
 from agent.store.format import Layer
 from agent.store.format import Part as StoredPart
@@ -399,6 +399,14 @@ class Numbers(Message, frozen=True, kw_only=True):
     again: bool = False
 
 
+class ScriptValues(Message, frozen=True, kw_only=True):
+    """What the script keeps in `session.state` behind this step, in words; `count` is all of it."""
+
+    step: Step
+    entries: Entries
+    count: Count
+
+
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: Text
@@ -714,6 +722,7 @@ AnyMessage = (
     | OutputTaken
     | Strayed
     | Numbers
+    | ScriptValues
     | Failed
     | Ended
     | AgentHello

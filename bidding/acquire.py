@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from bidding.compiled import Flags, Floats, Ints
-from bidding.core import Best, Bounds, Units, code_of
+from bidding.core import Best, Bounds, Units, code_of, works_price
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
 from bidding.decision import (
     ABOVE_LIMIT,
@@ -49,6 +49,7 @@ from bidding.model import (
     HeldMachine,
     Limits,
     Offer,
+    Priced,
     Purchase,
     Release,
     Throughput,
@@ -133,7 +134,10 @@ def decide(
     if not (taken or why):
         why = f"{NOTHING_FITS}: {_unfit(scene, offers)}"
     told = _told(choice.best, choice.steps, walks.units, choice.rates_per_h, bounds)
-    purchase = _difference(scene, taken, told, why)
+    purchase = msgspec.structs.replace(
+        _difference(scene, taken, told, why),
+        priced=tuple(_priced(rows, works_price(known.units, bounds.recovery_h))),
+    )
     if purchase.release and not taken and mode != "idle":
         return msgspec.structs.replace(purchase, for_now=_fits_soon(scene))
     return purchase
@@ -349,6 +353,14 @@ def _home_rates(
                 told[key] = throughput.work_per_s(counts) * HOUR_S
             rates[k, j] = told[key]
     return rates
+
+
+def _priced(rows: Sequence[Offer | HeldMachine], prices: Floats) -> Iterator[Priced]:
+    """What the work of each offer costs, blocked ones too, the cheapest first."""
+    for i in np.argsort(prices, kind="stable").tolist():
+        what, price = rows[i], float(prices[i])
+        if isinstance(what, Offer) and math.isfinite(price):
+            yield Priced(pool=what.pool, market=what.market, usd_per_slot_h=price)
 
 
 def _of_zones(choice: Choice, units: Units) -> str:

@@ -156,8 +156,8 @@ def outlook(
 
 
 @compiled
-def order_of(units: Units, recovery_h: float) -> Ints:
-    """Cheapest work first; a lease counts as a little cheaper than it is; ties stay in place.
+def works_price(units: Units, recovery_h: float) -> Floats:
+    """Dollars per hour of one slot at speed one, evictions included; infinite where nothing is worked.
 
     The work of a machine is what its pool would leave of a job that runs on this pool alone.
     """
@@ -166,8 +166,15 @@ def order_of(units: Units, recovery_h: float) -> Ints:
     for i in range(len(price)):
         if units.share[i] > 0:
             stays = max(1e-3, 1.0 - units.hazard_per_h[i] * recovery_h)
-            w = units.expected_usd_per_h[i] / (units.share[i] * stays * power[i])
-            price[i] = w * (1.0 - units.margin[i])
+            price[i] = units.expected_usd_per_h[i] / (units.share[i] * stays * power[i])
+    return price
+
+
+@compiled
+def order_of(units: Units, recovery_h: float) -> Ints:
+    """Cheapest work first; a lease counts as a little cheaper than it is; ties stay in place."""
+    price = works_price(units, recovery_h) * (1.0 - units.margin)
+    for i in range(len(price)):
         if units.pinned[i]:
             price[i] = -1.0
     return np.argsort(price, kind="mergesort")

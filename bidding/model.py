@@ -176,11 +176,19 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     because: str
 
 
+class Priced(msgspec.Struct, frozen=True, kw_only=True):
+    """What an hour of one slot at speed one is expected to cost there, as offers were put in order."""
+
+    pool: Pool
+    market: Market
+    usd_per_slot_h: float
+
+
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of one period; every part has a sentence that explains it.
 
     `for_now` says that nothing fits only because offers are blocked for now; the manager may keep
-    its machines until then.
+    its machines until then. `priced` has every offer that would work, the cheapest work first.
     """
 
     acquire: tuple[Acquire, ...]
@@ -189,3 +197,4 @@ class Purchase(msgspec.Struct, frozen=True, kw_only=True):
     runner_up: str
     cost_usd_per_work: float | None
     for_now: bool = False
+    priced: tuple[Priced, ...] = ()

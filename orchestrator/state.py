@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, OutputFile, Unbuilt
+from agent.messages import UNRECORDED, OutputFile, TablesNode, Unbuilt
 from agent.profile import Network, Profile, SumFormat
 from bidding.markets.observations import PoolRecord, Scaling, Times
 from cloud.model import (
@@ -320,10 +320,24 @@ class Progress(msgspec.Struct, kw_only=True):
     # What its script has logged last; None stands for a number that is not finite.
     logged: dict[str, float | None] = {}
     logged_step: int = -1
+    # What it keeps in `session.state`, in words, and behind which step; the count is all entries.
+    state: tuple[tuple[str, str], ...] = ()
+    state_count: int = 0
+    state_step: int = -1
     # The files that it has written last, the newest first.
     output: tuple[OutputFile, ...] = ()
     output_files: int = 0
     output_bytes: int = 0
+
+
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bidder said of a job last, for people; no decision rests on it."""
+
+    job: str
+    at_s: float
+    because: str
+    # What an hour of a slot's work is expected to cost, by market and pool; the cheapest of them.
+    usd_per_slot_h: dict[str, dict[str, float]]
 
 
 class Market(msgspec.Struct, kw_only=True):
@@ -344,6 +358,14 @@ class Market(msgspec.Struct, kw_only=True):
     scaling: Scaling = Scaling()
 
 
+class Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """Who serves, copies and computes in a job of served tables, for people."""
+
+    stage: int
+    partitions: int
+    nodes: tuple[TablesNode, ...]
+
+
 class LayoutState(msgspec.Struct, kw_only=True):
     """The layout of a job, what is known of its model, and what a change of layout costs."""
 
@@ -357,6 +379,7 @@ class LayoutState(msgspec.Struct, kw_only=True):
     acknowledged_step: int = 0
     # Generations that were asked for because of a loss and have not committed a step yet.
     mending: list[int] = []
+    tables: Tables | None = None
     # Workers whose loss stops the step that is being computed.
     serving: dict[str, None] = {}
     # A worker that was serving is gone, and no layout without it has been asked for yet.
@@ -514,6 +537,8 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     owing: dict[str, None] = {}
     jobs: dict[str, Job] = {}
     live_jobs: dict[str, None] = {}
+    # Of the newest job that may hold machines; of that one only, so that this stays small.
+    thought: Thought | None = None
     # Jobs whose layout is chosen once the whole event has been handled.
     unsettled: dict[str, None] = {}
     # Jobs for which the bidder is asked once the whole event has been handled.

@@ -52,6 +52,16 @@ class SeatView(msgspec.Struct, frozen=True, kw_only=True):
     slow: float  # how many times longer than its peers it takes, as layouts assume
 
 
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine does in a job of served tables; the manager's own has no name."""
+
+    machine: str
+    slot: int
+    serves: int  # partitions
+    copies: int
+    blocks: int  # that it computes
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One job with its own costs; the costs of all jobs together are in `CostView`."""
 
@@ -94,8 +104,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     chains: tuple[tuple[SeatView, ...], ...] = ()  # of the layout, each stage after stage
+    tables_stage: int = 0  # of a job of served tables; 0 for another
+    partitions: int = 0
+    servers: tuple[ServerView, ...] = ()
     logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
     logged_step: int = -1
+    # What its script keeps in `session.state`, in words; the count is all entries.
+    state: tuple[tuple[str, str], ...] = ()
+    state_count: int = 0
+    state_step: int = -1
     output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
     output_files: int = 0
     output_bytes: int = 0
@@ -134,6 +151,21 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     blocked_until_s: float | None
     blocked_because: str = ""
     evicted_in_1h: float | None = None  # the odds, as decisions assume them
+    # What an hour of a slot's work is expected to cost, for the job of the view's `thought`.
+    spot_usd_per_slot_h: float | None = None
+    on_demand_usd_per_slot_h: float | None = None
+    spot_room: int | None = None  # machines that the quotas leave; None if none is known
+    on_demand_room: int | None = None
+    on_demand_blocked_until_s: float | None = None
+    on_demand_blocked_because: str = ""
+
+
+class ThoughtView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the bidder said of the newest active job last: why it holds what it holds."""
+
+    job: str
+    at_s: float
+    because: str
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,3 +178,4 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolView, ...]
     cost: CostView
     events: tuple[Sentence, ...]
+    thought: ThoughtView | None = None

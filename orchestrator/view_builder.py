@@ -1,12 +1,23 @@
 """Making the view from the manager's state; its lists are bounded, for a readable page."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import expm1
 
-from orchestrator.brain import leases, ledger
-from orchestrator.state import Job, Lease, PoolState, State
-from orchestrator.view import CostView, JobView, MachineView, PoolView, SeatView, View
+from agent.messages import TablesNode
+from cloud.model import Market
+from orchestrator.brain import leases, ledger, situation
+from orchestrator.state import Job, Lease, PoolState, State, Thought
+from orchestrator.view import (
+    CostView,
+    JobView,
+    MachineView,
+    PoolView,
+    SeatView,
+    ServerView,
+    ThoughtView,
+    View,
+)
 
 MACHINES_SHOWN_MAX = 200
 ENDED_SHOWN_MAX = 50
@@ -14,11 +25,14 @@ JOBS_SHOWN_MAX = 100
 POOLS_SHOWN_MAX = 200
 SENTENCES_SHOWN_MAX = 100
 CHAINS_SHOWN_MAX = 64
+GONE = "gone"
 
 
 def view_of(state: State, at_s: float) -> View:
     """Return the view at a moment, with money extrapolated to it."""
     at_s = max(at_s, state.now_s)
+    bought, thought = situation.vcpus_bought(state), _thought(state)
+    prices = thought.usd_per_slot_h if thought is not None else {}
     return View(
         at_s=at_s,
         epoch=state.epoch,
@@ -26,11 +40,23 @@ def view_of(state: State, at_s: float) -> View:
         jobs=tuple(job_view(state, job, at_s) for job in _jobs_shown(state)),
         machines=tuple(machine_view(lease, at_s) for lease in _leases_shown(state)),
         pools=tuple(
-            pool_view(state, known, at_s) for known in list(state.pools.values())[:POOLS_SHOWN_MAX]
+            pool_view(state, known, at_s, bought, prices)
+            for known in list(state.pools.values())[:POOLS_SHOWN_MAX]
         ),
         cost=cost_view(state, at_s),
         events=tuple(state.sentences[-SENTENCES_SHOWN_MAX:]),
+        thought=thought_view(thought) if thought is not None else None,
     )
+
+
+def _thought(state: State) -> Thought | None:
+    """Return what was thought last, as long as its job may hold machines."""
+    job = state.jobs.get(state.thought.job) if state.thought is not None else None
+    return state.thought if job is not None and job.active else None
+
+
+def thought_view(thought: Thought) -> ThoughtView:
+    return ThoughtView(job=thought.job, at_s=thought.at_s, because=thought.because)
 
 
 def _jobs_shown(state: State) -> list[Job]:
@@ -53,6 +79,7 @@ def _held(state: State, tokens: Iterable[str]) -> int:
 
 def job_view(state: State, job: Job, at_s: float) -> JobView:
     layout, account = job.layouts.current, job.account
+    tables = None if job.ended else job.layouts.tables
     left = job.progress.steps_total - job.progress.step
     spent, on_demand = ledger.spent_usd(account, at_s), ledger.on_demand_usd(account, at_s)
     return JobView(
@@ -101,8 +128,14 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         stages_max=job.layouts.stages_max,
         uncuttable=job.layouts.uncuttable,
         chains=chains_of(state, job),
+        tables_stage=tables.stage if tables is not None else 0,
+        partitions=tables.partitions if tables is not None else 0,
+        servers=tuple(_server(state, node) for node in tables.nodes) if tables is not None else (),
         logged=job.progress.logged,
         logged_step=job.progress.logged_step,
+        state=job.progress.state,
+        state_count=job.progress.state_count,
+        state_step=job.progress.state_step,
         output=job.progress.output,
         output_files=job.progress.output_files,
         output_bytes=job.progress.output_bytes,
@@ -133,6 +166,17 @@ def _seat(state: State, name: str) -> SeatView:
     )
 
 
+def _server(state: State, node: TablesNode) -> ServerView:
+    seat = None if node.reliable else _seat(state, node.worker)
+    return ServerView(
+        machine="" if seat is None else seat.machine or GONE,
+        slot=0 if seat is None else seat.slot,
+        serves=node.serves,
+        copies=node.copies,
+        blocks=node.blocks,
+    )
+
+
 def machine_view(lease: Lease, at_s: float) -> MachineView:
     """Return the view of a lease; a launch without a machine is shown under its token."""
     return MachineView(
@@ -156,18 +200,43 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
     )
 
 
-def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
-    kind, block = known.kind, leases.block_of(state, known, "spot")
+def pool_view(
+    state: State,
+    known: PoolState,
+    at_s: float,
+    bought: situation.Bought,
+    prices: Mapping[str, Mapping[str, float]],
+) -> PoolView:
+    """Return the view of a pool; `prices` are those of a job's last thought, by market and pool."""
+    kind, key = known.kind, known.pool.key
+    until_s, because = _blocked(state, known, "spot", at_s)
+    dear_until_s, dear_because = _blocked(state, known, "on_demand", at_s)
     return PoolView(
-        pool=known.pool.key,
+        pool=key,
         slots=kind.slots,
         spot_usd_per_h=known.spot_usd_per_h,
         on_demand_usd_per_h=kind.on_demand_usd_per_h,
         held=_held(state, known.leases),
-        blocked_until_s=block.until_s if block is not None and block.until_s > at_s else None,
-        blocked_because=block.because if block is not None and block.until_s > at_s else "",
+        blocked_until_s=until_s,
+        blocked_because=because,
         evicted_in_1h=-expm1(-known.record.hazard_per_h(at_s)),
+        spot_usd_per_slot_h=prices.get("spot", {}).get(key),
+        on_demand_usd_per_slot_h=prices.get("on_demand", {}).get(key),
+        spot_room=situation.room_left(state, known, "spot", bought),
+        on_demand_room=situation.room_left(state, known, "on_demand", bought),
+        on_demand_blocked_until_s=dear_until_s,
+        on_demand_blocked_because=dear_because,
     )
+
+
+def _blocked(
+    state: State, known: PoolState, market: Market, at_s: float
+) -> tuple[float | None, str]:
+    """Return until when a market of a pool is left alone, and why; (None, "") if it is not."""
+    block = leases.block_of(state, known, market)
+    if block is None or block.until_s <= at_s:
+        return None, ""
+    return block.until_s, block.because
 
 
 def cost_view(state: State, at_s: float) -> CostView:

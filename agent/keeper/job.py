@@ -75,6 +75,7 @@ from agent.protocol import (
     Ready,
     Recording,
     RedoAsked,
+    ScriptValues,
     Serving,
     Slice,
     Snapshot,
@@ -469,6 +470,8 @@ class KeptJob:
                 self.outputs.hear(member, message, payload)
             case Numbers():
                 self.outputs.log(message)
+            case ScriptValues():
+                self.outputs.hold(message)
             case Strayed():
                 self.outputs.strayed(message)
             case Lines():

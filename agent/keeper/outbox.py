@@ -35,6 +35,8 @@ from agent.messages import (
     OutputKept,
     Progress,
     Report,
+    StateSeen,
+    TablesServed,
 )
 from agent.output.controls import harmless
 from agent.profile import Profile
@@ -55,7 +57,8 @@ NUMBER_KEPT_S = 30 * 24 * 3600  # no keeper sleeps so long and then sends a batc
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
 
-Newest = Progress | BackupHeld | OutputKept | Logged  # only the newest report of these counts
+# Only the newest report of these counts.
+Newest = Progress | BackupHeld | OutputKept | Logged | StateSeen | TablesServed
 Command = tuple[str | bytes | int, ...]  # its name, its key, and the rest
 
 _TAKE = """

@@ -9,14 +9,24 @@ from typing import Protocol
 
 from agent.checksum import Buffer
 from agent.keeper.outbox import Out
-from agent.messages import JobOrder, Logged, OutputFile, OutputKept
+from agent.messages import (
+    KEY_CHARS_MAX,
+    VALUE_CHARS_MAX,
+    JobOrder,
+    Logged,
+    OutputFile,
+    OutputKept,
+    StateSeen,
+)
 from agent.output.catalog import Shelf
+from agent.output.controls import harmless
 from agent.output.files import Bounds
 from agent.protocol import (
     Message,
     Numbers,
     OutputSent,
     OutputTaken,
+    ScriptValues,
     Strayed,
 )
 from cloud.clock import CLOCK
@@ -86,6 +96,22 @@ class Outputs:
             shown = {name: _finite(value) for name, value in numbers.items()}
             self._out.report(Logged(at_s=CLOCK.now_s(), job=self._job, step=step, numbers=shown))
 
+    def hold(self, message: ScriptValues) -> None:
+        """Report what the script keeps; what could harm a terminal or a page is written out."""
+        entries = tuple(
+            (_plain_text(name, KEY_CHARS_MAX), _plain_text(value, VALUE_CHARS_MAX))
+            for name, value in message.entries
+        )
+        self._out.report(
+            StateSeen(
+                at_s=CLOCK.now_s(),
+                job=self._job,
+                step=message.step,
+                entries=entries,
+                count=message.count,
+            )
+        )
+
     def _say(self, line: str) -> None:
         self._out.lines(self._job, "keeper", (line,))
 
@@ -133,6 +159,10 @@ class Outputs:
 
 def _plain(file: OutputFile) -> OutputFile:
     return OutputFile(path=file.path, size=file.size, step=file.step, checksum=file.checksum)
+
+
+def _plain_text(text: str, most: int) -> str:
+    return harmless(text)[:most]
 
 
 def _finite(value: float) -> float | None:

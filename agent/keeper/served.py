@@ -14,10 +14,12 @@ from agent.keeper.roster import PEER_GRACE_S, Roster
 from agent.keeper.storage.vault import Vault
 from agent.keeper.tables import Tables
 from agent.layout import Layout
-from agent.messages import CheckpointWritten, JobCompleted, Report
+from agent.messages import CheckpointWritten, JobCompleted, Report, TablesNode, TablesServed
+from agent.paramserver.controller import Part as ServingPart
 from agent.protocol import Failed, Serving
 from cloud.clock import CLOCK
 
+NODES_TOLD_MAX = 64
 WRITTEN_S = 5.0  # between two reports of what is on the disk
 
 
@@ -112,6 +114,27 @@ class ServedJob:
         with self._lock:
             for worker in workers:
                 self._roster.lose(worker, "connection", why)
+
+    def placed(self, stage: int, parts: list[ServingPart]) -> None:
+        nodes = tuple(
+            TablesNode(
+                worker=part.node,
+                reliable=part.reliable,
+                serves=part.serves,
+                copies=part.copies,
+                blocks=part.blocks,
+            )
+            for part in parts[:NODES_TOLD_MAX]
+        )
+        self._report(
+            TablesServed(
+                at_s=CLOCK.now_s(),
+                job=self._reports.job,
+                stage=stage,
+                partitions=self._serving.partitions,
+                nodes=nodes,
+            )
+        )
 
     def recall_failed(self, error: str) -> None:
         self._reports.recall_failed(error)

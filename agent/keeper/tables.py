@@ -30,6 +30,7 @@ from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
 from agent.paramserver import messages
 from agent.paramserver.controller import Controller, Resumed
+from agent.paramserver.controller import Part as ServingPart
 from agent.paramserver.live.plan import KEPT, copies_of, plan_of
 from agent.paramserver.live.post import Book, Broken, Introduced, Letters, Reading
 from agent.paramserver.live.store import Folder
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 ABSENT_S = 20.0  # for workers of a layout that have not come back
 END_S = 10.0  # for threads of ours
+PLACED_S = 0.5  # between two looks at who does what
 AGAIN_S = 2.0  # until a clock that the disk did not take is tried again
 RESULT = "tables.npz"
 
@@ -66,6 +68,9 @@ class Owner(Protocol):
 
     def absent(self, workers: list[str], why: str) -> None:
         """Lose workers that are waited for in vain."""
+
+    def placed(self, stage: int, parts: list[ServingPart]) -> None:
+        """Report who does what, because that has changed."""
 
     def suspect(self, worker: str, by: str) -> None:
         """Note that the connection between two nodes has broken; one of them is to be lost."""
@@ -166,6 +171,8 @@ class Tables:
         self._copying = Copying(vault, every_s, self._clock)
         self._epochs = history.term << 32
         self.brain: Controller | None = None
+        self._placed: tuple[int, list[ServingPart]] = (0, [])
+        self._placed_s = -PLACED_S
         self._over = False
         self._closed = threading.Event()
         server = Server(KEPT, copies_of(serving), serving.partitions, self._disk)
@@ -239,6 +246,7 @@ class Tables:
         for act in acts:
             act()
         self._look()
+        self._tell()
         self._letters.flush(idle=not acts)
         try:
             self._note()
@@ -376,6 +384,17 @@ class Tables:
             if absent:
                 self._owner.absent(absent, "it did not come back")
                 self._entered_s = now_s
+
+    def _tell(self) -> None:
+        """Say who does what, if that has changed, and not too often."""
+        now_s = time.monotonic()
+        if self.brain is None or self.brain.begun_s is None or now_s < self._placed_s + PLACED_S:
+            return
+        self._placed_s = now_s
+        placed = self.brain.stage, self.brain.parts()
+        if placed != self._placed:
+            self._placed = placed
+            self._owner.placed(*placed)
 
     def _say(self, sender: str, out: Out) -> None:
         """Send what the controller or the copies say; what they say to each other stays here."""

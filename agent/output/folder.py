@@ -29,6 +29,7 @@ import msgspec
 from agent.output import files
 from agent.output.files import Bounds, Seen, open_file
 from agent.output.metrics import Log
+from agent.output.script_values import Teller
 from agent.output.sender import Change, Send, Sending
 from agent.output.strays import Strays
 from agent.protocol import OutputTaken, Strayed
@@ -63,7 +64,7 @@ class Output:
         self._generation = generation
         self._bounds, self._strays, self._say = bounds or Bounds(), strays, say
         self._sending = None if send is None else Sending(place, send, generation)
-        self._log = Log(send)
+        self._log, self._values = Log(send), Teller(send)
         self._used = False
         self._seen: dict[str, Seen] = {}
         self._every = 1  # steps from one look to the next
@@ -102,6 +103,8 @@ class Output:
         begins, self._leads = leads and (fresh or not self._leads), leads
         if fresh:
             self._log.forget()
+        if begins:
+            self._values.forget()
         if begins and step > 0:
             self._log.lead(step)
         if self._sending is None:
@@ -138,6 +141,11 @@ class Output:
         if self._sending.restless:
             self._flush(SETTLE_S)
         return changed
+
+    def tell(self, step: int, state: Mapping[Any, Any], *, last: bool = False) -> None:
+        """Tell people what `session.state` holds behind a step, if this worker leads."""
+        if self._leads:
+            self._values.tell(step, state, last=last)
 
     def finish(self, step: int, *, leads: bool, patience_s: float = FLUSH_S) -> bool:
         """End the output. Return whether all the script wrote is stored, or need not be."""

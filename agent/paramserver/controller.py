@@ -4,6 +4,7 @@ All that counts is decided in this one place. A clock is closed by a list of bat
 nothing can count twice, whatever was computed twice.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -67,6 +68,16 @@ class Resumed(NamedTuple):
 
     epoch: int = 0  # all messages of the earlier ones are of smaller epochs
     measures: tuple[float, ...] = ()
+
+
+class Part(NamedTuple):
+    """What a node does: partitions that it serves, partitions that it holds a copy of, blocks that it computes."""
+
+    node: str
+    reliable: bool
+    serves: int
+    copies: int
+    blocks: int
 
 
 class Ledger:
@@ -524,6 +535,28 @@ class Controller:
         return self._marked(out)
 
     # Who is to be where.
+
+    @property
+    def stage(self) -> int:
+        """The stage of AgileML; the third is that in which reliable machines do no work."""
+        return 3 if self.plan.apart else self.stages.stage
+
+    def parts(self) -> list[Part]:
+        """Return who does what now, the reliable nodes first, then those that run longest."""
+        nodes = sorted(self.nodes.values(), key=lambda node: (not node.reliable, node.order))
+        serves, blocks = Counter(self.owners), Counter(self.blocks.values())
+        pairs = zip(self.owners, self.replicas, strict=True)
+        copies = Counter(copy for owner, copy in pairs if copy != owner)
+        return [
+            Part(
+                node=node.name,
+                reliable=node.reliable,
+                serves=serves[node.name],
+                copies=copies[node.name],
+                blocks=blocks[node.name],
+            )
+            for node in nodes
+        ]
 
     def _staying(self) -> dict[str, Node]:
         return {name: node for name, node in self.nodes.items() if name not in self.leaving}

@@ -132,6 +132,7 @@ class Group(Participant):
             self.output.forget()
         else:
             self.output.scan(step, leads=self._leads)
+            self.output.tell(step, self.replica.state)
 
     def _check(self, replica: Replica) -> None:
         """Refuse what the script computed from only a part of the layers.
@@ -400,6 +401,8 @@ class Group(Participant):
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._check(replica)
+        if not self.astray:
+            self.output.tell(replica.turn - 1, replica.state, last=True)
         self.link.step, last = -1, replica.version
         self._left = last
         self.link.send(LoopLeft(version=last))

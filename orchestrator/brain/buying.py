@@ -14,6 +14,7 @@ from orchestrator.state import (
     Lease,
     PoolState,
     State,
+    Thought,
     leases_of,
     move_lease,
     note,
@@ -24,6 +25,7 @@ LAUNCHES_PER_PERIOD_MAX = 64
 KEEP_QUOTES_S = 300.0  # the whole history is written each time
 UNKEPT_MAX = 20_000
 HOLD_OUT_S = 120.0
+PRICED_KEPT_MAX = 400
 
 
 def on_catalogue(state: State, event: CatalogueSeen) -> None:
@@ -140,7 +142,11 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
         return
     job.market.think_at_s = state.now_s + state.settings.rethink_s
     _think_again(state, job)
-    _carry_out(state, out, job, think(state, job))
+    purchase = think(state, job)
+    active = (j for j in reversed(state.live_jobs) if state.jobs[j].active)
+    if job.id == next(active, ""):
+        state.thought = _thought(state, job, purchase)
+    _carry_out(state, out, job, purchase)
 
 
 def _think_again(state: State, job: Job) -> None:
@@ -216,10 +222,24 @@ def _worth(job: Job, purchase: Purchase) -> str:
     """What the work costs with it, and what the next best would: the reason that people read, in what they count."""
     if purchase.cost_usd_per_work is None:
         return purchase.because
+    return f"with it {_chosen(job, purchase)}"
+
+
+def _chosen(job: Job, purchase: Purchase) -> str:
     unit = "step" if job.progress.step_s else "slot-second"
-    said = f"with it {purchase.because}; next best: {purchase.runner_up}"
+    said = f"{purchase.because}; next best: {purchase.runner_up}"
     said = said.replace(" work/s", f" {unit}s/s").replace("000 work", f"000 {unit}s")
     return said.replace(" per work", f" per {unit}")
+
+
+def _thought(state: State, job: Job, purchase: Purchase) -> Thought:
+    """Keep of the decision what people want to know of it."""
+    prices: dict[str, dict[str, float]] = {market: {} for market in situation.MARKETS}
+    for one in purchase.priced[:PRICED_KEPT_MAX]:
+        prices[one.market][one.pool.key] = one.usd_per_slot_h
+    fits = purchase.cost_usd_per_work is not None
+    because = _chosen(job, purchase) if fits else purchase.because
+    return Thought(job=job.id, at_s=state.now_s, because=because, usd_per_slot_h=prices)
 
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:

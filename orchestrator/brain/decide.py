@@ -30,7 +30,9 @@ from agent.messages import (
     Regrouped,
     Report,
     Rewound,
+    StateSeen,
     SumsKept,
+    TablesServed,
     WorkerFailed,
     WorkerLost,
     WorkerProving,
@@ -195,6 +197,10 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             jobs.on_backup_held(state, event)
         case Logged():
             jobs.on_logged(state, event)
+        case StateSeen():
+            jobs.on_state_seen(state, event)
+        case TablesServed():
+            jobs.on_tables_served(state, event)
         case OutputKept():
             jobs.on_output_kept(state, event)
         case SumsKept():

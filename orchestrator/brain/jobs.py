@@ -17,7 +17,9 @@ from agent.messages import (
     RecallFailed,
     RecordsDamaged,
     Rewound,
+    StateSeen,
     SumsKept,
+    TablesServed,
     WorkerFailed,
     WorkerLost,
 )
@@ -43,6 +45,7 @@ from orchestrator.state import (
     Moved,
     PoolState,
     State,
+    Tables,
     consider,
     leases_of,
     move_job,
@@ -694,6 +697,24 @@ def on_logged(state: State, event: Logged) -> None:
     job = state.jobs.get(event.job)
     if job is not None:
         job.progress.logged, job.progress.logged_step = event.numbers, event.step
+
+
+def on_state_seen(state: State, event: StateSeen) -> None:
+    """Keep what a script keeps, in words, as it was told last; also after the job's end."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        progress = job.progress
+        progress.state, progress.state_count = event.entries, event.count
+        progress.state_step = event.step
+
+
+def on_tables_served(state: State, event: TablesServed) -> None:
+    """Keep who serves and computes in a job of served tables, as it was told last."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.layouts.tables = Tables(
+            stage=event.stage, partitions=event.partitions, nodes=event.nodes
+        )
 
 
 def on_output_kept(state: State, event: OutputKept) -> None:

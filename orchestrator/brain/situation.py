@@ -18,6 +18,7 @@ from orchestrator.state import Job, Lease, PoolState, State, leases_of
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
 ROUNDING_USD, ROUNDING = 1e-12, 1e-9
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
+Bought = Counter[tuple[str, Market, str]]  # vCPUs by place, market and family
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +129,7 @@ def _slots_most(state: State, job: Job) -> int:
 def offers(state: State, job: Job) -> list[Offer]:
     """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
     found: list[Offer] = []
-    home = leases.home_of(state, job)
+    home, bought = leases.home_of(state, job), vcpus_bought(state)
     for known in state.pools.values():
         if not known.sold or state.places[known.pool.place.key].closed:
             continue
@@ -138,7 +139,7 @@ def offers(state: State, job: Job) -> list[Offer]:
         losses_seen = _losses_seen(state, known)
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
-            room = _room_left(state, known, market) if price is not None else 0
+            room = room_left(state, known, market, bought) if price is not None else 0
             bounds = [n for n in (room, leases.askable(state, known, market)) if n is not None]
             room = min(bounds, default=None)
             if price is None or room == 0:
@@ -182,7 +183,18 @@ def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | 
     return None if state.places[known.pool.place.key].stale else known.spot_usd_per_h
 
 
-def _room_left(state: State, known: PoolState, market: Market) -> int | None:
+def vcpus_bought(state: State) -> Bought:
+    """What was bought since the quotas of each place were read, by place, market and family; "" is all."""
+    found: Bought = Counter()
+    for lease in state.leases.values():
+        place = state.places[lease.pool.place.key]
+        if place.rooms and lease.intended_at_s >= place.rooms_at_s:
+            for family in {lease.type.family, ""}:
+                found[place.key, lease.request.market, family] += lease.type.vcpus
+    return found
+
+
+def room_left(state: State, known: PoolState, market: Market, bought: Bought) -> int | None:
     """How many machines the quotas leave; None where none is known to bound them.
 
     What was bought since the quotas were read counts as well, and what has ended does not come back before
@@ -194,18 +206,8 @@ def _room_left(state: State, known: PoolState, market: Market) -> int | None:
     ]
     if not rooms or kind.vcpus < 1:
         return None
-    bought: Counter[str] = Counter()
-    for lease in state.leases.values():
-        since = lease.pool.place == place.place and lease.intended_at_s >= place.rooms_at_s
-        if since and lease.request.market == market:
-            bought[lease.type.family] += lease.type.vcpus
     return min(
-        max(
-            0,
-            room.vcpus_max
-            - room.vcpus_used
-            - (bought[room.family] if room.family else bought.total()),
-        )
+        max(0, room.vcpus_max - room.vcpus_used - bought[place.key, market, room.family])
         // kind.vcpus
         for room in rooms
     )

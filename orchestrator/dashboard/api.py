@@ -28,13 +28,14 @@ from orchestrator.dashboard.measured import Step, step_of
 from orchestrator.dashboard.past import Asked, Curves, Footprint, Past, curves, footprint
 from orchestrator.formatting import plural
 from orchestrator.history import metrics
-from orchestrator.history.records import MEANING, Cause, Spent
+from orchestrator.history.records import MEANING, Cause, Entry, Spent
 from orchestrator.view import JobView, View
 
 PAGES_MAX = 64
 PAGES_OF_A_KEY_MAX = 8  # with all its sessions; as many are kept free for admins
 LINES_MAX = 500
 POINTS_MAX = 1_000
+ENTRIES_MAX = 200
 LINES_SEARCHED_MAX = 20_000
 WARNING_S_MAX = 86_400.0
 USD_MAX = 1e9
@@ -84,6 +85,15 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     meaning: dict[Cause, str]
 
 
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The dearest lines that a cause consists of, and what all of it cost, also what is left out."""
+
+    cause: Cause
+    usd: float
+    entries: tuple[Entry, ...]
+    more: bool
+
+
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The states of a job that can be gone on from, the newest first."""
 
@@ -103,6 +113,7 @@ ANSWERS = (
     Footprint,
     Curves,
     Money,
+    Ledger,
     Foresight,
     Comparison,
     Checkpoints,
@@ -284,6 +295,14 @@ def _add_past(api: APIRouter, feed: Feed, past: Past) -> None:
     def money(job: Annotated[str | None, Query(max_length=200)] = None) -> Response:
         """Return where the money of a job, or of all, went, the dearest cause first."""
         return answer(Money(lines=tuple(past.money(job)), meaning=MEANING))
+
+    @api.get("/api/money/{cause}", **described(Ledger))
+    def ledger(cause: Cause, job: Annotated[str | None, Query(max_length=200)] = None) -> Response:
+        """Return the lines of the ledger that make what a cause cost, the dearest first."""
+        found = past.entries(cause, job, ENTRIES_MAX + 1)
+        usd = sum(line.usd for line in past.money(job) if line.key == cause)
+        shown, more = tuple(found[:ENTRIES_MAX]), len(found) > ENTRIES_MAX
+        return answer(Ledger(cause=cause, usd=usd, entries=shown, more=more))
 
     @api.get("/api/compare", **described(Comparison))
     def compare(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from orchestrator.history.records import Happening, Point, Remembered, Spent
+from orchestrator.history.records import Cause, Entry, Happening, Point, Remembered, Spent
 from orchestrator.kinds import Kind
 
 POOLS_SHOWN_MAX = 9  # the rest are shown together
@@ -51,6 +51,8 @@ class Past(Protocol):
     ) -> list[Happening]: ...
 
     def money(self, job: str | None = None) -> list[Spent]: ...
+
+    def entries(self, cause: Cause, job: str | None = None, most: int = -1) -> list[Entry]: ...
 
     def jobs(self) -> list[Remembered]: ...
 

@@ -181,20 +181,20 @@ class History:
         )
         return sorted(_lines(self._rows(sql, job)), key=lambda line: -line.usd)
 
-    def entries(self, cause: Cause, job: str | None = None) -> list[Entry]:
+    def entries(self, cause: Cause, job: str | None = None, most: int = -1) -> list[Entry]:
         """Return the lines of the ledger that make what a cause cost, the dearest first.
 
-        They add up to that cause's line of `money`, of a job or of all.
+        Without `most` they add up to that cause's line of `money`, of a job or of all.
         """
         sql = (
             "SELECT token, coalesce(machine, ''), coalesce(pool, ''), coalesce(market, ''),"
             " from_s, to_s, charges.job, cause, usd, hours"
             " FROM charges LEFT JOIN machines USING (token)"
             " WHERE cause = ?1 AND (?2 IS NULL OR charges.job = ?2)"
-            " ORDER BY abs(usd) DESC, token, charges.job"
+            " ORDER BY abs(usd) DESC, token, charges.job LIMIT ?3"
         )
         names = Entry.__struct_fields__
-        rows = self._rows(sql, cause, job)
+        rows = self._rows(sql, cause, job, most)
         return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
 
     def daily(self, from_s: float = 0.0, to_s: float = inf, job: str | None = None) -> list[Daily]:

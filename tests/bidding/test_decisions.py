@@ -532,3 +532,37 @@ def test_a_runner_up_that_is_no_dearer_says_what_speaks_against_it():
     assert _other(chosen, cheap).endswith("per 1,000 work: cheaper, but slower")
     dear = msgspec.structs.replace(one, usd_per_work=9.0e-6)
     assert _other(chosen, dear).endswith("per 1,000 work")
+
+
+@given(offers)
+@settings(max_examples=60, deadline=None)
+def test_what_is_bought_is_what_the_prices_of_work_put_first(offers):
+    """People see the very figures that offers were put in order by: the first that is free is taken first."""
+    said = decide(offers, (), DEMAND, Limits(slots_max=4), Linear(), 0.0)
+    prices = [one.usd_per_slot_h for one in said.priced]
+    assert prices == sorted(prices)
+    assert len({one.pool for one in said.priced}) == len(prices) <= len(offers)
+    blocked = {o.pool for o in offers if o.blocked}
+    if said.acquire:
+        first = next(one.pool for one in said.priced if one.pool not in blocked)
+        assert first in {part.pool for part in said.acquire}
+
+
+def test_the_price_of_work_counts_evictions_and_starts():
+    """Without either it is the price of a slot; with them, and no refund to hope for, it is more."""
+    calm = Offer(
+        pool=Pool("aws", "r", "a", "kind.2"),
+        type=KINDS[2],
+        market="spot",
+        price_usd_per_h=0.4,
+        hazard_per_h=0.0,
+    )
+    wild = msgspec.structs.replace(
+        calm, pool=Pool("aws", "r", "b", "kind.2"), hazard_per_h=2.0, losses_seen=False
+    )
+    at_once = Demand(work_left=None, start_s=0.0, morph_s=0.0, recovery_s=0.0)
+    (one,) = decide([calm], (), at_once, Limits(), Linear(), 0.0).priced
+    assert one.usd_per_slot_h == pytest.approx(0.2)
+    first, second = decide([wild, calm], (), DEMAND, Limits(), Linear(), 0.0).priced
+    assert (first.pool, second.pool) == (calm.pool, wild.pool)
+    assert 0.2 < first.usd_per_slot_h < second.usd_per_slot_h

@@ -88,3 +88,20 @@ def test_partitions_have_one_owner_each_through_any_changes():
     virtual.at(4.0, lambda: virtual.evict([f"t{at}" for at in range(4)], 60))
     virtual.on_event = look
     assert virtual.run() == "10 clocks are done"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_who_does_what_is_told_as_it_is_in_each_stage(stage):
+    """Reliable machines serve in the first, hold copies in the others, and do no work in the third."""
+    virtual, _ = cluster(Setting(2, 6, 4, 32, 8, reference=8, stage=stage))
+    virtual.run()
+    parts = virtual.brain.parts()
+    assert virtual.brain.stage == stage
+    assert [part.reliable for part in parts] == [True] * 2 + [False] * 6
+    reliable, transient = parts[:2], parts[2:]
+    assert sum(part.blocks for part in parts) == 32
+    assert sum(part.serves for part in reliable) == (8 if stage == 1 else 0)
+    assert sum(part.serves for part in transient) == (0 if stage == 1 else 8)
+    assert sum(part.copies for part in reliable) == (0 if stage == 1 else 8)
+    assert not any(part.copies for part in transient)
+    assert any(part.blocks for part in reliable) is (stage < 3)

@@ -34,6 +34,7 @@ from orchestrator.view import (
     PoolView,
     SeatView,
     Sentence,
+    ThoughtView,
     View,
 )
 
@@ -75,6 +76,9 @@ def make_job(**changes: Any) -> JobView:
         backup_step=2_410,
         checkpoint_step=2_180,
         export_uri="",
+        state=(("best", "1.8421"), ("epoch", "3"), ("seen", "{'train': 77184, 'held': 4096}")),
+        state_count=3,
+        state_step=2_411,
         chains=tuple(
             (SeatView(machine=machine, slot=slot, microbatch_s=took_s, slow=slow),)
             for machine, slot, took_s, slow in (
@@ -162,14 +166,19 @@ def make_view(**changes: Any) -> View:
             blocked_until_s=blocked,
             blocked_because="" if blocked is None else "NoCapacity: no machine left",
             evicted_in_1h=0.034,
+            spot_usd_per_slot_h=work,
+            on_demand_usd_per_slot_h=0.0983,
+            spot_room=room,
+            on_demand_blocked_until_s=T0 + 70 if room == 0 else None,
+            on_demand_blocked_because="QuotaExceeded" if room == 0 else "",
         )
-        for zone, size, slots, spot, od, held, blocked in (
-            ("a", "small", 1, 0.0312, 0.096, 2, None),
-            ("a", "large", 2, 0.0671, 0.192, 0, None),
-            ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130),
-            ("b", "large", 2, 0.0594, 0.192, 1, None),
-            ("c", "small", 1, 0.0338, 0.096, 1, None),
-            ("c", "large", 2, None, 0.192, 0, None),
+        for zone, size, slots, spot, od, held, blocked, work, room in (
+            ("a", "small", 1, 0.0312, 0.096, 2, None, 0.0331, 14),
+            ("a", "large", 2, 0.0671, 0.192, 0, None, 0.0356, 7),
+            ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130, 0.0427, None),
+            ("b", "large", 2, 0.0594, 0.192, 1, None, 0.0315, None),
+            ("c", "small", 1, 0.0338, 0.096, 1, None, 0.0359, 1),
+            ("c", "large", 2, None, 0.192, 0, None, None, 0),
         )
     )
     events = tuple(
@@ -264,6 +273,12 @@ def make_view(**changes: Any) -> View:
         pools=pools,
         cost=cost,
         events=events,
+        thought=ThoughtView(
+            job="gpt-7f3a",
+            at_s=T0 - 6,
+            because="4 machines for $0.1556/h do 4.329 steps/s, $0.0100 per 1,000 steps; next best: 3 machines for "
+            "$0.1244/h do 3.1 steps/s, $0.0111 per 1,000 steps",
+        ),
     )
     return msgspec.structs.replace(view, **changes)
 

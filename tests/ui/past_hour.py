@@ -55,4 +55,13 @@ def write_past(places: Places) -> None:
         for cause, usd in spent:
             row = (int(T0 // store.DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
             file.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        machines = [
+            ("default-2-1", "m-19c2", "local/local-a/local.small", begun_s, None, 0.128, 1.0),
+            ("default-2-2", "m-88e0", "local/local-b/local.large", begun_s + 600, T0, 0.042, 0.8),
+        ]
+        for token, machine, pool, from_s, to_s, usd, hours in machines:
+            row = (token, machine, "gpt-7f3a", pool, "spot", from_s, to_s, 0.096, "the cheapest")
+            file.execute("INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (token, "gpt-7f3a", "useful", usd, hours)
+            file.execute("INSERT OR REPLACE INTO charges VALUES (?, ?, ?, ?, ?)", row)
     file.close()

@@ -14,7 +14,7 @@ from orchestrator.dashboard.guard import BURST, CHANGE_COST, PER_S, Pace
 from orchestrator.dashboard.keys import KEPT_MAX, SESSIONS_MAX, Keys
 from orchestrator.events import JobCancelled, JobChanged, JobResumed
 
-PARAMETERS = {"job": "gpt-7f3a"}
+PARAMETERS = {"job": "gpt-7f3a", "cause": "useful"}
 BODIES = {
     "/api/jobs/{job}/bounds": {"budget_usd": 2.0},
     "/api/jobs/{job}/resume-from": {"step": 40},

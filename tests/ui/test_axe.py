@@ -20,6 +20,7 @@ DIALOGS = {
     "Log": "document.querySelectorAll('#logs-lines li').length > 0",
     "Checkpoints": "document.querySelectorAll('#study-body button').length > 0",
     "A step": "document.querySelectorAll('#study-body rect').length > 0",
+    "useful": "document.querySelectorAll('#study-body tbody tr').length > 1",
     "Compare": "document.querySelectorAll('#study-body tr').length > 5",
 }
 
@@ -41,7 +42,7 @@ def page(request, browser, house):
 
 def press(page, name: str) -> None:
     page.run(
-        f"[...document.querySelectorAll('button')].find(x => x.innerText == {name!r} && x.checkVisibility()).click()"
+        f"[...document.querySelectorAll('button, #money a')].find(x => x.innerText == {name!r} && x.checkVisibility()).click()"
     )
 
 

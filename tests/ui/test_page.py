@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.messages import OutputFile
+from orchestrator.view import ServerView
 
 LIVE = "document.querySelector('#link')?.textContent == 'live'"
 READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
@@ -113,10 +114,38 @@ def test_jobs_machines_market_and_events_are_shown(page):
     assert page.run("document.querySelector('#jobs .bar i').style.width") == "60.3%"
     assert "replaces m-d41b" in text(page, "#machines")
     assert "admitted 2 s\nnode 5 s" in text(page, "#machines")
-    assert "left alone for 2 min 10 s: NoCapacity: no machine left" in text(page, "#pools")
     events = text(page, "#events")
     assert events.index("m-f6d0 bought") < events.index("was submitted")
     assert "the provider announced it" in events
+
+
+def test_each_pool_says_what_its_work_costs_what_is_left_and_when_it_is_asked_again(page, make):
+    """Beside the prices stands the decision: its figures, its quotas, its refusals, and its sentence."""
+    shown = {
+        cells[0].splitlines()[0]: cells
+        for cells in page.run(
+            "[...document.querySelectorAll('#pools tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+        )
+    }
+    names = page.run(
+        "[...document.querySelectorAll('#pools thead th')].map(cell => cell.textContent)"
+    )
+    work, quota = names.index("Work $/slot-h"), names.index("Quota left")
+    assert shown["local/local-a/local.small"][work] == "$0.033\non demand $0.098"
+    assert shown["local/local-b/local.large"][work] == "$0.032\non demand $0.098\ncheapest"
+    assert shown["local/local-a/local.small"][quota] == "14"
+    assert shown["local/local-b/local.large"][quota] == "\N{EN DASH}"
+    assert shown["local/local-c/local.large"][quota] == "0"
+    at = page.run(f"new Date({(make.at_s + 130) * 1000}).toLocaleTimeString('en-GB')")
+    refused = shown["local/local-b/local.small"][0]
+    assert f"spot left alone for 2 min 10 s, until {at}: NoCapacity: no machine left" in refused
+    dear = shown["local/local-c/local.large"][0]
+    assert "on demand left alone for 1 min 10 s" in dear
+    assert dear.endswith(": QuotaExceeded")
+    why = page.run("document.querySelector('#pools .thought').innerText")
+    assert why.startswith("For gpt-7f3a, decided at ")
+    assert "4 machines for $0.1556/h do 4.329 steps/s" in why
+    assert "next best: 3 machines for $0.1244/h" in why
 
 
 def test_a_change_is_drawn_without_reloading(page, house, make):
@@ -147,6 +176,45 @@ def test_what_a_script_writes_and_logs_is_shown(page, house, make):
     assert "<b>plots</b>/a.png 2.5 MB, step 2,400" in shown
     assert "config.json 90 B, before the first step" in shown
     assert "and 9 more: orchestrator output gpt-7f3a" in shown
+
+
+def test_what_a_script_keeps_is_a_small_table(page, house, make):
+    """Names and values as text, whatever they hold, and how many more there are."""
+    kept = (("best", "0.25"), ("<img src=x onerror=alert(1)>", "'\\x1b[2J<b>'"))
+    house.source.now = make.view(jobs=(make.job(state=kept, state_count=5, state_step=2_400),))
+    page.wait_for("document.querySelector('#jobs .kept') !== null")
+    rows = page.run(
+        "[...document.querySelectorAll('#jobs .kept tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert rows == [*map(list, kept), ["and 3 more"]]
+    assert "session.state, behind step 2,400" in text(page, "#jobs")
+    assert page.run("document.querySelectorAll('#jobs img, #jobs .kept b').length") == 0
+    assert page.complaints == []
+
+
+def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
+    """The stage, and a row for each machine with all that it does; it stands in place of a layout."""
+    servers = (
+        ServerView(machine="", slot=0, serves=0, copies=8, blocks=0),
+        ServerView(machine="m-19c2", slot=1, serves=5, copies=0, blocks=1),
+        ServerView(machine="m-<b>", slot=0, serves=0, copies=0, blocks=7),
+        ServerView(machine="gone", slot=0, serves=0, copies=0, blocks=0),
+    )
+    job = make.job(tables_stage=3, partitions=8, servers=servers)
+    house.source.now = make.view(jobs=(job,))
+    page.wait_for(
+        "document.querySelector('#jobs').innerText.includes('Parameter servers: stage 3')"
+    )
+    rows = page.run(
+        "[...document.querySelectorAll('#jobs .layout tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    assert rows == [
+        ["the manager's", "BackupPS, 8 of 8 partitions"],
+        ["m-19c2\nslot 2", "ActivePS, 5 of 8 partitions\nworker, 1 block"],
+        ["m-<b>", "worker, 7 blocks"],
+        ["gone", "nothing yet"],
+    ]
+    assert page.complaints == []
 
 
 def test_a_loss_that_falls_steeply_is_no_flat_line(page, house, make):

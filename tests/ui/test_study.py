@@ -8,6 +8,7 @@ from agent.layout import Layout, Replica
 from agent.schedule import Kind
 from agent.timeline import Moment, Timeline
 from orchestrator.client import Checkpoint
+from orchestrator.dashboard.api import ENTRIES_MAX
 from orchestrator.dashboard.measured import step_of
 from orchestrator.events import JobBranched
 from orchestrator.history import store
@@ -133,6 +134,52 @@ def remember(places, *jobs) -> None:
             row = (job.id, job.status, job.submitted_at_s, job.ended_at_s, msgspec.json.encode(job))
             file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", row)
     file.close()
+
+
+def test_a_cause_of_money_is_a_link_to_the_lines_that_it_consists_of(page):
+    """By keyboard or address: the dearest first, adding up; closing it leaves the address as it was."""
+    page.wait_for("document.querySelectorAll('#money a').length == 4")
+    page.run("document.querySelector('#money a').focus()")
+    page.run("document.activeElement.click()")
+    page.wait_for(f"{BODY}.includes('m-88e0')")
+    assert page.run("location.hash") == "#of=useful"
+    note = page.run("document.querySelector('#study-note').innerText")
+    assert note == "$0.170 in all, a line for each machine and job."
+    rows = page.run(
+        "[...document.querySelectorAll('#study-body tbody tr')].map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    assert [(cells[0].splitlines()[0], cells[2:]) for cells in rows] == [
+        ("m-19c2", ["gpt-7f3a", "1 h 0 min", "$0.128"]),
+        ("m-88e0", ["gpt-7f3a", "48 min 0 s", "$0.042"]),
+    ]
+    assert rows[0][0].endswith("still held")
+    assert rows[1][0].endswith("for 50 min 0 s")
+    page.run("document.querySelector('#study').close()")
+    page.wait_for("location.hash == ''")
+    page.run("location.hash = 'of=nothing'")
+    page.wait_for("document.querySelector('#study-note').innerText.includes('other')")
+    page.complaints.clear()  # the browser notes the 422
+
+
+def test_the_lines_of_a_cause_are_bounded_and_say_what_is_left_out(house):
+    file = store.writing(house.places.history)
+    with store.turn(file):
+        for at in range(ENTRIES_MAX):
+            row = (f"more-{at}", "gpt-7f3a", "useful", 0.001, 0.1)
+            file.execute("INSERT OR REPLACE INTO charges VALUES (?, ?, ?, ?, ?)", row)
+    headers = {"Authorization": f"Bearer {house.key}"}
+    with httpx.Client(base_url=house.url, headers=headers) as client:
+        many = client.get("/api/money/useful").json()
+        few = client.get("/api/money/useful", params={"job": "nobody"}).json()
+        unknown = client.get("/api/money/nothing")
+    with store.turn(file):
+        file.execute("DELETE FROM charges WHERE token LIKE 'more-%'")
+    file.close()
+    assert (len(many["entries"]), many["more"], many["usd"]) == (ENTRIES_MAX, True, 0.17)
+    dearest = [one["usd"] for one in many["entries"]]
+    assert dearest[:3] == [0.128, 0.042, 0.001]
+    assert few == {"cause": "useful", "usd": 0, "entries": [], "more": False}
+    assert unknown.status_code == 422
 
 
 def test_two_jobs_stand_side_by_side(page, house, make):

@@ -3,6 +3,7 @@
 import { listen, value } from "./api.js";
 import * as changes from "./changes.js";
 import { begin } from "./footprint.js";
+import * as ledger from "./ledger.js";
 import * as logs from "./logs.js";
 import * as study from "./study.js";
 import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
@@ -115,6 +116,17 @@ function output(job) {
     el("div", { class: "name" }, `Output: ${plural(job.output_files, "file")}, ${bytes(job.output_bytes)}`), el("ul", {}, ...rows));
 }
 
+/** What the script keeps in session.state, as it was told last: a name and a few words each. */
+function kept(job) {
+  if (!job.state_count) return null;
+  const rows = job.state.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, el("code", {}, value))));
+  const more = job.state_count - rows.length;
+  if (more > 0) rows.push(el("tr", {}, el("td", { colSpan: 2, class: "quiet" }, `and ${count(more)} more`)));
+  const after = job.state_step < 0 ? "before the first step" : `behind step ${count(job.state_step)}`;
+  return el("div", { class: "output kept" }, el("div", { class: "name" }, `session.state, ${after}`),
+    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `session.state of ${job.id}` }, el("table", {}, el("tbody", {}, ...rows))));
+}
+
 /** Which stage is computed on which machine, a row for each replica; who is slow stands out. */
 function layout(job) {
   if (!job.chains.length) return null;
@@ -125,6 +137,22 @@ function layout(job) {
   return el("div", { class: "layout" }, el("div", { class: "name" }, `Layout ${job.layout}: machine by stage, time of a microbatch`),
     el("div", { class: "scroll", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Replica"), ...stages)),
       el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))));
+}
+
+/** Who serves the tables of a job, holds copies of them, and computes. */
+function servers(job) {
+  if (!job.tables_stage) return null;
+  const parts = (n) => `${count(n)} of ${plural(job.partitions, "partition")}`;
+  const roles = (one) => [
+    one.serves ? `${one.machine ? "ActivePS" : "ParamServ"}, ${parts(one.serves)}` : "",
+    one.copies ? `BackupPS, ${parts(one.copies)}` : "",
+    one.blocks ? `worker, ${plural(one.blocks, "block")}` : "",
+  ].filter(Boolean);
+  const rows = job.servers.map((one) => el("tr", {}, el("th", { scope: "row" }, one.machine ? el("code", {}, one.machine) : "the manager's", one.machine && one.machine !== "gone" && one.slot ? el("span", { class: "sub" }, `slot ${one.slot + 1}`) : null),
+    el("td", {}, ...(roles(one).length ? roles(one).map((role) => el("div", {}, role)) : ["nothing yet"]))));
+  const head = el("tr", {}, ...["Machine", "What it does"].map((name) => el("th", { scope: "col" }, name)));
+  return el("div", { class: "layout" }, el("div", { class: "name" }, `Parameter servers: stage ${job.tables_stage}`),
+    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `Parameter servers of ${job.id}` }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
 }
 
 const RESUMABLE = ["FAILED", "CANCELLED"];
@@ -162,6 +190,7 @@ function job(view, one, points) {
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
     facts(one),
+    kept(one),
     output(one),
     buttons(one));
   const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
@@ -176,7 +205,7 @@ function job(view, one, points) {
       el("div", { class: "axis" }, el("span", {}, number(least)),
         el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
   }
-  return el("article", { class: "card job" }, left, el("div", {}, right, layout(one)));
+  return el("article", { class: "card job" }, left, el("div", {}, right, servers(one) ?? layout(one)));
 }
 
 function jobs(view) {
@@ -242,27 +271,41 @@ function chosen(view, pool) {
   return newest && el("span", { class: "sub" }, `chosen: ${newest.why_bought}`);
 }
 
+/** The figure of the spot market, and under it that of machines on demand. */
+const both = (spot, dear, write) => [write(spot), dear === null ? null : el("span", { class: "sub" }, `on demand ${write(dear)}`)];
+
+/** Why a market of a pool is left alone, and when it is asked again. */
+function refusal(view, market, until, because) {
+  if (until === null || until <= view.at_s) return null;
+  return el("span", { class: "sub" }, `${market} left alone for ${duration(until - view.at_s)}, until ${clock(until)}${because ? `: ${because}` : ""}`);
+}
+
 function pools(view, prices) {
   $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
   if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
-  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Taken in 1 h", "number wide"], ["Held", "number"]];
+  const columns = [["Pool", ""], ["Slots", "number wide roomy"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Spot price so far", "wide roomy"], ["Taken in 1 h", "number wide"], ["Work $/slot-h", "number"], ["Quota left", "number wide"], ["Held", "number"]];
+  const works = view.pools.flatMap((one) => [one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h]).filter((usd) => usd !== null);
+  const least = Math.min(...works);
   const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
     const spot = one.spot_usd_per_h;
     const points = prices[one.pool];
-    const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
+    const cheapest = [one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h].includes(least);
     return el("tr", {},
-      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null,
-        chosen(view, one.pool)),
+      el("td", {}, el("code", {}, ...breakable(one.pool)), refusal(view, "spot", one.blocked_until_s, one.blocked_because),
+        refusal(view, "on demand", one.on_demand_blocked_until_s, one.on_demand_blocked_because), chosen(view, one.pool)),
       el("td", { class: "number wide roomy" }, count(one.slots)),
-      el("td", { class: "number" }, usd(spot)),
+      el("td", { class: "number" }, usd(spot), spot === null ? null : el("span", { class: "sub" }, `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} % off`)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
-      el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
-      el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
+      el("td", { class: "wide roomy" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
       el("td", { class: "number wide" }, one.evicted_in_1h === null ? NONE : `${(100 * one.evicted_in_1h).toFixed(one.evicted_in_1h < 0.1 ? 1 : 0)} %`),
+      el("td", { class: "number" }, ...both(one.spot_usd_per_slot_h, one.on_demand_usd_per_slot_h, usd), cheapest ? el("span", { class: "sub best" }, "cheapest") : null),
+      el("td", { class: "number wide" }, ...both(one.spot_room, one.on_demand_room, (room) => (room === null ? NONE : count(room)))),
       el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
   });
   const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
-  return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
+  const why = view.thought && el("p", { class: "thought" }, `For ${view.thought.job}, decided at ${clock(view.thought.at_s)}: ${view.thought.because}.`);
+  const note = works.length ? "Work: what an hour of one slot is expected to cost, with start-up, evictions and refunds, as the decision put the offers in order." : "";
+  return [why, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)), note && el("p", { class: "thought quiet" }, note)].filter(Boolean);
 }
 
 function events(view) {
@@ -295,7 +338,7 @@ async function money() {
     const row = (line) => {
       const swatch = el("i", { class: "dot" });
       swatch.style.background = `var(--${TONES[line.key] ?? "c9"})`;
-      return el("tr", {}, el("th", { scope: "row" }, swatch, line.key), el("td", { class: "number" }, usd(line.usd)),
+      return el("tr", {}, el("th", { scope: "row" }, swatch, ledger.link(line.key)), el("td", { class: "number" }, usd(line.usd)),
         el("td", { class: "number" }, sum > 0 ? `${((100 * line.usd) / sum).toFixed(1)} %` : NONE), el("td", { class: "quiet" }, meaning[line.key] ?? ""));
     };
     return [el("div", { class: "parts", "aria-hidden": "true" }, ...known.map(part)),
@@ -336,6 +379,7 @@ let asking = false;
 function askPast() {
   if (asking) return;
   asking = true;
+  ledger.begin();
   for (const [ask, every] of [[money, MONEY_MS], [curves, CURVES_MS]]) {
     ask().catch(() => {});
     setInterval(() => { if (!document.hidden) ask().catch(() => {}); }, every);
@@ -383,7 +427,7 @@ function show({ view, summary, away }) {
   study.know(view.jobs);
   draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
   draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
-  draw("pools", [view.pools, past.prices], () => pools(view, past.prices));
+  draw("pools", [view.pools, view.thought, past.prices], () => pools(view, past.prices));
   draw("events", view.events, () => events(view));
 }
 

@@ -16,7 +16,7 @@ const shown = { turn: 0, timer: 0, jobs: [] };
 export const know = (jobs) => { shown.jobs = jobs; };
 
 /** Open the dialog, and return what fills it unless another question was asked meanwhile. */
-function open(title) {
+export function open(title) {
   const turn = ++shown.turn;
   clearTimeout(shown.timer);
   $("study-title").textContent = title;

@@ -18,14 +18,17 @@ from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
 from agent.keeper.tables import Reached, Tables
+from agent.layout import Layout, Replica
 from agent.messages import CheckpointCopied, JobOrder, Report
+from agent.paramserver.controller import Part
 from agent.paramserver.live.plan import KEPT
 from agent.paramserver.live.store import Folder
-from agent.paramserver.messages import CONTROLLER, Push, Roll, Save, Section
+from agent.paramserver.messages import CONTROLLER, Join, Loaded, Push, Roll, Save, Section
 from agent.protocol import Serving, Shape
 from agent.store.errors import Unknown
 
 PATIENCE_S = 20.0
+WORKERS = ("one", "two")
 SERVING = Serving(
     items=10,
     blocks=2,
@@ -185,3 +188,36 @@ def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path
     until("the next clock", (folder / "0-5.npz").exists, PATIENCE_S)
     tables.close()
     assert (folder / "0-4.npz").exists()
+
+
+class Present(Nobody):
+    """The job of tables whose workers are here; it keeps what it is told of them."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, list[Part]]] = []
+
+    def present(self) -> dict[str, Any]:
+        return {"one": None, "two": None}
+
+    def placed(self, stage: int, parts: list[Part]) -> None:
+        self.said.append((stage, parts))
+
+
+def test_who_serves_and_who_computes_is_told_when_it_begins(tmp_path: Path) -> None:
+    owner: Any = Present()
+    history = History(MemoryCommitLog(), "job")
+    tables = Tables(SERVING, history, tmp_path / "tables", owner, vault(tmp_path, []), 60.0)
+    replicas = tuple(Replica(workers=(name,), first=n, count=1) for n, name in enumerate(WORKERS))
+    tables.enter(Layout(generation=1, microbatches=2, replicas=replicas))
+    for name in WORKERS:
+        join = Join(reliable=False, machine=name, allocation="spot")
+        tables._acts.put(lambda name=name, join=join: tables._take(name, join))
+    for name in WORKERS:
+        tables._acts.put(lambda name=name: tables._take(name, Loaded(blocks=[0, 1])))
+    until("who does what", lambda: owner.said, PATIENCE_S)
+    tables.close()
+    stage, parts = owner.said[-1]
+    assert stage == 3
+    assert parts[0] == Part(KEPT, reliable=True, serves=0, copies=2, blocks=0)
+    assert [part.node for part in parts[1:]] == [*WORKERS]
+    assert all((part.serves, part.blocks) == (1, 1) for part in parts[1:])

@@ -14,7 +14,7 @@ from agent.output.catalog import listed
 from agent.output.files import Bounds
 from agent.output.folder import Output
 from agent.output.strays import Strays
-from agent.protocol import Message, Numbers, Strayed
+from agent.protocol import Message, Numbers, ScriptValues, Strayed
 
 
 class Told:
@@ -117,6 +117,8 @@ class Job:
         match message:
             case Numbers():
                 self.outputs.log(message)
+            case ScriptValues():
+                self.outputs.hold(message)
             case Strayed():
                 self.outputs.strayed(message)
             case _:

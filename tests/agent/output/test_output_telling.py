@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from agent.errors import Misuse
-from agent.messages import Logged
+from agent.messages import ENTRIES_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX, Logged, StateSeen
 from agent.output.missing_file import hint
 from agent.output.save import save
+from agent.protocol import ScriptValues
+from cloud.ranges import flaw_in
 
 Job = Any
 
@@ -73,6 +75,58 @@ def test_a_number_is_anybodys_number(job: Job, value: object, number: float) -> 
     one.output.scan(0, leads=True)
     assert job.told.logged == [(0, {"x": number})]
     assert job.told.newest(Logged).numbers == {"x": number if math.isfinite(number) else None}
+
+
+def test_what_a_script_keeps_is_told_in_words_when_it_has_changed(job: Job) -> None:
+    """The leader tells it; the next leader tells it again; the last values are told in any case."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    state = {"best": 0.25, 3: [1, 2], "rates": torch.zeros(2, 3), "rows": np.zeros(4)}
+    for worker in (one, two):
+        worker.output.tell(0, state)
+        worker.output.tell(0, state, last=True)
+    (said,) = [report for report in job.told.reports if isinstance(report, StateSeen)]
+    assert (said.step, said.count) == (0, 4)
+    assert said.entries == (
+        ("best", "0.25"),
+        ("3", "[1, 2]"),
+        ("rates", "tensor 2x3, float32"),
+        ("rows", "array 4, float64"),
+    )
+    state["best"] = 0.125
+    one.output.tell(1, state, last=True)
+    assert job.told.newest(StateSeen).entries[0] == ("best", "0.125")
+    two.output.enter(2, leads=True, fresh=False)
+    two.output.tell(2, state)
+    assert job.told.newest(StateSeen).step == 2
+
+
+def test_what_a_script_keeps_is_bounded_and_cannot_harm(job: Job) -> None:
+    """Whatever it is, and whoever sends it: few entries, short, and without controls."""
+    one = job.worker("one")
+    one.begin(0)
+    deep: list[Any] = []
+    deep.append(deep)
+    state = {
+        "\x1b[2J\x1b]0;x\x07<b>": "\x1b[31mred\u202e",
+        "long": "x" * 100_000,
+        "large": 10**10_000,
+        "deep": deep,
+        **{f"{at}-{'n' * 200}": at for at in range(50)},
+    }
+    one.output.tell(0, state)
+    said = job.told.newest(StateSeen)
+    assert (len(said.entries), said.count) == (ENTRIES_MAX, 54)
+    assert all(
+        len(name) <= KEY_CHARS_MAX and len(value) <= VALUE_CHARS_MAX for name, value in said.entries
+    )
+    assert all((name + value).isprintable() for name, value in said.entries)
+    assert said.entries[0][0].endswith("<b>")
+    assert said.entries[2][1] == "a number of 33,220 bits"
+    for entries in (((("n" * 41), ""),), (("n", "v" * 121),), (("n", "v"),) * (ENTRIES_MAX + 1)):
+        sent = ScriptValues(step=0, entries=entries, count=1)
+        assert flaw_in(sent, ScriptValues)
 
 
 @pytest.mark.parametrize("value", ["0.1", None, torch.zeros(2), np.zeros((2, 2)), [1.0], 1j])

@@ -22,7 +22,10 @@ from agent.messages import (
     RecordsDamaged,
     Regrouped,
     Rewound,
+    StateSeen,
     SumsKept,
+    TablesNode,
+    TablesServed,
     WorkerFailed,
     WorkerLost,
 )
@@ -1181,8 +1184,36 @@ def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
     h.submit()
     for job in ("job", "unknown"):
         h.see(Logged(at_s=h.at_s, job=job, step=3, numbers={"loss": 0.5, "norm": None}))
+        kept = (("best", "0.25"),)
+        h.see(StateSeen(at_s=h.at_s, job=job, step=3, entries=kept, count=4))
         file = OutputFile(path="plots/a.png", size=10, step=3)
         h.see(OutputKept(at_s=h.at_s, job=job, files=2, total_bytes=30, newest=(file,)))
     view = job_view(h.state, h.job, h.at_s)
     assert (view.logged_step, view.logged) == (3, {"loss": 0.5, "norm": None})
+    assert (view.state_step, view.state, view.state_count) == (3, kept, 4)
     assert (view.output_files, view.output_bytes, view.output) == (2, 30, (file,))
+
+
+def test_who_serves_the_tables_of_a_job_is_on_its_row(hand: Any) -> None:
+    """Each worker under its machine; who is gone says so; a job that has ended serves nothing."""
+    h = hand().running(slots_max=1)
+    (worker,) = h.job.workers
+    nodes = (
+        TablesNode(worker="keeper", reliable=True, serves=0, copies=8, blocks=0),
+        TablesNode(worker=worker, reliable=False, serves=5, copies=0, blocks=4),
+        TablesNode(worker="w-gone", reliable=False, serves=3, copies=0, blocks=0),
+    )
+    for job in (h.job.id, "unknown"):
+        h.see(TablesServed(at_s=h.at_s, job=job, stage=3, partitions=8, nodes=nodes))
+    view = job_view(h.state, h.job, h.at_s)
+    assert (view.tables_stage, view.partitions) == (3, 8)
+    (lease,) = h.leases
+    assert [(one.machine, one.serves, one.copies, one.blocks) for one in view.servers] == [
+        ("", 0, 8, 0),
+        (lease.machine_id, 5, 0, 4),
+        ("gone", 3, 0, 0),
+    ]
+    h.see(JobCancelled(at_s=h.at_s, job=h.job.id, by="me"))
+    h.wait(200.0)
+    ended = job_view(h.state, h.job, h.at_s)
+    assert (h.job.ended, ended.tables_stage, ended.servers) == (True, 0, ())

@@ -23,7 +23,16 @@ from cloud.model import (
 )
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.brain import leases, ledger, situation
-from orchestrator.events import CatalogueSeen, EndFailed, Listed, ListFailed, QuotesSeen
+from orchestrator.events import (
+    CatalogueSeen,
+    EndFailed,
+    JobCancelled,
+    Listed,
+    ListFailed,
+    QuotesSeen,
+)
+from orchestrator.state import Block
+from orchestrator.view_builder import view_of
 
 EAST, WEST = Place("local", "east"), Place("local", "west")
 ABROAD = Pool(cloud="local", region="west", zone="west-a", type="small")
@@ -283,6 +292,61 @@ def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
     assert most["small", "spot"] == 1
     assert ("large", "spot") not in most
     assert most["large", "on_demand"] is None
+
+
+def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand: Any) -> None:
+    """What the view says of a pool is what the bidder was given and what it found; of a job that ends, nothing."""
+    h = hand()
+    h.start()
+    kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
+    pools = tuple(known.pool for known in h.state.pools.values())
+    room = Room(place=EAST, market="spot", family="g", vcpus_max=14, vcpus_used=4)
+    h.see(
+        CatalogueSeen(at_s=h.at_s, place=EAST, sold=Sold(types=kinds, pools=pools, rooms=(room,)))
+    )
+    small = next(pool.key for pool in pools if pool.type == "small")
+    before = view_of(h.state, h.at_s)
+    shown = {pool.pool: pool for pool in before.pools}
+    assert before.thought is None
+    assert (shown[small].spot_room, shown[small].on_demand_room) == (2, None)
+    assert shown[small].spot_usd_per_slot_h is None
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    view = view_of(h.state, h.at_s)
+    shown = {pool.pool: pool for pool in view.pools}
+    bought = shown[launch.request.pool.key]
+    assert bought.spot_room == 1
+    prices = {
+        (pool.pool, market): usd
+        for pool in view.pools
+        for market, usd in (
+            ("spot", pool.spot_usd_per_slot_h),
+            ("on_demand", pool.on_demand_usd_per_slot_h),
+        )
+        if usd is not None
+    }
+    assert min(prices, key=lambda name: prices[name]) == (bought.pool, launch.request.market)
+    assert prices[bought.pool, "spot"] > bought.spot_usd_per_h / bought.slots
+    assert view.thought is not None
+    assert (view.thought.job, view.thought.at_s) == (h.job.id, h.at_s)
+    assert "next best" in view.thought.because
+    h.see(JobCancelled(at_s=h.at_s, job=h.job.id, by="me"))
+    assert view_of(h.state, h.at_s).thought is None
+
+
+def test_what_refuses_on_demand_is_shown_with_its_time(hand: Any) -> None:
+    h = hand()
+    h.start()
+    key = next(iter(h.state.pools))
+    known = h.state.pools[key]
+    reach = leases.reach_of(known, "on_demand")["pool"]
+    h.state.blocks[reach] = Block(until_s=h.at_s + 60.0, because="NoCapacity")
+    (shown,) = [pool for pool in view_of(h.state, h.at_s).pools if pool.pool == key]
+    assert shown.on_demand_blocked_until_s == h.at_s + 60.0
+    assert shown.on_demand_blocked_because == "NoCapacity"
+    assert shown.blocked_until_s is None
+    (shown,) = [pool for pool in view_of(h.state, h.at_s + 60.0).pools if pool.pool == key]
+    assert (shown.on_demand_blocked_until_s, shown.on_demand_blocked_because) == (None, "")
 
 
 def test_a_quote_on_demand_replaces_the_price_of_the_table(hand: Any) -> None:
