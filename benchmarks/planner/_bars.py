@@ -27,7 +27,7 @@ def bars(rows: list[tuple[tuple[str, str, str], Parts]]) -> str:
         *_axis(int(most // step), step, scale, height - BOTTOM),
     ]
     for index, (name, colour) in enumerate(COLOURS.items()):
-        x = LEFT + index * 130
+        x = LEFT + index * 140
         drawn.append(f'<rect x="{x}" y="14" width="11" height="11" fill="{colour}"/>')
         drawn.append(f'<text x="{x + 16}" y="24">{name}</text>')
     for index, (label, parts) in enumerate(rows):

@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def planned(job: Job, **rule: object) -> Row:
-    """The best of all microbatch sizes; what the planner says of the last of them if none fits."""
+    """The best of all microbatch sizes; what the planner says of the first if none fits."""
     rows, said = [], None
     for size in MICROBATCHES:
         profile = profile_of(job, size)
