@@ -2,8 +2,9 @@
 
 seconds      sums over the sections of a stage, plus the time to receive every message
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
-reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring),
-             of bytes in the format that gradients are exchanged in
+reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, where each replica
+             exchanges with all others: k is how many workers with no other replica on their
+             machine would send as much over its link; of bytes in the format of exchanges
 memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed,
              and the sums of gradients; of the stage's state, or of the whole state if every worker
              keeps it
@@ -141,11 +142,16 @@ def variant(way: Way, per_instance: int, width: int) -> int:
         return 1
     if width == 1 or way.depth * width <= per_instance:
         return width if way.depth * width > per_instance else 1
-    return 1 << 30
+    if way.placement == "ring" and width < per_instance:
+        return width
+    return FAR
 
 
 def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: int) -> Reals:
-    """Return occupancy, latency and jitter of the messages of stage s: [up 0 | down 1, s, 3]."""
+    """Return occupancy, latency and jitter of the messages of stage s: [up 0 | down 1, s, 3].
+
+    Replicas of a stage that are on one machine send over its link at the same time.
+    """
     stages = len(firsts)
     wire = np.zeros((2, stages, 3))
     if way.depth == 1:
@@ -154,7 +160,8 @@ def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: in
     network = tables.profile.network
     sent = tables.entry[np.array(firsts[1:], np.int64)] * way.microbatch_size
     inter, intra, stays = network.inter, network.intra, 1 - crosses
-    occupied = crosses * sent / inter.bandwidth_bytes_per_s
+    at_once = min(width, per_instance) if way.placement == "ring" else 1
+    occupied = crosses * sent * max(1.0, at_once / inter.lanes) / inter.bandwidth_bytes_per_s
     wire[0, :-1, 0] = occupied + stays * sent / intra.bandwidth_bytes_per_s
     late = crosses * (inter.latency_s + inter.jitter_s)
     wire[0, :-1, 1] = late + stays * (intra.latency_s + intra.jitter_s)
@@ -168,16 +175,28 @@ def costs(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: in
     return kernel.Costs(seconds(tables, firsts, way), np.ones(way.depth), wire, 0)
 
 
-def reduce_link(tables: Tables, way: Way, width: int, per_instance: int) -> tuple[Link, float]:
-    """Return the slowest link of a stage's ring, and how many rings it carries at once."""
-    network = tables.profile.network
-    if way.depth * width <= per_instance:
-        return network.reduce_intra, float(way.depth)
-    if way.placement == "chain":
-        return network.reduce_inter, float(min(way.depth, per_instance))
-    if width <= per_instance and per_instance % width == 0:
+def reduce_link(
+    tables: Tables, way: Way, width: int, per_instance: int, *, apart: bool = False
+) -> tuple[Link, float]:
+    """Return the slowest link of a stage's exchange, and how many exchanges it carries at once.
+
+    A replica sends to each of the D - 1 others, of which r - 1 are on its machine. So the n workers
+    of a machine send as much over its link as n (D-r)/(D-1) workers of as many machines do.
+    """
+    network, depth = tables.profile.network, way.depth
+    if not apart and depth * width <= per_instance:
+        return network.reduce_intra, float(depth)
+    if way.placement == "ring" and width <= per_instance and per_instance % width == 0:
         return network.reduce_intra, float(per_instance // width)
-    return network.reduce_inter, 1.0 if width % per_instance == 0 else 2.0
+    if way.placement == "chain":
+        sending = min(per_instance, depth * (width - 1))
+        near = max(1, sending // depth)
+    elif width % per_instance == 0:
+        sending = near = per_instance
+    else:  # a stage may begin in the middle of a machine, where another one ends
+        near = (min(width, per_instance) + 1) // 2
+        sending = 2 * near
+    return network.reduce_inter, sending * (width - near) / max(1, width - 1)
 
 
 def reduce_s(size_bytes: Reals, widths: Reals, links: list[tuple[Link, float]]) -> Reals:
@@ -207,7 +226,7 @@ def tails(
     edges = np.array([*firsts, len(tables.entry) - 1])
     size_bytes = _between(tables.parameters, edges)
     links = [
-        reduce_link(tables, way, FAR if apart and width > 1 else int(width), per_instance)
+        reduce_link(tables, way, int(width), per_instance, apart=apart and width > 1)
         for width in widths
     ]
     profile = tables.profile
