@@ -26,7 +26,7 @@ from bidding.backtests.strategies import STRATEGIES
 from bidding.markets.grid import Market
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "paramserver"))
-from pauses import measured  # noqa: E402 - a benchmark of the room next door
+from pauses import measured
 
 WORKERS, CLOCKS = 64, 20
 PATTERNS = (

@@ -10,9 +10,10 @@ others join, and are killed. The peer is the thesis: nothing for an addition, an
 """
 
 import argparse
-import os
+import itertools
 import tempfile
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,8 @@ class Busy(Application):
     def process_range(self, lo, hi, params):
         keys = np.arange(ROWS)
         params.read("model", keys)
-        params.update("model", keys, np.ones((ROWS, WIDTH)))
+        if hi > lo:
+            params.update("model", keys, np.ones((ROWS, WIDTH)))
 
 
 class Costs(NamedTuple):
@@ -78,7 +80,7 @@ def processes() -> Costs:
         job = Job(
             module="pauses",
             kind="Busy",
-            folder=os.path.dirname(os.path.abspath(__file__)),
+            folder=str(Path(__file__).resolve().parent),
             arguments={"clocks": 100_000},
             blocks=12,
             grains=20,
@@ -144,8 +146,8 @@ def measured(stories: int, link: float) -> list[tuple[str, Costs]]:
         for r, t, c in ((2, 0, 30), (2, 15, 15))
     ]
     if stories:
-        told_ = [processes() for _ in range(stories)]
-        merged = Costs(*(sum((getattr(one, f) for one in told_), []) for f in Costs._fields))
+        seen = [processes() for _ in range(stories)]
+        merged = Costs(*(list(itertools.chain(*each)) for each in zip(*seen, strict=True)))
         found.append((f"processes, 1 + 2 and 3 more, {stories} stories", merged))
     print("seconds lost: median (least to most)")
     print(f"{'':44}{'added':>24}{'warned eviction':>24}{'killed':>24}")
@@ -153,7 +155,9 @@ def measured(stories: int, link: float) -> list[tuple[str, Costs]]:
         cells = "".join(f"{spread(seconds):>24}" for seconds in costs)
         print(f"{name:44}{cells}", flush=True)
     print(f"A machine that falls silent with its connections open is missed {DEAD_S:g} s later.")
-    print("Harlap 2019, section 4.5.5: nothing for adding 60 to 4, 13 % of a clock for evicting 60.")
+    print(
+        "Harlap 2019, section 4.5.5: nothing for adding 60 to 4, 13 % of a clock for evicting 60."
+    )
     return found
 
 

@@ -173,7 +173,7 @@ def lost_s(ends_s: list[float], since_s: float, until: int) -> float:
     return ends_s[until] - since_s - (until - closed - done) * after_s
 
 
-def elastic(  # noqa: PLR0913 - what a story consists of
+def elastic(
     setting: Setting,
     added: int,
     add_at: int,
