@@ -44,7 +44,7 @@ class Stages(NamedTuple):
         if nic is not None and transient and reliable:
             wanted = self._by_load(wanted, nic)
         if not transient:
-            return self._replace(stage=1, since=clock)
+            return self if self.stage == 1 else self._replace(stage=1, since=clock)
         if not reliable or wanted == self.stage or clock - self.since < self.dwell:
             return self
         return self._replace(stage=wanted, since=clock)

@@ -135,38 +135,45 @@ def compare(title: str, market: Market, slots: int, count: int, job: tuple[float
     )
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    listings = synthetic.auctions(np.random.default_rng(1), days=90)
-    drawn = build(
-        listings,
+def shipped() -> Market:
+    return build(
+        synthetic.auctions(np.random.default_rng(1), days=90),
         rule=AWS_2016,
         tick_s=300.0,
         start_s=45 * DAY_S,
         end_s=90 * DAY_S,
         trained_from_s=0.0,
     )
-    table("Synthetic auctions as shipped, seed 1", drawn, 64, count)
-    listings = synthetic.auctions(np.random.default_rng(2), days=153, types=CLASSES, form=BLIND)
-    blind = build(
-        listings,
+
+
+def blind() -> Market:
+    return build(
+        synthetic.auctions(np.random.default_rng(2), days=153, types=CLASSES, form=BLIND),
         rule=AWS_2016,
         tick_s=300.0,
         start_s=89 * DAY_S,
         end_s=153 * DAY_S,
         trained_from_s=0.0,
     )
-    table("Blind auctions, seed 2", blind, 128, count)
+
+
+def recorded() -> list[tuple[str, Market]]:
+    """Return the real prices of K80s in 2020, all of them and those that move, by name."""
     found, _ = read_markets(data())
     k80 = k80_alone(found["us-east-1, prices"])
     moving = [e for e in k80 if e.type.slots == 1]
-    for title, few in (("K80 prices", k80), ("Prices of single K80s, which move,", moving)):
-        table(
-            f"{title} of us-east-1 in 2020 under the rule of 2016",
-            on_grid(few, AWS_2016),
-            64,
-            count,
-        )
+    return [
+        (f"{title} of us-east-1 in 2020 under the rule of 2016", on_grid(few, AWS_2016))
+        for title, few in (("K80 prices", k80), ("Prices of single K80s, which move,", moving))
+    ]
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    table("Synthetic auctions as shipped, seed 1", shipped(), 64, count)
+    table("Blind auctions, seed 2", blind(), 128, count)
+    for title, market in recorded():
+        table(title, market, 64, count)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,17 @@ def test_a_machine_that_comes_and_goes_changes_the_stage_once_in_a_dwell():
     assert Stages(stage=3).next(0, 0, 4).stage == 1  # nothing serves any more: at once
 
 
+def test_stages_without_transient_machines_let_the_first_ones_change_the_stage_at_once():
+    """A dwell counts from the last change; clocks without transient machines are none."""
+    stages = Stages()
+    for clock in range(10):
+        stages = stages.next(clock, 0, 2)
+    assert stages.next(10, 60, 4).stage == 2
+    back = stages.next(10, 60, 4).next(11, 0, 4)
+    assert back.next(12, 60, 4).stage == 1
+    assert back.next(14, 60, 4).stage == 2
+
+
 def test_measured_load_moves_the_stage_between_two_thresholds():
     stages = Stages(stage=2, since=-9)
     assert stages.next(5, 40, 4, nic=0.95).stage == 3

@@ -2,7 +2,14 @@
 
 import pytest
 
-from agent.paramserver.virtual.tiers import MODEL_BYTES, Setting, clock_s, cluster, elastic
+from agent.paramserver.virtual.tiers import (
+    MODEL_BYTES,
+    Setting,
+    clock_s,
+    cluster,
+    elastic,
+    lost_s,
+)
 
 
 def test_an_addition_disturbs_nothing_and_an_eviction_costs_one_blip():
@@ -25,6 +32,22 @@ def test_an_unwarned_loss_of_all_that_was_added_loads_nothing_either():
     story = elastic(setting, 12, 4, 8, warning_s=0.0)
     assert story.loads_at_eviction == 0
     assert story.rolls == 1
+
+
+def test_lost_s_counts_what_is_beyond_the_pace_after_a_change():
+    """Half of a clock of 4 s is done; then one takes 3 s more than the new pace of 1 s."""
+    ends_s = [0.0, 4.0, 8.0, 14.0, 15.0, 16.0, 17.0]
+    assert lost_s(ends_s, 10.0, 6) == pytest.approx(7.0 - 3.5)
+    assert lost_s(ends_s[2:], 14.0, 4) == pytest.approx(0.0)
+
+
+def test_an_addition_loses_no_more_than_the_rest_of_the_open_clock():
+    """A stage that waited would have 12 machines wait for one reliable machine's links."""
+    setting = Setting(1, 0, 14, blocks=32, partitions=8, reference=4, bytes_per_s=4e9)
+    story = elastic(setting, 12, 4, 10, share=0.5)
+    open_s = story.ends_s[5] - story.added_s
+    assert lost_s(story.ends_s, story.added_s, 10) < 1.05 * open_s
+    assert story.stages[4:9] == [2] * 5
 
 
 @pytest.mark.parametrize(("reliable", "transient"), [(8, 0), (4, 4), (2, 6)])

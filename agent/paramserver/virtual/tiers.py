@@ -4,7 +4,9 @@ Every worker reads and writes the whole model once in a clock. Times are in seco
 without any network takes one second of a clock that `reference` machines share.
 """
 
+import bisect
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ KEYS = 64
 OWN_WIDTH = 1
 MODEL_BYTES = 1e9
 GRAINS = 20
+PACE = 3  # clocks whose median is the pace before a change, or after it
 
 
 class Dense(Application):
@@ -145,41 +148,79 @@ def clock_s(setting: Setting) -> float:
 class Story(NamedTuple):
     """What an addition and an eviction did to the times of clocks."""
 
-    clocks_s: list[float]
+    ends_s: list[float]  # the beginning, then when each clock was closed for the first time
     loads_at_eviction: int
     rolls: int
     stages: list[int]
+    added_s: float
+    evicted_s: float
+
+    @property
+    def clocks_s(self) -> list[float]:
+        return [after - before for before, after in itertools.pairwise(self.ends_s)]
+
+
+def lost_s(ends_s: list[float], since_s: float, until: int) -> float:
+    """Return what a change cost, in time of the pace that it led to, until a clock was closed.
+
+    That is sigma of a planned change and lambda of an eviction, with clocks that are done again. What
+    was done of the clock that was open at `since_s` counts as done.
+    """
+    closed = bisect.bisect_right(ends_s, since_s) - 1
+    before_s = float(np.median(np.diff(ends_s[max(0, closed - PACE) : closed + 1])))
+    after_s = float(np.median(np.diff(ends_s[until - PACE : until + 1])))
+    done = min(1.0, (since_s - ends_s[closed]) / before_s)
+    return ends_s[until] - since_s - (until - closed - done) * after_s
 
 
 def elastic(
-    setting: Setting, added: int, add_at: int, evict_at: int, warning_s: float = 120.0
+    setting: Setting,
+    added: int,
+    add_at: int,
+    evict_at: int,
+    warning_s: float = 120.0,
+    *,
+    share: float = 0.0,
 ) -> Story:
-    """Add machines after one clock, and evict all of them after a later one."""
+    """Add machines after one clock, and evict all that were added after a later one.
+
+    Both happen when about this `share` of the next clock is over.
+    """
     virtual, _ = cluster(setting)
-    names = [f"t{at:02}" for at in range(added)]
+    names = [f"t{setting.transient + at:02}" for at in range(added)]
     stages: list[int] = []
-    state = {"added": False, "evicted": False, "loads": 0}
+    happened = {"add": math.nan, "evict": math.nan}
+    loads = 0
     Dense.loads = 0
+
+    def add() -> None:
+        happened["add"] = virtual.now_s
+        for at, name in enumerate(names):
+            virtual.add(Place(name, name, False, f"spot{at % 2}"))
+
+    def evict() -> None:
+        nonlocal loads
+        happened["evict"], loads = virtual.now_s, Dense.loads
+        virtual.evict(names, warning_s)
+
+    due = [(add_at, add), (evict_at, evict)]
 
     def look() -> None:
         closed = virtual.brain.ledger.closed + 1
         while len(stages) < closed:
             stages.append(virtual.brain.stages.stage)
-        if closed >= add_at and not state["added"]:
-            state["added"] = True
-            for at, name in enumerate(names):
-                virtual.add(Place(name, name, False, f"spot{at % 2}"))
-        if closed >= evict_at and not state["evicted"]:
-            state["evicted"], state["loads"] = True, Dense.loads
-            virtual.evict(names, warning_s)
+        while due and closed >= due[0][0]:
+            ends_s = [virtual.brain.begun_s or 0.0, *virtual.closed_s][-2:]
+            virtual.at(virtual.now_s + share * (ends_s[1] - ends_s[0]), due.pop(0)[1])
 
     virtual.on_event = look
     why = virtual.run()
     assert why.endswith("are done"), why
-    times = [virtual.brain.begun_s or 0.0, *virtual.closed_s]
     return Story(
-        [after - before for before, after in itertools.pairwise(times)],
-        Dense.loads - int(state["loads"]),
+        [virtual.brain.begun_s or 0.0, *virtual.closed_s],
+        Dense.loads - loads,
         virtual.brain.rolls,
         stages,
+        happened["add"],
+        happened["evict"],
     )
