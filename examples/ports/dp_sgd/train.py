@@ -56,11 +56,11 @@ def train(args, model, train_loader, optimizer, epoch, device):
             sample_grads, (sample_loss, output) = vmap(grads_loss_output, (None, 0, 0))(weights, images, target)
             sample_norms, _ = compute_norms([each.detach().flatten(1) for each in sample_grads.values()])
             clip_factor = (args.max_per_sample_grad_norm / (sample_norms + 1e-6)).clamp(max=1.0)
-            return (clip_factor * sample_loss).mean(), {"loss": sample_loss.mean(), "accuracy": (output.argmax(1) == target).float().mean()}
+            return (clip_factor * sample_loss).mean(), {"sample_loss": sample_loss.mean(), "accuracy": (output.argmax(1) == target).float().mean()}
 
         result = args.session.backward(loss_of, images, target)
         clip_and_accumulate_and_add_noise(model, len(images), args.max_per_sample_grad_norm, args.sigma)
-        losses.append(result["loss"])
+        losses.append(result["sample_loss"])
         top1_acc.append(result["accuracy"])
         optimizer.step()
         optimizer.zero_grad()
