@@ -49,7 +49,7 @@ KINDS = {
     "imagenet": Kind(None, NORMS),
     "lbfgs": Kind(),
     "lightning_style": Kind(),
-    "maml": Kind(),
+    "maml": Kind(None, DRAWS),
     "moco": Kind(None, DRAWS),
     "nano_gpt": Kind(None, DRAWS),
     "ncf": Kind(None, DRAWS),
