@@ -92,8 +92,7 @@ lr_finder = LRFinder(model, optimizer, criterion)
 lr_finder.range_test(trainloader, end_lr=1, num_iter=30)
 print("suggested", lr_finder.suggestion())
 lr_finder.reset()
-for group in optimizer.param_groups:
-    group["lr"] = lr_finder.suggestion()
+optimizer = optim.SGD(model.parameters(), lr=lr_finder.suggestion(), momentum=0.9, weight_decay=5e-4)
 
 session = Session(model, optimizer, microbatches=4)
 trainloader = session.data(trainloader)
