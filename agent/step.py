@@ -12,9 +12,9 @@ layout. The results computed already are used again there.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
-import msgspec
 import torch
 
 from agent.checks.graph import Outside
@@ -40,20 +40,33 @@ LossOf = Callable[[Any], Any]
 WHERE = "session.backward(loss_of, microbatches)"
 
 
-class Result(msgspec.Struct, frozen=True):
-    """The means of a phase over all its microbatches: `result.loss`, `result["accuracy"]`."""
+class Result(float):
+    """The means of a phase over all its microbatches: `result.loss`, `result["accuracy"]`.
 
-    loss: float
+    It is the mean loss, as a number, and answers what a tensor of one number would, so the lines
+    of a script that add up, compare, print or detach its loss stay as they are.
+    """
+
+    __slots__ = ("metrics",)
+
     metrics: Mapping[str, float]
 
-    def item(self) -> float:
-        """Return the loss, as a tensor of one number does."""
-        return self.loss
+    def __new__(cls, loss: float, metrics: Mapping[str, float] = MappingProxyType({})) -> "Result":
+        result = super().__new__(cls, loss)
+        result.metrics = metrics
+        return result
 
-    __float__ = item
+    @property
+    def loss(self) -> float:
+        return float(self)
 
-    def __format__(self, spec: str) -> str:
-        return format(self.loss, spec)
+    def __getattr__(self, name: str) -> Any:
+        """Answer as a tensor does that has no gradient."""
+        if name == "backward":
+            raise Misuse("result.backward(): session.backward(...) has made the gradients already")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(torch.tensor(float(self)), name)
 
     def __getitem__(self, name: str) -> float:
         try:
@@ -297,9 +310,16 @@ class Step:
         if self._world.nan != "fail" or summed.finite or self._overflows():
             return
         loss = summed.total.loss / self._microbatches
-        raise NotFinite(
+        said = (
             f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite"
         )
+        if math.isnan(loss) and self._replica.space.gradients_finite(summed.total):
+            said = (
+                f"step {self._replica.turn}: the loss is nan, and all gradients are finite, as those of a mean over "
+                "nothing are: does a microbatch leave anything for each mean of loss_of (ignore_index, a mask)? "
+                "Fewer microbatches hold more each"
+            )
+        raise NotFinite(said)
 
     def _overflows(self) -> bool:
         """Return whether the loss's scale was too large.

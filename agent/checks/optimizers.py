@@ -127,7 +127,8 @@ class Optimizers:
             if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
                 raise Misuse(
                     f"step {self._step()}: {type(thing).__name__} has a schedule that Session(...) was not given, so a "
-                    "joining worker would train at another rate: Session(model, optimizer, scheduler, ...)"
+                    "joining worker would train at another rate: Session(model, optimizer, scheduler, ...). Train with a new "
+                    "optimizer if that schedule is over"
                 )
 
 

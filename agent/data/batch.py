@@ -4,7 +4,8 @@
         session.backward(supervised(model, criterion), inputs, target)
 
 The tensors of a batch are cut along one dimension into pieces whose sizes differ by one at most.
-They may lie in tuples, lists and dicts, as `collate_fn` returns them. What is no tensor, or has
+They may lie in tuples, lists and dicts, as `collate_fn` returns them. So are lists with one entry
+for each row that are not made of tensors: lengths, captions, names. What else is no tensor, or has
 no such dimension, is given to each piece whole.
 """
 
@@ -43,7 +44,8 @@ class Pieces(Sequence[Any]):
             raise Misuse(
                 f"{WHO}: a batch of {sizes[0]} cannot be cut into {count} microbatches: give larger ones"
             )
-        self._bounds = split(sizes[0], count)
+        self._rows = sizes[0]
+        self._bounds = split(self._rows, count)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -59,8 +61,20 @@ class Pieces(Sequence[Any]):
     def _one(self, index: int) -> Any:
         begin, end = self._bounds[index], self._bounds[index + 1]
         return pytree.tree_map(
-            lambda leaf: leaf.narrow(self._dim, begin, end - begin) if self._is_cut(leaf) else leaf,
-            self._batch,
+            lambda leaf: self._part(leaf, begin, end), self._batch, is_leaf=self._is_listed
+        )
+
+    def _part(self, leaf: Any, begin: int, end: int) -> Any:
+        if self._is_cut(leaf):
+            return leaf.narrow(self._dim, begin, end - begin)
+        return leaf[begin:end] if self._is_listed(leaf) else leaf
+
+    def _is_listed(self, node: object) -> bool:
+        """Return whether it has one entry for each row of the batch, and is not made of tensors."""
+        return (
+            isinstance(node, list | tuple)
+            and len(node) == self._rows
+            and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node))
         )
 
     def _is_cut(self, leaf: object) -> bool:

@@ -125,6 +125,11 @@ class Data:
         self.repeats = False
         self._said: set[str] = set()
 
+    @property
+    def dataset(self) -> Any:
+        """The data set, as of a `DataLoader`: scripts print its length."""
+        return self._dataset
+
     def __len__(self) -> int:
         """Return the number of steps in an epoch."""
         if self._steps is None:

@@ -201,7 +201,7 @@ class _Packing:
         return self._places[id(value)]
 
     def _other(self, value: Any) -> Any:
-        if isinstance(value, np.float64):
+        if isinstance(value, float):  # numpy's, or a result
             return float(value)
         if isinstance(value, np.generic) and _is_known(value.dtype):
             return {"n": [value.dtype.name, value.item()]}

@@ -8,6 +8,8 @@ keep their order.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from agent.errors import StateError
 
 Keep = Callable[[str, Any], bool | Sequence[int]]
@@ -18,6 +20,8 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
     """Return `value` as JSON, in which what `keep(path, value)` takes is only named."""
     if kept := keep(path, value):
         return named(path, kept)
+    if isinstance(value, float | np.generic):
+        value = _of_python(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -33,6 +37,13 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
         f"{path} is a {type(value).__name__}: a state may hold tensors, numbers, strings, "
         "lists, tuples and mappings of them"
     )
+
+
+def _of_python(number: float | np.generic) -> Any:
+    """Return Python's number of the same value, of NumPy's or of a result of `session.backward`."""
+    if isinstance(number, float):
+        return float(number)
+    return number.item() if isinstance(number, np.integer | np.bool_) else number
 
 
 def named(path: str, kept: bool | Sequence[int]) -> dict[str, Any]:

@@ -508,8 +508,11 @@ class SumSpace:
 
     def finite(self, total: Sum) -> bool:
         """Return whether the loss and all gradients are finite; a metric may be anything."""
+        return math.isfinite(total.loss) and self.gradients_finite(total)
+
+    def gradients_finite(self, total: Sum) -> bool:
         _, first = self.slot(0)
-        return math.isfinite(total.loss) and all(
+        return all(
             bool(torch.isfinite(_total(total.flat[max(start, first) : end].view(dtype))))
             for start, end, dtype in self.groups
             if dtype.is_floating_point

@@ -377,6 +377,25 @@ def test_not_a_number_fails_the_job_before_the_commit(crew: Crew) -> None:
     assert crew.step == 3
 
 
+NOTHING_LEFT = """
+targets = torch.tensor([[1, 0], [0, 0]])
+def loss_of(at):
+    scores = torch.cat([model(x), -model(x)], 1)
+    return torch.nn.functional.cross_entropy(scores, targets[at], ignore_index=0)
+for step in session.steps(2):
+    session.backward(loss_of, [0, 1])
+    optimizer.step()
+"""
+
+
+def test_a_mean_over_nothing_is_told_from_other_numbers_that_are_none(crew: Crew) -> None:
+    """A microbatch may have none of what the whole batch has enough of."""
+    report = failed(crew, START + NOTHING_LEFT)
+    assert report.kind == "nan"
+    assert "step 0: the loss is nan, and all gradients are finite" in report.detail
+    assert "ignore_index" in report.detail
+
+
 def test_not_a_number_can_be_skipped(crew: Crew) -> None:
     """Policy `skip`: the step is committed and changes nothing; training goes on, finite."""
     crew.begin(2, START + NAN, nan="skip")

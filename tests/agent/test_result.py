@@ -1,0 +1,65 @@
+"""A result is used where the loss of the original script was used."""
+
+import copy
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from agent.errors import Misuse
+from agent.step import Result
+from agent.store.plain import packed, unpacked
+from agent.store.values import fill, strip
+
+RESULT = Result(0.5, {"accuracy": 0.75})
+
+
+def test_a_result_counts_compares_and_prints_as_its_loss() -> None:
+    total = 0.0
+    total += RESULT
+    total += RESULT * 2
+    assert (total, min(RESULT, 0.6), RESULT < 1, np.mean([RESULT, 1.0])) == (1.5, 0.5, True, 0.75)
+    assert (f"{RESULT:.3f}", RESULT.loss, RESULT["accuracy"]) == (
+        "0.500",
+        0.5,
+        0.75,
+    )
+
+
+def test_a_result_answers_as_a_tensor_without_a_gradient_does() -> None:
+    assert RESULT.item() == 0.5
+    kept = [RESULT.detach(), RESULT.detach().cpu(), RESULT.data, RESULT.clone()]
+    assert torch.stack(kept).mean() == 0.5
+    assert RESULT.detach().cpu().numpy() == np.float32(0.5)
+    assert copy.deepcopy(RESULT) == RESULT
+    assert not hasattr(RESULT, "los_")
+
+
+def test_a_second_backward_is_told_what_was_done() -> None:
+    with pytest.raises(Misuse, match=r"session\.backward\(\.\.\.\) has made the gradients"):
+        RESULT.backward()
+
+
+def test_a_result_is_kept_as_its_loss() -> None:
+    """A worker that joins has the number; what was beside it belongs to the step that made it."""
+    kept = unpacked(packed({"best": RESULT, "losses": [1.0, RESULT]}))
+    assert kept == {"best": 0.5, "losses": [1.0, 0.5]}
+    assert type(kept["best"]) is type(kept["losses"][1]) is float
+
+
+def test_numbers_of_numpy_among_settings_are_written_as_pythons() -> None:
+    """A schedule that is computed by NumPy leaves its rate in the optimizer."""
+    settings = {
+        "lr": np.power(32, -0.5),
+        "warm": np.int64(3),
+        "nesterov": np.bool_(True),
+        "loss": RESULT,
+    }
+    written = strip(settings, "optimizer", lambda path, value: False)
+    assert fill(msgspec.json.decode(msgspec.json.encode(written)), {}.__getitem__) == {
+        "lr": 32**-0.5,
+        "warm": 3,
+        "nesterov": True,
+        "loss": 0.5,
+    }
