@@ -205,7 +205,7 @@ class Trackio:
     def __init__(self, project: str, job: str, _: Path) -> None:
         import trackio  # type: ignore[import-not-found, unused-ignore]
 
-        self._finish = trackio.finish  # the run's own would be followed by another when Python ends
+        self._finish: Any = trackio.finish  # the run's own would be followed by another at the end
         with redirect_stdout(sys.stderr):  # the numbers of this machine are none of the job's
             self._run: Any = trackio.init(
                 project, job, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
