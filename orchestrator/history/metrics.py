@@ -101,7 +101,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "spot_manager_epoch",
-        "counter",
+        "gauge",
         "How many managers have taken over.",
         _whole(lambda v: v.epoch),
     ),

@@ -1,6 +1,11 @@
 """What a script logs is sent to a tracker once for each step, whatever is started again in between."""
 
+import importlib.util
+import os
+import sqlite3
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -92,3 +97,47 @@ def test_what_is_no_tracker_is_said(housed, tmp_path) -> None:
     assert answer.err
     with pytest.raises(trackers.CommandError, match=r"write tensorboard:\.\.\., wandb:"):
         trackers.open_tracker("carrier-pigeon:home", "job", tmp_path)
+
+
+# Steps are told from where the tracker says; the process dies at once with what is not written yet.
+TELLS = """
+import os, sys
+from pathlib import Path
+from orchestrator.cli.tools.trackers import open_tracker
+
+made = open_tracker("trackio:spot", "gpt-1", Path("notes"))
+for step in range(made.last() + 1, int(sys.argv[1])):
+    made.tell(step, {"loss": 1.0 / (1 + step)})
+if sys.argv[2] == "dies":
+    os._exit(9)
+made.close()
+"""
+
+
+@pytest.mark.processes
+def test_trackio_has_each_step_once_as_one_run_after_kills(tmp_path) -> None:
+    """The real package, whose own file is looked at; nothing of ours notes where it was.
+
+    It is no part of `dev`: it brings uvloop, which Ray's actors would take as soon as it is there.
+    """
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip(
+            "needs the package `trackio` (pip install trackio==0.43.0, not beside the others)"
+        )
+    env = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    for steps, end in ((3, "ends"), (6, "dies"), (8, "ends"), (8, "ends")):
+        words = [sys.executable, "-c", TELLS, str(steps), end]
+        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == (9 if end == "dies" else 0), done.stderr
+        assert done.stdout == "", "an answer in JSON stands alone"
+    (file,) = tmp_path.glob("spot*.db")
+    with sqlite3.connect(file) as books:
+        found = books.execute("SELECT run_id, run_name, step, metrics FROM metrics ORDER BY id")
+        rows = found.fetchall()
+    books.close()
+    assert [step for _, _, step, _ in rows] == list(range(8))
+    assert len({run for run, *_ in rows}) == 1
+    assert {name for _, name, *_ in rows} == {"gpt-1"}
+    assert [msgspec.json.decode(numbers)["loss"] for *_, numbers in rows] == [
+        1.0 / (1 + step) for step in range(8)
+    ]

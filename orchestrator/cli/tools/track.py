@@ -26,7 +26,7 @@ def track(
         str,
         typer.Option(
             metavar="WHERE",
-            help="tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT.",
+            help="tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT.",
         ),
     ],
     once: Annotated[bool, typer.Option("--once", help="End with what is there now.")] = False,

@@ -1,4 +1,4 @@
-"""Where a job's numbers can go: TensorBoard, W&B and MLflow, each as one run with a fixed name.
+"""Where a job's numbers can go: TensorBoard, W&B, MLflow and trackio, each as one run with a fixed name.
 
 The run is named after the job, so it is the same one after every recovery and every start of the
 command. A tracker says itself which step it has last, so no step is sent twice.
@@ -7,8 +7,10 @@ TensorBoard needs no package: an event file is records of `length, its checksum,
 """
 
 import struct
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ Numbers = Mapping[str, float]
 FILE = "events.out.tfevents.{at}.{job}"
 MASK = 0xA282EAD8
 STEP_TAG = "spot.step"
-NAMES = ("tensorboard", "wandb", "mlflow")
+NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 class Tracker(Protocol):
@@ -34,7 +36,7 @@ class Tracker(Protocol):
 
 
 def open_tracker(where: str, job: str, notes: Path) -> Tracker:
-    """Open the run of a job at `tensorboard:FOLDER`, `wandb:PROJECT` or `mlflow:EXPERIMENT`.
+    """Open the run of a job at `tensorboard:FOLDER`, `mlflow:EXPERIMENT`, or a project of the others.
 
     `notes` is a folder for what a tracker cannot be asked.
     """
@@ -43,7 +45,7 @@ def open_tracker(where: str, job: str, notes: Path) -> Tracker:
         raise CommandError(
             f"--to {where}: write {', '.join(f'{name}:...' for name in NAMES)}", USAGE
         )
-    kinds: dict[str, type[Any]] = {"wandb": Wandb, "mlflow": Mlflow}
+    kinds: dict[str, type[Any]] = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
     try:
         made: Tracker = (
             TensorBoard(Path(place), job)
@@ -191,3 +193,30 @@ class Mlflow:
 
     def close(self) -> None:
         self._client.set_terminated(self._run)
+
+
+class Trackio:
+    """A run with the job's name. Steps are written in order, so the last one has all others before it.
+
+    Trackio writes from a thread of its own: what a kill leaves unwritten is sent again by the next
+    start. What it prints goes where errors go, because an answer in JSON stands alone.
+    """
+
+    def __init__(self, project: str, job: str, _: Path) -> None:
+        import trackio  # type: ignore[import-not-found, unused-ignore]
+
+        self._finish: Any = trackio.finish  # the run's own would be followed by another at the end
+        with redirect_stdout(sys.stderr):  # the numbers of this machine are none of the job's
+            self._run: Any = trackio.init(
+                project, job, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
+            )
+
+    def last(self) -> int:
+        return int(self._run._next_step) - 1
+
+    def tell(self, step: int, numbers: Numbers) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        with redirect_stdout(sys.stderr):
+            self._finish()
