@@ -342,7 +342,9 @@ def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
     h.wait(2.0)
     h.committed(h.job.progress.step + 1, step_s=2 * h.job.layouts.plan.step_s)
     speed = speed_of(h.state, h.job)
-    assert speed.work_per_s({"small": 4}) == pytest.approx(1 / (2 * h.job.layouts.plan.step_s))
+    assert {lease.type.name for lease in h.leases} == {"large"}
+    assert speed.work_per_s({"large": 2}) == pytest.approx(1 / (2 * h.job.layouts.plan.step_s))
+    assert speed.work_per_s({"small": 4}) > speed.work_per_s({"large": 2})  # a link for each worker
     assert speed.work_per_s({"small": 9}) == speed.work_per_s({"small": 4})
     assert speed.work_per_s({"small": 2}) == speed.work_per_s({"large": 1})
     assert speed.work_per_s({}) == 0.0
