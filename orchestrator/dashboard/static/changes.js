@@ -1,7 +1,7 @@
 // What a person may change: each says first what it would do, and does it after that is confirmed.
 
 import { session, value } from "./api.js";
-import { $, count, duration, el, usd } from "./words.js";
+import { $, count, duration, el, onClosed, usd } from "./words.js";
 
 const SETTLE_MS = 250;
 const SAID_MS = 12000;
@@ -133,7 +133,7 @@ export const drill = () => open({
 export function prepare() {
   $("change-not").addEventListener("click", () => $("change").close());
   $("change-do").addEventListener("click", confirm);
-  $("change").addEventListener("close", () => asked.question?.abort());
+  onClosed("change", () => asked.question?.abort());
   $("change").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && event.target.tagName === "INPUT" && !$("change-do").disabled) confirm();
   });

@@ -2,7 +2,7 @@
 
 import { value } from "./api.js";
 import { open } from "./study.js";
-import { $, breakable, count, duration, el, NONE, usd } from "./words.js";
+import { breakable, count, duration, el, NONE, onClosed, usd } from "./words.js";
 
 const OF = "of";
 const words = () => new URLSearchParams(location.hash.slice(1));
@@ -14,7 +14,8 @@ export function link(cause) {
     event.preventDefault();
     const to = words();
     to.set(OF, cause);
-    location.hash = to.toString();
+    history.pushState(null, "", `#${to}`);
+    show(cause);
   };
   const made = el("a", { href: `#${OF}=${encodeURIComponent(cause)}`, onclick: follow }, cause);
   made.dataset.focus = `money ${cause}`;
@@ -48,7 +49,7 @@ async function show(cause) {
 export function begin() {
   const arrive = () => { if (words().get(OF)) show(words().get(OF)); };
   addEventListener("hashchange", arrive);
-  $("study").addEventListener("close", () => {
+  onClosed("study", () => {
     const rest = words();
     rest.delete(OF);
     history.replaceState(null, "", location.pathname + (rest.size ? `#${rest}` : ""));

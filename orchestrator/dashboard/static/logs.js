@@ -1,7 +1,7 @@
 // The lines that a job's script has printed: the newest follow, a word is searched for in older ones.
 
 import { value } from "./api.js";
-import { $, clock, el, plural } from "./words.js";
+import { $, clock, el, onClosed, plural } from "./words.js";
 
 const FRESH_MS = 2000;
 const SETTLE_MS = 300;
@@ -55,7 +55,7 @@ export function open(job) {
 
 export function prepare() {
   $("logs-close").addEventListener("click", () => $("logs").close());
-  $("logs").addEventListener("close", () => {
+  onClosed("logs", () => {
     clearTimeout(shown.timer);
     shown.question?.abort();
   });

@@ -3,7 +3,7 @@
 
 import { value } from "./api.js";
 import * as changes from "./changes.js";
-import { $, bytes, clock, count, duration, el, milliseconds, NONE, number, plural, svg, usd } from "./words.js";
+import { $, bytes, clock, count, duration, el, milliseconds, NONE, number, onClosed, plural, svg, usd } from "./words.js";
 
 const LOOK_MS = 500;
 const ROW = 18; // the height of a worker's row in a picture of a step
@@ -168,5 +168,5 @@ export async function compare(job) {
 
 export function prepare() {
   $("study-close").addEventListener("click", () => $("study").close());
-  $("study").addEventListener("close", () => { shown.turn += 1; clearTimeout(shown.timer); });
+  onClosed("study", () => { shown.turn += 1; clearTimeout(shown.timer); });
 }

@@ -4,6 +4,11 @@
 
 export const $ = (id) => document.getElementById(id);
 
+/** Do it when a dialog was closed. The event may come after the dialog has been opened again, and is then nobody's. */
+export function onClosed(id, then) {
+  $(id).addEventListener("close", () => { if (!$(id).open) then(); });
+}
+
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
