@@ -8,7 +8,7 @@ PAST_S = 3_600
 
 
 def write_past(places: Places) -> None:
-    """An hour of two pools, one morph, one eviction and a pause of the training, in the file of the history."""
+    """An hour of two pools, one morph, one eviction and a pause of the training, and nothing else, in the file of the history."""
     begun_s = T0 - PAST_S
     series = {
         "held/local/local-a/local.small/spot": lambda s: 2 if s < 1800 else 1,
@@ -37,31 +37,29 @@ def write_past(places: Places) -> None:
     spent = [("useful", 0.170), ("waiting", 0.041), ("redone", 0.012), ("manager", 0.0221)]
     file = store.writing(places.history)
     with store.turn(file):
+        for table in ("series", "points", "events", "jobs", "spent", "machines", "charges"):
+            file.execute(f"DELETE FROM {table}")
         for number, (name, value) in enumerate(series.items()):
-            file.execute(
-                "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", (number, name, begun_s, T0)
-            )
+            file.execute("INSERT INTO series VALUES (?, ?, ?, ?)", (number, name, begun_s, T0))
             for nth, tier in enumerate(store.TIERS):
                 for s in range(0, PAST_S + 1, tier.bucket_s):
                     row = (number, nth, int(begun_s) + s, 1, *[float(value(s))] * 4)
-                    file.execute(
-                        "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
-                    )
+                    file.execute("INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         for number, (s, kind, job, who, what, because) in enumerate(happened):
             row = (f"{number:04}", begun_s + s, kind, job, who, what, because)
-            file.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         row = ("gpt-7f3a", "RUNNING", begun_s, None, b"{}")
-        file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", row)
+        file.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?)", row)
         for cause, usd in spent:
             row = (int(T0 // store.DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
-            file.execute("INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         machines = [
             ("default-2-1", "m-19c2", "local/local-a/local.small", begun_s, None, 0.128, 1.0),
             ("default-2-2", "m-88e0", "local/local-b/local.large", begun_s + 600, T0, 0.042, 0.8),
         ]
         for token, machine, pool, from_s, to_s, usd, hours in machines:
             row = (token, machine, "gpt-7f3a", pool, "spot", from_s, to_s, 0.096, "the cheapest")
-            file.execute("INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             row = (token, "gpt-7f3a", "useful", usd, hours)
-            file.execute("INSERT OR REPLACE INTO charges VALUES (?, ?, ?, ?, ?)", row)
+            file.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?)", row)
     file.close()
