@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from waiting import until
 
 from orchestrator.history import metrics
 from orchestrator.view import View
@@ -23,21 +24,12 @@ RULES = ROOT / "docker/monitoring/alerts.yml"
 BOARD = ROOT / "docker/monitoring/dashboard.json"
 ALERTS = {rule["alert"]: rule for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
 OFTEN = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"}
-START_S_MAX = LOOK_S_MAX = 60.0
+START_S_MAX = 60.0
 
 
 def program(name: str) -> str:
     if (found := shutil.which(name)) is None:
         pytest.skip(f"needs the program `{name}` (Debian: apt install prometheus)")
-    return found
-
-
-def until(what: str, look: Callable[[], Any]) -> Any:
-    """Look again until there is something, within a bound."""
-    end_s = time.monotonic() + LOOK_S_MAX
-    while not (found := look()):
-        assert time.monotonic() < end_s, f"never: {what}"
-        time.sleep(0.1)
     return found
 
 
