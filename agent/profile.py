@@ -22,6 +22,7 @@ NetworkFrom = Literal["assumed", "within", "between", "measured"]
 SumFormat = Literal["float32", "bfloat16"]
 # The bytes of a sum's gradients for each byte of such parameters.
 EXCHANGED: dict[SumFormat, float] = {"float32": 1.0, "bfloat16": 0.5}
+Stragglers = Literal["wait", "flexrr"]  # what a step does about a worker that is late
 TIMES = (
     "forward_s",
     "backward_s",

@@ -21,7 +21,7 @@ from agent.checks.registry import Registered
 from agent.errors import Misuse, StateError
 from agent.pipeline.deferred.initial_values import Unborn
 from agent.pipeline.tracing.recorder import Recorder
-from agent.profile import SumFormat
+from agent.profile import Stragglers, SumFormat
 from agent.sharded.holdings import Holdings
 from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
 from agent.store.memory import Arena
@@ -76,6 +76,7 @@ class Replica:
         seed: int = 0,
         deterministic: bool = True,
         exchange: SumFormat = "float32",
+        stragglers: Stragglers = "wait",
     ) -> None:
         self.objects: dict[str, shards.Stateful] = {
             **registered.objects,
@@ -83,6 +84,8 @@ class Replica:
         }
         self.models, self.state = registered.models, registered.state
         self.seed, self.deterministic = seed, deterministic
+        self.helps = stragglers == "flexrr"
+        """Whether workers that are done compute microbatches of a worker that is late."""
         self.microbatches = 0  # of a step; 0 as long as it is not known
         self.stage: Stage = "made"
         self.version, self.step, self.phase = 0, 0, 0

@@ -12,7 +12,8 @@ streams (torch, numpy and Python, seeded for every microbatch) and the order of 
 the step only. With `deterministic=False` the order of additions is free. Then gradients take the
 memory of one set, and numbers differ by rounding where the layout does. With `exchange="bfloat16"`
 half as many bytes of gradients cross between workers: numbers are rounded more, and alike in every
-layout (`agent.tensors.sums`).
+layout (`agent.tensors.sums`). With `stragglers="flexrr"` workers that are done compute microbatches
+of a worker that is late (`agent.worker.exchange.help`), and the numbers stay the same.
 
 `docs/script.md` is the whole contract.
 """
@@ -25,7 +26,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from agent.checks.arguments import check_exchange, check_modules, check_trained, check_unborn
+from agent.checks.arguments import (
+    check_exchange,
+    check_modules,
+    check_stragglers,
+    check_trained,
+    check_unborn,
+)
 from agent.checks.process import OwnProcess
 from agent.checks.registry import registered
 from agent.checks.state import ScriptState
@@ -36,7 +43,7 @@ from agent.errors import Misuse
 from agent.loop import Loop
 from agent.output.save import save
 from agent.pipeline.deferred.initial_values import Unborn
-from agent.profile import SumFormat
+from agent.profile import Stragglers, SumFormat
 from agent.replica import Replica
 from agent.sharded import scaling
 from agent.sharded.clipping import clip_grad_norm_, clip_grad_value_
@@ -100,6 +107,7 @@ class Session:
         threads: int = 1,
         deterministic: bool = True,
         exchange: SumFormat = "float32",
+        stragglers: Stragglers = "wait",
     ) -> None:
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
@@ -114,8 +122,14 @@ class Session:
         for line in found.said:
             sys.stderr.write(f"{line}\n")
         check_exchange(exchange, found.models, deterministic=deterministic)
+        check_stragglers(stragglers, deterministic=deterministic)
         self.replica = replica = Replica(
-            found, _unborn, seed=seed, deterministic=deterministic, exchange=exchange
+            found,
+            _unborn,
+            seed=seed,
+            deterministic=deterministic,
+            exchange=exchange,
+            stragglers=stragglers,
         )
         replica.fetch = joined.fetch
         if replica.scaler is not None:

@@ -12,6 +12,7 @@ layout. The results computed already are used again there.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +33,8 @@ from agent.schedule import Kind
 from agent.tensors.device import settle
 from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
-from agent.tensors.sums import Summed
+from agent.tensors.sums import Sum, Summed
+from agent.tensors.tree import Canonical
 from agent.world import Beginning, Interrupted, World
 
 LossOf = Callable[[Any], Any]
@@ -145,6 +147,8 @@ class Step:
         replica.partial = self._partial
         replica.sums_held = self._partial.held * replica.space.exchanged
         replica.reserve = self._partial.reserve
+        self._aid: Canonical | None = None
+        """What this worker has computed last of another one's share."""
         self.evidence = Evidence(replica, world.beside)
         self.kept_versions: list[int] = []
         """The versions of the state that the step began with."""
@@ -258,10 +262,12 @@ class Step:
             shown.add(sampled(first, count, replica.step))
         if other is not None:
             shown.add(first)
-        for microbatch in missing:
+        aid = partial(self._compute_for_another, loss_of, microbatches)
+        work = self._world.work(replica.version, self._partial, shown, aid)
+        for microbatch in work:
             given = self._given(microbatches, microbatch)
             self._world.check()
-            early = self._early(microbatch) if microbatch == missing[-1] else None
+            early = self._early(microbatch) if work.is_last else None
             with early or nullcontext():
                 numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
@@ -278,6 +284,18 @@ class Step:
                 f"step {replica.turn}: loss_of changed the model or the optimizer, but every worker calls it for other "
                 "microbatches; change them after session.backward(...)"
             )
+
+    def _compute_for_another(
+        self, loss_of: LossOf, microbatches: Sequence[Any], node: range
+    ) -> Sum:
+        """Return the sum, in host memory, of microbatches of a worker that is late."""
+        space, first, count = self._replica.space, node.start, len(node)
+        aid = self._aid = self._aid or Canonical(space, self._microbatches)
+        aid.clear()
+        for microbatch in node:
+            numbers = self._compute_one(loss_of, self._given(microbatches, microbatch), microbatch)
+            aid.add(microbatch, numbers, first, count)
+        return aid.nodes(first, count)[0]
 
     def _early(self, microbatch: int) -> Beginning | None:
         replica = self._replica

@@ -1,6 +1,7 @@
 """The workers that train together, as a session sees them: many, or this one alone."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -49,6 +50,34 @@ class Beginning(Protocol):
 
     def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> bool:
         """Add what is left of it. Return False if the whole share has to be computed again."""
+
+
+class Work(Protocol):
+    """The microbatches of a share that this worker computes, one after the other."""
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the share is complete with the microbatch that came last."""
+
+
+class Own:
+    """All that is missing of a share, done by this worker."""
+
+    def __init__(self, missing: Sequence[int]) -> None:
+        self._left = deque(missing)
+
+    def __iter__(self) -> Iterator[int]:
+        while self._left:
+            yield self._left.popleft()
+
+    @property
+    def is_last(self) -> bool:
+        return not self._left
+
+
+Compute = Callable[[range], Sum]
 
 
 class World(Protocol):
@@ -127,6 +156,14 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
+    def work(
+        self, version: int, partial: Partial, shown: Collection[int], compute: Compute
+    ) -> Work:
+        """Return what this worker computes of its share, of which it has `shown` some to others.
+
+        `compute` returns the sum of microbatches of other workers, in host memory.
+        """
+
     def early(
         self, version: int, partial: Partial, total: Sum, microbatch: int
     ) -> "Beginning | None":
@@ -203,6 +240,15 @@ class Alone:
 
     def check(self) -> None:
         return None
+
+    def work(
+        self,
+        version: int,  # noqa: ARG002
+        partial: Partial,
+        shown: Collection[int],  # noqa: ARG002
+        compute: Compute,  # noqa: ARG002
+    ) -> Work:
+        return Own(partial.missing(*self.share()))
 
     def early(self, version: int, partial: Partial, total: Sum, microbatch: int) -> None:  # noqa: ARG002
         return None

@@ -30,7 +30,7 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
 from agent.tensors.sums import Sum, SumSpace
 from agent.transport.tcp import Tcp
-from agent.worker.exchange import Exchange
+from agent.worker.exchange.exchange import Exchange
 
 
 class Numbered(torch.nn.Module):

@@ -18,7 +18,7 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import partial_of
 from agent.tensors.sums import Sum, SumSpace
 from agent.transport.virtual import Fabric, Virtual
-from agent.worker.exchange import Exchange
+from agent.worker.exchange.exchange import Exchange
 
 CHUNK_BYTES = 1 << 17
 

@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from agent.errors import Misuse
 from agent.pipeline.deferred.initial_values import Unborn
-from agent.profile import SumFormat
+from agent.profile import Stragglers, SumFormat
 from agent.tensors.absent import is_away
 from agent.tensors.layer_names import Models, named_parameters
 
@@ -102,6 +102,18 @@ def check_exchange(exchange: object, models: Models, *, deterministic: bool) -> 
         raise Misuse(
             f"{where}: no parameter is of torch.float32, and gradients of other types are exchanged as they are: "
             "leave it out"
+        )
+
+
+def check_stragglers(stragglers: object, *, deterministic: bool) -> None:
+    """Check that the microbatches of a late worker can be added in their own places."""
+    known, where = get_args(Stragglers), f"Session(..., stragglers={stragglers!r})"
+    if stragglers not in known:
+        raise Misuse(f"{where}: it is one of {known}: give one of these")
+    if stragglers != "wait" and not deterministic:
+        raise Misuse(
+            f"{where} with deterministic=False: where the order of additions is free, a microbatch that another worker "
+            "computes has no place of its own in the sum. Leave out one of the two"
         )
 
 

@@ -27,6 +27,7 @@ DIAL_WAIT_S = 0.05
 LOOK_S = 0.5
 ASK = "ask"  # tags of requests that are answered at once begin so
 STATE = "state"  # the tag of a share of a whole state
+HELP = "help"  # what workers say of help within a step begins so
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
 
@@ -49,6 +50,8 @@ class Mesh:
         self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
         # Takes over who comes for a purpose other than ours.
         self.others: Callable[[Connection, AnyMessage], None] = lambda caller, _: caller.close()
+        # Takes note of what a peer says of help, of which only the newest is of use.
+        self.helped: Callable[[str, Part, memoryview], None] = lambda *_: None
         self._connections: dict[str, Connection] = {}
         self._serials, self._newest = count(1), dict[str, int]()  # of dials: ours, and each peer's
         self._dialing: set[str] = set()
@@ -197,6 +200,10 @@ class Mesh:
                 threading.Thread(
                     target=self._asked, args=(peer, message), name=f"answer-{peer}", daemon=True
                 ).start()
+                return
+            if message.tag.startswith(HELP):
+                self.helped(peer, message, payload)
+                self._changed.notify_all()
                 return
             if len(self.mailbox) >= HELD_PARTS_MAX:
                 raise WireError(f"{peer} sends more than anyone can hold")

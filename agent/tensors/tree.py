@@ -162,6 +162,22 @@ class Canonical:
         for addition in self._climb(node, within):
             addition()
 
+    def is_node(self, microbatches: range) -> bool:
+        """Whether these are all that a node of the tree covers."""
+        first, count = microbatches.start, len(microbatches)
+        inside = 0 < count <= self._microbatches - first
+        return inside and len(self._tree.nodes_of(first, count)) == 1
+
+    def place(self, node: range, payload: memoryview, marks: bytes, within: range) -> None:
+        """Take the sum of these microbatches of a share from another worker."""
+        (name,) = self._tree.nodes_of(node.start, len(node))
+        total = self._room()
+        total.fill(payload)
+        total.marks = marks
+        self._held[name] = total
+        for addition in self._climb(name, within):
+            addition()
+
     def last(self, microbatch: int, first: int, count: int) -> Last | None:
         """Return a way to add the last missing microbatch entry by entry, if all else is held."""
         node, keys, within = (0, microbatch), self.keys(first, count), range(first, first + count)

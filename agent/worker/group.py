@@ -9,7 +9,7 @@ between steps, and never into a script's unfinished step.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -34,12 +34,13 @@ from agent.replica import Replica
 from agent.tensors.device import settle
 from agent.tensors.partial_sum import Partial
 from agent.tensors.sums import Sum, Summed
-from agent.worker.early import Early
+from agent.tensors.tree import Canonical
+from agent.worker.exchange.early import Early
 from agent.worker.participant import Participant
 from agent.worker.served import ServedNode, ready
 from agent.worker.state.handover import Having, having
 from agent.worker.state.prefault import warm
-from agent.world import Abandoned, Facts, Interrupted
+from agent.world import Abandoned, Compute, Facts, Interrupted, Own, Work
 
 UNLED = (
     "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
@@ -260,7 +261,8 @@ class Group(Participant):
         self.link.step, mine = self.replica.version, self.layout.replica_of(self.me)
         if not self.deep and self.replica.partial is not None:
             self._exchanging.open(self.replica.version, self.replica.partial)
-        return mine.first, mine.count
+        self._share = mine.first, mine.count
+        return self._share
 
     @unaided
     def _change_in_step(self) -> None:
@@ -346,6 +348,17 @@ class Group(Participant):
             return
         self._stop_or_save()
         self._computed += 1
+
+    def work(self, step: int, partial: Partial, shown: Collection[int], compute: Compute) -> Work:
+        first, count = self._share
+        missing = partial.missing(first, count)
+        alone = self._proving.going or self._reproduces(self.replica.version)
+        if not self.replica.helps or alone or self.layout.width == 1:
+            self._help.close()
+            return Own(missing)
+        assert isinstance(partial, Canonical)
+        self._help.open(step, partial, compute)
+        return self._help.work(missing, shown, range(first, first + count))
 
     def early(self, step: int, partial: Partial, total: Sum, microbatch: int) -> Early | None:
         if self._proving.going or self._reproduces(self.replica.version):

@@ -43,9 +43,10 @@ from agent.store.layers import Collected
 from agent.tensors.device import CPU
 from agent.transport.tcp import Tcp
 from agent.worker.comparison import Comparison
-from agent.worker.exchange import Exchanging
+from agent.worker.exchange.exchange import Exchanging
+from agent.worker.exchange.help import Help
+from agent.worker.exchange.promise import Preparing
 from agent.worker.peers import PeerWorker
-from agent.worker.promise import Preparing
 from agent.worker.proof.reproduction import Proving
 from agent.worker.proof.second_process import Second
 from agent.worker.replay import Redoing
@@ -84,7 +85,9 @@ class Participant(PeerWorker):
         )
         self._flows = Tcp(self.me, order.secret, self._changed, self._flow_broke)
         self._flows.address, self._mesh.others = self._mesh.address, self._flows.welcome
-        self._exchanging = Exchanging(self, self._flows, self._preparing)
+        self._help = Help(self)
+        self._mesh.helped = self._help.hear
+        self._exchanging = Exchanging(self, self._flows, self._preparing, self._help)
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)

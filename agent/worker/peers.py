@@ -1,6 +1,7 @@
 """A worker's place among others, and its one way to wait for them."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -125,6 +126,22 @@ class PeerWorker:
         generation: int | None = None,
     ) -> T:
         """Wait until `look` finds something; the only place where the script's thread waits."""
+        while True:
+            found = self._wait(look, interruptible, generation, None)
+            if found:
+                return found
+
+    def wait_until(self, look: Callable[[], T | None], until_s: float) -> T | None:
+        """Wait until `look` finds something, but no longer than to this moment."""
+        return self._wait(look, True, None, until_s)
+
+    def _wait(
+        self,
+        look: Callable[[], T | None],
+        interruptible: bool,
+        generation: int | None,
+        until_s: float | None,
+    ) -> T | None:
         with self.link.stuck.aided(), self._changed:
             while True:
                 found = look()
@@ -132,4 +149,7 @@ class PeerWorker:
                     return found
                 if interruptible and self.entered is not None:
                     self.go_on(generation)
-                self._changed.wait()
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
+                self._changed.wait(left_s)

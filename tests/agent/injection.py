@@ -55,6 +55,7 @@ MORPH = (
     "morph: state received",
     "morph: holding said",
 )
+HELP = ("help: asked", "help: answered", "help: begun", "help: computed")
 SAVE = ("save: snapshot begun", "save: share sent")
 SURVEY = ("survey: called", "survey: round begun", "survey: section begun", "survey: part sent")
 KEEPER = (
@@ -64,7 +65,7 @@ KEEPER = (
     "keeper: manifest written",
     "keeper: pruned",
 )
-POINTS = (*STEP, *MORPH, *SAVE, *SURVEY, *KEEPER)
+POINTS = (*STEP, *MORPH, *HELP, *SAVE, *SURVEY, *KEEPER)
 UNHEARD = ("Beat", "Lines")  # messages that may be lost without anyone noticing
 
 

@@ -13,8 +13,8 @@ from agent.replica import Replica
 from agent.sharded import separable
 from agent.tensors.sums import Summed
 from agent.worker.comparison import Comparison
+from agent.worker.exchange.promise import Preparing
 from agent.worker.peers import PeerWorker
-from agent.worker.promise import Preparing
 from agent.worker.stages.pipeline_layout import Deep
 from agent.worker.stages.pipeline_step import Chain, How, Whole
 from agent.worker.state.handover import Handover

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from agent.checks.arguments import check_exchange, check_modules, check_trained, scaler_of
+from agent.checks.arguments import (
+    check_exchange,
+    check_modules,
+    check_stragglers,
+    check_trained,
+    scaler_of,
+)
 from agent.errors import Misuse
 
 
@@ -59,6 +65,22 @@ def test_a_format_that_would_not_hold_what_it_promises_is_refused(
         check_exchange(exchange, models, deterministic=deterministic)
     check_exchange("bfloat16", {**models, "other": nn.Linear(1, 1)}, deterministic=True)
     check_exchange("float32", models, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("stragglers", "deterministic", "what"),
+    [
+        ("help", True, r"it is one of \('wait', 'flexrr'\)"),
+        ("flexrr", False, "has no place of its own in the sum"),
+    ],
+)
+def test_help_for_late_workers_that_has_no_meaning_is_refused(
+    stragglers: str, deterministic: bool, what: str
+) -> None:
+    with pytest.raises(Misuse, match=what):
+        check_stragglers(stragglers, deterministic=deterministic)
+    check_stragglers("flexrr", deterministic=True)
+    check_stragglers("wait", deterministic=False)
 
 
 def test_one_scaler_scales_the_loss() -> None:

@@ -17,9 +17,9 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Sum, SumSpace
 from agent.transport.tcp import Tcp
-from agent.worker.early import Early
-from agent.worker.exchange import Exchanging
-from agent.worker.promise import Preparing
+from agent.worker.exchange.early import Early
+from agent.worker.exchange.exchange import Exchanging
+from agent.worker.exchange.promise import Preparing
 
 PATIENCE_S = 30.0
 MICROBATCHES = 5

@@ -17,9 +17,9 @@ from agent.tensors.partial_sum import Partial, partial_of
 from agent.tensors.sums import Sum, SumSpace
 from agent.transport.tcp import Tcp
 from agent.transport.virtual import Fabric, Virtual
-from agent.worker.exchange import Exchange, Exchanging
+from agent.worker.exchange.exchange import Exchange, Exchanging
+from agent.worker.exchange.promise import Preparing
 from agent.worker.peers import PeerWorker
-from agent.worker.promise import Preparing
 
 FORMATS: tuple[SumFormat, ...] = get_args(SumFormat)
 

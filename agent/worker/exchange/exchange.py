@@ -11,7 +11,7 @@ What a device has added up leaves it block by block through pinned memory, and t
 its device. The bits are those of a host. A device waits for copies, and never for a peer.
 
 The sums of a worker are complete from their end on, as the backward of its last microbatch goes
-(`agent.worker.early`), and a round leaves as soon as it is. If a gradient changes after its round
+(`agent.worker.exchange.early`), and a round leaves as soon as it is. If a gradient changes after its round
 has left, its worker says with the last round that what it sent is void, and all exchange again.
 
 Nothing here waits, so one thread can play any number of workers.
@@ -32,9 +32,10 @@ from agent.tensors.partial_sum import Partial
 from agent.tensors.staging import Block, Direct, Lanes, Staged
 from agent.tensors.sums import Plan, Sum, paired, union
 from agent.transport.transport import Slot, Ticket, Transport
-from agent.worker.early import Early
+from agent.worker.exchange.early import Early
+from agent.worker.exchange.help import Help
+from agent.worker.exchange.promise import Preparing
 from agent.worker.peers import PeerWorker
-from agent.worker.promise import Preparing
 
 PART, SUM, AGAIN = "part", "sum", " again"
 MINE, FOLDED = "mine", "folded"  # rooms, beside those of what is received
@@ -155,6 +156,11 @@ class Exchange:
     def folded(self) -> bool:
         """Whether all blocks of this worker are added up, and on their way to the others."""
         return self._folded > self._last
+
+    @property
+    def late(self) -> list[str]:
+        """Return the workers whose sums are not here yet, of the rounds that are expected now."""
+        return sorted({peer for (_, peer), ticket in self._parts.items() if not ticket.done})
 
     @property
     def done(self) -> bool:
@@ -297,8 +303,15 @@ class Exchange:
 class Exchanging:
     """The exchange as a part of a worker, whose thread waits between what can be done."""
 
-    def __init__(self, crew: PeerWorker, transport: Transport, preparing: Preparing) -> None:
+    def __init__(
+        self,
+        crew: PeerWorker,
+        transport: Transport,
+        preparing: Preparing,
+        help_: Help | None = None,
+    ) -> None:
         self._crew, self._transport, self._preparing = crew, transport, preparing
+        self._help = help_
         self._present: Exchange | None = None
         self._early: Early | None = None  # the last microbatch that was watched
         self._never = False  # whether nothing may leave early
@@ -346,6 +359,8 @@ class Exchanging:
         if not exchange.begun:
             self._begin(exchange, step, sums.sums(own.first, own.count), total)
             exchange.give()
+        if self._help is not None:
+            self._help.offer(exchange.late)
         self._play(exchange)
         if exchange.void:
             self._never = True
@@ -368,6 +383,11 @@ class Exchanging:
         """Do what can be done, after a wait for copies or else for peers."""
         if exchange.lanes.busy and not exchange.ready():
             exchange.lanes.wait()
-        else:
+        elif self._help is None:
             self._crew.wait(exchange.ready)
+        else:
+            asked = self._help
+            self._crew.wait(lambda: exchange.ready() or asked.is_asked)
+            if not exchange.ready():
+                asked.answer()
         exchange.advance()

@@ -20,7 +20,7 @@ from agent.tensors.metrics import Numbers
 from agent.tensors.sums import Last
 
 if TYPE_CHECKING:
-    from agent.worker.exchange import Exchange
+    from agent.worker.exchange.exchange import Exchange
 
 
 class Early:

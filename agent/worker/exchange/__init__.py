@@ -1,0 +1,1 @@
+"""The sum of a step over chains of one, from what a worker has computed to its promise."""
