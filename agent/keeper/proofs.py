@@ -22,7 +22,7 @@ from agent.proof.turns import is_shown
 from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
 
 VERSIONS_MAX = 256
-FORMAT = 2  # its digest differs from that of format 1
+FORMAT = 3  # what is looked at in a step differs from format 2, and digests from format 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
 

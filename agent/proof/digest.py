@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agent.proof.turns import drawn
 from agent.protocol import Digest
 
 BUDGET_BYTES = 4 << 20
-TENSORS_MAX = 64  # looked at in one turn, however small they are
+TENSORS_MAX = 64  # looked at in one step, however small they are
 LARGE_BYTES = 1 << 14  # a tensor that is worth a call
 WORDS_MIN = 1 << 15
 MASK = (1 << 64) - 1
@@ -44,10 +45,9 @@ class Size(NamedTuple):
 
 
 class Rotation:
-    """The layers that are looked at in each turn: all if they fit, else each in its turn.
+    """The layers that are looked at in a step of the script: all if they fit, else some.
 
-    It depends on the arguments only, so all workers look at the same layers. A turn is a step of
-    the script, because with several commits in a step the versions of its boundaries skip some.
+    It depends on the arguments only, so all workers look at the same layers.
     """
 
     def __init__(
@@ -63,37 +63,37 @@ class Rotation:
             self._groups[-1].append(name)
             filled, count = filled + size, count + tensors
 
-    def at(self, turn: int) -> list[str]:
-        return self._groups[turn % len(self._groups)]
+    def at(self, step: int) -> list[str]:
+        return self._groups[drawn(step, len(self._groups))]
 
 
 def digests(
-    layers: Mapping[str, Tensors], turn: int = 0, budget_bytes: int = BUDGET_BYTES
+    layers: Mapping[str, Tensors], step: int = 0, budget_bytes: int = BUDGET_BYTES
 ) -> tuple[Digest, ...]:
     """Digest every layer.
 
-    Of a layer that is larger than the budget a window is looked at, a different one each turn.
+    Of a layer that is larger than the budget a window is looked at, a different one in each step.
     """
-    seen = {name: windows(tensors, turn, budget_bytes) for name, tensors in layers.items()}
+    seen = {name: windows(tensors, step, budget_bytes) for name, tensors in layers.items()}
     return tuple(
         Digest(name, _NAN if any(map(math.isnan, norms)) else bits, tuple(norms))
         for name, bits, norms in _digests(seen, normed=True)
     )
 
 
-def windows(tensors: Tensors, turn: int, budget_bytes: int) -> Tensors:
+def windows(tensors: Tensors, step: int, budget_bytes: int) -> Tensors:
     """Return the tensors, or if they are too large a window of rows of each.
 
-    The window is a different one in each turn.
+    The window is a different one in each step.
     """
     total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if total <= budget_bytes:
         return tensors
     share = budget_bytes / total
-    return [None if tensor is None else _window(tensor, turn, share) for tensor in tensors]
+    return [None if tensor is None else _window(tensor, step, share) for tensor in tensors]
 
 
-def _window(tensor: torch.Tensor, turn: int, share: float) -> torch.Tensor:
+def _window(tensor: torch.Tensor, step: int, share: float) -> torch.Tensor:
     flat = tensor.detach()
     if flat.is_contiguous():
         flat = flat.view(-1)
@@ -101,7 +101,7 @@ def _window(tensor: torch.Tensor, turn: int, share: float) -> torch.Tensor:
         return flat
     count = max(1, int(share * len(flat)))
     parts = -(-len(flat) // count)
-    start = turn % parts * count
+    start = drawn(step, parts, 1) * count
     return flat[start : start + count]
 
 

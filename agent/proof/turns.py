@@ -10,10 +10,11 @@ from typing import Literal
 # `some` layers in turn, or `all` of them.
 Shown = Literal["nothing", "some", "all"]
 
-EARLY, EVERY = 16, 4
-# One microbatch in so many is computed twice: two thirds of the hundredth of a step that a proof
-# may take, as what is shown takes some of it as well.
-TWICE = 150
+EARLY, EVERY = 16, 8
+# One microbatch in so many is computed twice: half of the hundredth of a step that a proof may
+# take, as what is shown takes some of it as well.
+TWICE = 200
+_MASK, _GOLDEN, _MIXED = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
 def is_shown(step: int) -> bool:
@@ -21,9 +22,22 @@ def is_shown(step: int) -> bool:
     return step < EARLY or step % EVERY == EVERY - 1
 
 
+def drawn(step: int, choices: int, what: int = 0) -> int:
+    """Return which of so many choices is looked at in a step; `what` tells choices apart.
+
+    They come in turn at first. Later steps are looked at in even distances, in which a turn could
+    pass over some choices for ever; so there it is as if drawn.
+    """
+    if step < EARLY:
+        return step % choices
+    word = (step * 4 + what + 1) * _GOLDEN & _MASK
+    word = (word ^ word >> 30) * _MIXED & _MASK
+    return (word ^ word >> 27) % choices
+
+
 def sampled(first: int, count: int, step: int) -> int:
-    """Return which of a worker's `count` microbatches is shown: a different one in each step."""
-    return first + step % max(1, count)
+    """Return which of a worker's `count` microbatches is shown in a step."""
+    return first + drawn(step, max(1, count), 2)
 
 
 def turn_of(step: int, count: int) -> int | None:
