@@ -40,7 +40,7 @@ from bidding.decision import (
     price_of_work,
     weighed,
 )
-from bidding.markets.billing import HOUR_S, rule_of
+from bidding.markets.billing import rule_of
 from bidding.markets.history import USD_PER_H_MAX
 from bidding.model import (
     Acquire,
@@ -56,6 +56,7 @@ from bidding.model import (
 )
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, all_gone
 from bidding.traffic import Exchange
+from cloud.clock import HOUR_S
 from cloud.model import Market
 
 # What is left must pay a footprint this long; what ending it takes, the ledger reserves apart.

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bidding.compiled import Flags, Floats, Ints, compiled
-from bidding.markets.billing import HOUR_S, BillingRule
+from bidding.markets.billing import BillingRule
 from bidding.traffic import NO_EXCHANGE, Exchange, Spread, nowhere, place, usd_per_work
+from cloud.clock import HOUR_S
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}

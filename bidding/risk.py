@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidding.compiled import compiled
-from bidding.markets.history import HOUR_S, Floats, Series
+from bidding.markets.history import Floats, Series
 from bidding.model import MATURE_H, Climate
+from cloud.clock import HOUR_S
 
 DELTAS_USD_PER_H = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.4)  # BidBrain's range
 SAMPLE_S = 300.0

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 ZERO_VARIABLE = "SPOT_CLOCK_ZERO"
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 
 def ticks() -> float:

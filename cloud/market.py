@@ -32,11 +32,11 @@ from typing import Literal
 
 import msgspec
 
+from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Pool
 
 Dialect = Literal["ec2", "azure"]
 
-HOUR_S = 3600.0
 GIB = 1 << 30
 
 FLOOR_RATIO = 0.30

@@ -13,8 +13,9 @@ import msgspec
 from agent.keeper.storage.sharding import LINK_BYTES_S, Passing, Replay, replay
 from agent.layout import Layout, Replica
 from agent.profile import Profile
-from bidding.markets.billing import HOUR_S, cost_usd, rule_of
+from bidding.markets.billing import cost_usd, rule_of
 from bidding.model import Purchase
+from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Market, Pool, Score
 from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
 from orchestrator.brain.buying import think

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from bidding.markets.billing import HOUR_S
+from cloud.clock import HOUR_S
 from cloud.model import Market
 from orchestrator.brain import ledger
 from orchestrator.brain.buying import think

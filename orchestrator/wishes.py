@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from cloud.clock import HOUR_S
 from orchestrator.client import Checkpoint
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobBranched, JobCancelled, JobChanged, JobResumed
@@ -20,7 +21,6 @@ from orchestrator.view import JobView
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RESUMABLE = ("FAILED", "CANCELLED")
-HOUR_S = 3600.0
 
 Bound = float | Literal["kept"] | None  # None is no bound
 

@@ -49,6 +49,7 @@ class Regrouping:
         self._waiting = False  # the workers of a layout that was running are expected back
         self._waiting_since_s = 0.0  # 0 until the first look
         self._recalling = self._recalled = False  # stored versions are being read; were read
+        self._nothing = False  # is stored: they were read while no state was here, and in vain
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # called when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
@@ -93,7 +94,7 @@ class Regrouping:
         """Forget all layouts, because workers that come from now on take the job up again."""
         roster = self._roster
         roster.layout = roster.pending = None
-        self._waiting = self._recalled = self._closed = False
+        self._waiting = self._recalled = self._nothing = self._closed = False
 
     def rest(self) -> None:
         """Wait for nobody, because this job has no steps: see `agent.keeper.served`."""
@@ -179,7 +180,8 @@ class Regrouping:
             if self._recalling or not self._go_back(reached):
                 return
         if not holders and vault.backup is None:
-            if not self._recalled:
+            if not self._nothing:
+                # Also if they were read before: there may have been a worker with a newer state.
                 self._recall()
                 return
             if not self._begin_anew(layout):
@@ -292,7 +294,7 @@ class Regrouping:
     def lose_backup(self) -> None:
         """Forget a backup that workers cannot read, and read again what is stored."""
         self._vault.drop()
-        self._recalled = False
+        self._recalled = self._nothing = False
 
     def _read_beside(self) -> None:
         found, proof, vault, version = None, None, self._vault, self._history.version
@@ -311,6 +313,7 @@ class Regrouping:
             self._recalling, self._recalled = False, True
             if self._closed:
                 return
+            self._nothing = vault.backup is None and found is not None and found.saved is None
             if found is not None and found.saved is not None:
                 self._take_over(found.saved, found.because, proof)
             roster = self._roster

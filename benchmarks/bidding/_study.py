@@ -16,6 +16,7 @@ import numpy as np
 from bidding.errors import HistoryError
 from bidding.markets.files import AWS_ACCELERATORS, read_prices
 from bidding.markets.history import Series
+from cloud.clock import DAY_S
 
 Strategy = Literal["1xV100", "+gpu type", "+multi-gpu", "+multi-cloud", "+dynamic"]
 STRATEGIES: tuple[Strategy, ...] = (
@@ -25,7 +26,6 @@ STRATEGIES: tuple[Strategy, ...] = (
     "+multi-cloud",
     "+dynamic",
 )
-DAY_S = 86_400.0
 FREE_EGRESS_GB = 1.0
 
 

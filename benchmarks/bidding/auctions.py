@@ -23,9 +23,9 @@ from bidding.markets import synthetic
 from bidding.markets.billing import AWS_2016
 from bidding.markets.files import read_markets
 from bidding.markets.grid import Market, build
+from cloud.clock import DAY_S
 from cloud.model import InstanceType
 
-DAY_S = 86_400.0
 NAMES = (
     "on-demand only",
     "standard + checkpoint",

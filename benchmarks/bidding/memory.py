@@ -12,8 +12,9 @@ from _bidding import data, show
 
 from bidding.markets import observations
 from bidding.markets.files import read_probes
-from bidding.markets.history import HOUR_S, Series
+from bidding.markets.history import Series
 from bidding.markets.observations import PoolRecord
+from cloud.clock import HOUR_S
 
 MEMORIES_H = (3.0, 6.0, 12.0, 24.0, 48.0, 168.0, 1e6)
 CERTAIN = 1e-6

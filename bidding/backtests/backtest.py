@@ -28,10 +28,10 @@ from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.core import BY_SECOND, code_of
 from bidding.deadline import book
 from bidding.errors import ConstraintError
-from bidding.markets.billing import HOUR_S
 from bidding.markets.grid import PLENTY, Market
 from bidding.markets.history import Series
 from bidding.risk import CapacityRisk, climate_at, phases
+from cloud.clock import HOUR_S
 
 COLUMNS = Outcome._fields
 DOLLARS, DONE, HELD = range(3)  # columns of a trace; from `HELD` on the slots of each pool

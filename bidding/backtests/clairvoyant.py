@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bidding.compiled import Flags, Floats, Ints, compiled
-from bidding.markets.billing import HOUR_S
 from bidding.markets.grid import Market
+from cloud.clock import HOUR_S
 
 GOLDEN = 0.6180339887498949
 PRECISION = 1e-4  # the search for mu ends at this share of the on-demand price

@@ -17,8 +17,8 @@ from bidding.backtests.baselines import (
 )
 from bidding.backtests.engine import Decision
 from bidding.deadline import NO_BOOK
-from bidding.markets.billing import HOUR_S
 from bidding.markets.grid import Market
+from cloud.clock import HOUR_S
 
 Policy = Literal[
     "on_demand", "standard", "greedy", "study", "bidbrain", "ours", "spot_first", "uniform"

@@ -10,9 +10,9 @@ from typing import Literal
 import msgspec
 
 from bidding.errors import ConstraintError
+from cloud.clock import HOUR_S
 from cloud.model import EndedBy, Market
 
-HOUR_S = 3600.0
 Prices = Sequence[tuple[float, float]]
 
 

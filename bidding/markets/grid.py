@@ -11,9 +11,10 @@ import numpy as np
 
 from bidding.compiled import Floats, Ints
 from bidding.errors import HistoryError
-from bidding.markets.billing import AWS_TODAY, HOUR_S, BillingRule
+from bidding.markets.billing import AWS_TODAY, BillingRule
 from bidding.markets.history import Series
 from bidding.risk import DELTAS_USD_PER_H, MOODS, CapacityRisk, bid_odds, bid_table, moods
+from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Pool
 
 PLENTY = 1_000_000

@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 POINTS_MAX = 200_000  # per series; the oldest points are dropped first
 USD_PER_H_MAX = 1_000.0  # no machine costs more, so a higher price is absurd
 AT_S_MAX = 4_102_444_800.0  # the year 2100; a later time is absurd and may be in milliseconds
-HOUR_S = 3600.0
 REGION = re.compile(r"[a-z]+(-[a-z]+)+-\d+")
 
 

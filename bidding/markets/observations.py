@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from bidding.markets.history import HOUR_S
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
+from cloud.clock import HOUR_S
 
 BULK_S = 120.0
 MEMORY_H = 48.0  # the half-life of an observation; docs/bidding.md compares 12 h and no end

@@ -17,10 +17,10 @@ import numpy as np
 
 from bidding.compiled import Floats
 from bidding.markets.grid import Listing
-from bidding.markets.history import HOUR_S, Series, thin
+from bidding.markets.history import Series, thin
+from cloud.clock import DAY_S, HOUR_S
 from cloud.model import InstanceType, Pool
 
-DAY_S = 24 * HOUR_S
 WOBBLE = 0.08
 SPIKE_MEDIAN, SPIKE_SPREAD = 1.2, 0.8
 SPIKE_S, SPIKE_S_SPREAD = 1500.0, 0.8

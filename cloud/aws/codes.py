@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from cloud import errors
+from cloud.clock import DAY_S
 from cloud.errors import CloudError
 from cloud.model import Refusal, Scope
 
@@ -15,7 +16,6 @@ Means = Literal[
     "refused", "misconfigured", "not_allowed", "throttled", "unknown", "mismatch", "spent"
 ]
 
-DAY_S = 86_400.0
 POOL_S = 180.0
 FAMILY_S = 600.0
 ZONE_S = 600.0

@@ -11,9 +11,9 @@ from typing import Literal
 import msgspec
 
 from cloud import errors
+from cloud.clock import HOUR_S
 from cloud.model import Market, Refusal, Scope
 
-HOUR_S = 3600.0
 QUOTA_S = 600.0
 NO_QUOTA_S = HOUR_S
 SOLD_OUT_S = {"spot": HOUR_S, "on_demand": 23 * HOUR_S}

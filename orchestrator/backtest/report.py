@@ -9,9 +9,9 @@ import numpy as np
 
 from bidding.backtests import backtest, strategies
 from bidding.compiled import Floats, Ints
-from bidding.markets.billing import HOUR_S
 from bidding.markets.grid import PLENTY, Market
 from bidding.risk import Calibration
+from cloud.clock import HOUR_S
 from orchestrator.backtest.plots import COLOURS, PlotLine, boxes, lines, stacked
 from orchestrator.formatting import plural
 

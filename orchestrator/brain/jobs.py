@@ -23,7 +23,7 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from bidding.markets.billing import HOUR_S
+from cloud.clock import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain import leases, ledger, staffing, stragglers

@@ -20,7 +20,7 @@ from agent.messages import (
     WorkerProving,
     WorkerReady,
 )
-from bidding.markets.billing import HOUR_S
+from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain import (

@@ -21,7 +21,7 @@ from agent.messages import UNRECORDED
 from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
 from bidding import traffic
-from bidding.markets.billing import HOUR_S
+from cloud.clock import HOUR_S
 from orchestrator.formatting import pause, plural
 from orchestrator.planner import (
     drift,

@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from hashlib import blake2b
 
-from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire
+from cloud.clock import HOUR_S
 from cloud.model import (
     DEPLOYMENT_TAG,
     LaunchRequest,

@@ -29,8 +29,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from bidding.markets.billing import HOUR_S, LOCAL, RULES, cost_usd, price_at, rule_of
+from bidding.markets.billing import LOCAL, RULES, cost_usd, price_at, rule_of
 from bidding.markets.history import USD_PER_H_MAX
+from cloud.clock import HOUR_S
 from cloud.model import EndedBy, InstanceType, Market, Pool
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State, set_alarm

@@ -11,6 +11,7 @@ import redis
 import typer
 from rich.text import Text
 
+from cloud.clock import HOUR_S
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.client import Client
@@ -18,7 +19,7 @@ from orchestrator.config import load
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobBranched
 from orchestrator.view import JobView
-from orchestrator.wishes import ENDED, HOUR_S, RESUMABLE
+from orchestrator.wishes import ENDED, RESUMABLE
 
 TAKEN_S_MAX = 10.0
 LOOK_S = 0.1

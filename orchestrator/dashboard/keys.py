@@ -20,11 +20,11 @@ from typing import Literal
 import msgspec
 
 from cloud import private
+from cloud.clock import DAY_S
 from orchestrator.client import House
 from orchestrator.paths import Places
 
 Role = Literal["read-only", "admin"]
-DAY_S = 86_400.0
 KEY_S = 30 * DAY_S
 SESSION_S = DAY_S
 KEPT_MAX = 1_000

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from cloud.clock import HOUR_S
 from orchestrator.history.records import Cause, Entry, Happening, Point, Remembered, Spent
 from orchestrator.kinds import Kind
 
@@ -20,7 +21,6 @@ CURVE_POINTS = 200
 PRICES_S = 86_400.0
 OTHERS = "others"
 HELD = "held/"
-HOUR_S = 3600.0
 UNIT_STEPS = 1000
 MARKED: tuple[Kind, ...] = (
     "notice",

@@ -6,9 +6,9 @@ and the mean pace since the job was submitted, with every wait and every loss in
 
 import msgspec
 
+from cloud.clock import HOUR_S
 from orchestrator.view import JobView, View
 
-HOUR_S = 3600.0
 UNIT_STEPS = 1000
 
 

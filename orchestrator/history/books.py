@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from cloud.clock import HOUR_S
 from orchestrator.history.records import Cause, LeaseReading, Reading
 
-HOUR_S = 3600.0
 JOBS_MAX = 2_000  # more than the manager remembers, and so more than can come again
 WORTH_A_LINE_USD = 1e-7  # less is kept until more has come together
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cloud.clock import DAY_S
 from orchestrator.history import store
 from orchestrator.history.records import (
     By,
@@ -170,7 +171,7 @@ class History:
             f"SELECT {column}, cause, sum(usd), sum(hours) FROM spent"  # noqa: S608 - one of ours
             " WHERE day >= ? AND day <= ? AND (?3 IS NULL OR job = ?3) GROUP BY 1, 2"
         )
-        days = (from_s // store.DAY_S, min(to_s, 1e18) // store.DAY_S)
+        days = (from_s // DAY_S, min(to_s, 1e18) // DAY_S)
         lines = _lines(self._rows(sql, *days, job))
         return lines if by == "day" else sorted(lines, key=lambda line: -line.usd)
 
@@ -203,7 +204,7 @@ class History:
             "SELECT day, job, pool, market, cause, usd, hours, on_demand_usd FROM spent"
             " WHERE day >= ?1 AND day <= ?2 AND (?3 IS NULL OR job = ?3) ORDER BY 1, 2, 3, 4, 5"
         )
-        days = (from_s // store.DAY_S, min(to_s, 1e18) // store.DAY_S)
+        days = (from_s // DAY_S, min(to_s, 1e18) // DAY_S)
         names = Daily.__struct_fields__
         return [Daily(**dict(zip(names, row, strict=True))) for row in self._rows(sql, *days, job)]
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cloud.clock import DAY_S
 from orchestrator.errors import OrchestratorError
 
 VERSION = 1
-DAY_S = 86_400.0
 BUSY_MS = 5_000
 WORTH_A_ROW = 20  # buckets, after which a value that has not changed is written once more
 SERIES_MAX = 4_000

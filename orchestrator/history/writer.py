@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cloud.clock import CLOCK
+from cloud.clock import CLOCK, DAY_S
 from orchestrator.history import store
 from orchestrator.history.books import Books, Charge
 from orchestrator.history.outside.hooks import Mail
@@ -293,7 +293,7 @@ class Writer:
             )
         self._fold_old_charges()
         self._file.execute(
-            "DELETE FROM spent WHERE day < ?", (now_s // store.DAY_S - store.SPENT_DAYS_MAX,)
+            "DELETE FROM spent WHERE day < ?", (now_s // DAY_S - store.SPENT_DAYS_MAX,)
         )
 
     def _fold_old_charges(self) -> None:
@@ -332,11 +332,11 @@ def _encoded(job: JobView) -> bytes:
 
 def _by_day(charge: Charge) -> Iterable[tuple[Any, ...]]:
     """Return the rows of a charge, one for each day (UTC) that it reaches into."""
-    first, last = int(charge.from_s // store.DAY_S), int(charge.to_s // store.DAY_S)
+    first, last = int(charge.from_s // DAY_S), int(charge.to_s // DAY_S)
     whole_s = charge.to_s - charge.from_s
     for day in range(first, last + 1):
-        begins_s = max(charge.from_s, day * store.DAY_S)
-        ends_s = min(charge.to_s, (day + 1) * store.DAY_S)
+        begins_s = max(charge.from_s, day * DAY_S)
+        ends_s = min(charge.to_s, (day + 1) * DAY_S)
         part = (ends_s - begins_s) / whole_s if whole_s > 0 else 1.0
         if part > 0:
             yield (

@@ -2,7 +2,8 @@
 
 from itertools import takewhile
 
-from bidding.markets.billing import HOUR_S, cost_usd, rule_of
+from bidding.markets.billing import cost_usd, rule_of
+from cloud.clock import HOUR_S
 from cloud.model import DEPLOYMENT_TAG, Pool
 from cloud.simulated import SimulatedCloud
 from orchestrator.settings import Settings

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from cloud.clock import DAY_S
 from orchestrator import loop
 from orchestrator.actions import AnyAction
 from orchestrator.brain import ledger
 from orchestrator.events import AnyEvent, JobSubmitted
-from orchestrator.simulated.scenario import DAY_S, Scenario, cloud_of, jobs_of, month
+from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of, month
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
 from orchestrator.world import Entry

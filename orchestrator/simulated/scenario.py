@@ -5,13 +5,13 @@ from random import Random
 import msgspec
 
 from agent.profile import Link, Network, Profile, Section
+from cloud.clock import HOUR_S
 from cloud.market import GIB, Catalogue, Conduct, SpotMarket, Zone
 from cloud.model import InstanceType, Traits
 from cloud.simulated import SimulatedCloud
 from orchestrator.events import JobSpec
 from orchestrator.settings import Settings
 
-HOUR_S, DAY_S = 3600.0, 86_400.0
 STATE_BYTES = GIB // 8
 JOB_SLOTS = 50
 STEPS_FOREVER = 10**9

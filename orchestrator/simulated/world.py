@@ -6,6 +6,7 @@ from typing import assert_never
 import msgspec
 
 from agent.messages import NoticeSeen
+from cloud.clock import DAY_S
 from cloud.errors import CloudError, Refused, Unknown
 from cloud.model import LaunchRequest, Listing, Market, Place, Pool, Ref
 from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, SimulatedCloud
@@ -41,7 +42,7 @@ from orchestrator.settings import Settings
 from orchestrator.simulated.disturbances import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet
 from orchestrator.simulated.places import Places
-from orchestrator.simulated.scenario import DAY_S, Scenario
+from orchestrator.simulated.scenario import Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline
 from orchestrator.state import State, keys_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bidding.markets import synthetic
-from bidding.markets.history import HOUR_S
+from cloud.clock import HOUR_S
 
 DAYS = 90.0
 

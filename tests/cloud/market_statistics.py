@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-HOUR_S = 3600.0
+from cloud.clock import HOUR_S
+
 CALM_BELOW = 0.302
 SCARCE_ABOVE = 0.85
 Steps = Sequence[tuple[float, float]]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from running_cloud import POOLS, request
 
+from cloud.clock import DAY_S
 from cloud.errors import Refused
 from cloud.local.books import Page, start_of_market
 from cloud.market import LOCAL, Conduct, PriceStep, SpotMarket
@@ -18,7 +19,6 @@ from cloud.replay import read_prices
 from cloud.simulated import Books, Booted, Evicted, Noticed, PricesMoved, SimulatedCloud
 
 POOL = POOLS["ec2"]
-DAY_S = 86_400.0
 CERTAIN = Conduct(startup_s=45.0, refused_share=0.0, unwarned_share=0.0)
 
 

@@ -13,10 +13,11 @@ import msgspec
 from cloudfake.books import Books, By, Line, draw
 from cloudfake.ec2_types import KINDS
 
+from cloud.clock import HOUR_S
+
 ACCOUNT = "111122223333"
 GIB_USD_PER_H = 0.08 / 730
 ADDRESS_USD_PER_H = 0.005
-HOUR_S = 3600.0
 MINIMUM_S = 60.0  # of a machine that has run
 
 State = Literal["pending", "running", "shutting-down", "terminated", "stopping", "stopped"]

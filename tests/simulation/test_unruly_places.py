@@ -6,6 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from cloud.clock import DAY_S, HOUR_S
 from cloud.market import Conduct
 from cloud.model import Traits
 from orchestrator import loop
@@ -13,16 +14,7 @@ from orchestrator.brain import ledger
 from orchestrator.events import JobSubmitted
 from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import MortalJournal, live
-from orchestrator.simulated.scenario import (
-    DAY_S,
-    HOUR_S,
-    PLACES,
-    Faults,
-    Scenario,
-    cloud_of,
-    jobs_of,
-    unruly,
-)
+from orchestrator.simulated.scenario import PLACES, Faults, Scenario, cloud_of, jobs_of, unruly
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
 

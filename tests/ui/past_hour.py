@@ -1,5 +1,6 @@
 """An hour of the past, in a real file of the history."""
 
+from cloud.clock import DAY_S
 from orchestrator.history import store
 from orchestrator.paths import Places
 
@@ -51,7 +52,7 @@ def write_past(places: Places) -> None:
         row = ("gpt-7f3a", "RUNNING", begun_s, None, b"{}")
         file.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?)", row)
         for cause, usd in spent:
-            row = (int(T0 // store.DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
+            row = (int(T0 // DAY_S), "gpt-7f3a", "", "", cause, usd, 1.0, 0.5)
             file.execute("INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         machines = [
             ("default-2-1", "m-19c2", "local/local-a/local.small", begun_s, None, 0.128, 1.0),

@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from cloud.clock import DAY_S
 from orchestrator.cli.command import Command, CommandError
-from orchestrator.dashboard.keys import DAY_S, Role, address_with_key
+from orchestrator.dashboard.keys import Role, address_with_key
 from orchestrator.paths import Places
 
 

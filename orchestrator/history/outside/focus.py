@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from cloud.clock import DAY_S
 from orchestrator.history.records import MEANING, Daily
 
-DAY_S = 86_400
 COLUMNS = (
     "BillingAccountId",
     "BillingCurrency",

@@ -1,11 +1,13 @@
 """Who may take part in a job, whoever was lost when: the keeper's side, with workers that are played."""
 
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from players import MICROBATCHES, SIZE, House
+from waiting import until
 
 from agent.keeper import layouts, proofs
 from agent.keeper.storage.memory_log import root_of
@@ -253,6 +255,46 @@ def test_a_keeper_is_started_again_and_workers_come_back(house: House) -> None:
     house.commits(3)
     house.until("the proof", lambda: house.players["b"].proved)
     assert house.job.roster.members["b"].proven
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_the_only_one_to_come_back_to_a_restarted_keeper_is_lost_as_well(
+    tmp_path: Path, where: str
+) -> None:
+    """What is stored was read for a newcomer's proof, while a worker held more; it is read again without that one."""
+    house = House(tmp_path / "disk", backup_every_steps=2)
+    house.memory = root_of(tmp_path / "disk") if where == "memory" else None
+    house.open()
+    begun(house, "a", commits=4)
+    house.joins("b")
+    house.lay_out("a", "b")
+    house.commits(3)
+    if where == "disk":
+        house.job.write_checkpoint()
+        house.until("a checkpoint", lambda: [*(tmp_path / "disk").glob("job/manifests/*")])
+    right, version = house.players["a"].state.copy(), house.version
+    layout = house.players["a"].layout
+    house.job.forsake()
+    del house.players["b"]
+    house.open()
+    house.job.restore(layout)
+    player = house.players["a"]
+    player.hello = {"generation": layout.generation, "version": player.version, "proven": True}
+    player.come()
+    house.joins("c")
+    house.lay_out("c", when="now")
+
+    def is_read() -> bool:
+        """Whether what is stored was read; no player hears anything meanwhile."""
+        house.job.tick(time.monotonic(), 0.0)
+        return house.job._regrouping._recalled
+
+    until("what is stored", is_read)
+    assert house.job.roster.holders() == ("a",) and house.job.vault.backup is None
+    house.dies("a")
+    house.begins("c")
+    house.until("it to go on", lambda: house.players["c"].holds)
+    assert (house.version, house.players["c"].state.tolist()) == (version, right.tolist())
 
 
 def test_a_newer_layout_was_written_and_nobody_had_heard_of_it(house: House) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bidding.markets.billing import HOUR_S, cost_usd, rule_of
+from bidding.markets.billing import cost_usd, rule_of
+from cloud.clock import HOUR_S
 from cloud.model import Place, Quote, Sold, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain import ledger

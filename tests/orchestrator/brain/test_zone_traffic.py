@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agent.messages import JobCompleted, Progress, Regrouped
-from bidding.markets.billing import HOUR_S
 from bidding.model import Acquire, Purchase
+from cloud.clock import HOUR_S
 from cloud.model import Quote, Sold, Traits
 from orchestrator import preview
 from orchestrator.actions import Launch

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from agent.keys import EVENTS
+from cloud.clock import HOUR_S
 from orchestrator.history import store, writer
 from orchestrator.history.reader import History
 from orchestrator.history.recorder import Recorder
@@ -17,7 +18,6 @@ from orchestrator.redis_client import connect
 from orchestrator.view import Sentence
 
 T0 = 1_800_000_000.0
-HOUR_S = 3600.0
 
 
 def happening(number: int, at_s: float, job: str = "") -> Happening:

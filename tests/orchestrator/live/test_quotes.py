@@ -10,6 +10,7 @@ import pytest
 
 from bidding.markets.files import listed_types, read_markets, read_prices, stored_prices
 from bidding.markets.history import Series
+from cloud.clock import HOUR_S
 from cloud.market import Catalogue, PriceStep, SpotMarket, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
@@ -30,7 +31,6 @@ KIND = InstanceType(
     name="kind", cloud="aws", slots=1, memory_bytes=1, speed=1.0, on_demand_usd_per_h=1.0
 )
 POOL = Pool("aws", "r", "ra", "kind")
-HOUR_S = 3600.0
 
 
 def quote(at_s: float, price: float, pool: Pool = POOL) -> Quote:
