@@ -15,6 +15,7 @@ OrchestratorError
 ├── Superseded               world: a newer manager took over
 ├── Diverged                 world: a replayed decision differs from the journal's
 ├── Unreadable               journal: it is damaged, or of another version
+├── NotTaken                 history.outside.otlp: a collector does not take traces
 ├── IllegalTransition        state: a lease or a job may not change its state like that
 ├── EngineError              live.world: an agent or the keeper was not reached
 ├── CommandError             cli.command: a command cannot be carried out; it has an exit code

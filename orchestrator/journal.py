@@ -8,7 +8,7 @@ an append that is repeated because its answer was lost still makes only one entr
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis.asyncio
@@ -156,6 +156,18 @@ class RedisJournal:
                 ) from error
             raise
         return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def page_after(client: "redis.Redis", key: str) -> list[tuple[str, Entry]]:
+    """Return a page of the journal after an id, as (id, entry), oldest first."""
+    rows = cast("list[Any]", client.xrange(JOURNAL, min=f"({key}", count=LOAD_BATCH))
+    try:
+        return [(name.decode(), _entry(fields)) for name, fields in rows]
+    except (msgspec.DecodeError, KeyError, RecordError) as error:
+        raise Unreadable(
+            f"the journal in Redis cannot be read behind {key} ({error}): it is damaged, or of another version; "
+            "look with: orchestrator check"
+        ) from error
 
 
 def _entry(fields: dict[bytes, bytes]) -> Entry:

@@ -1,3 +1,14 @@
 """Rarely needed commands, `orchestrator tools COMMAND`, each in the module of its name."""
 
-NAMES = ("drill", "gc", "dashboard", "trace", "profile", "simulate", "backtest", "replay", "track")
+NAMES = (
+    "drill",
+    "gc",
+    "dashboard",
+    "trace",
+    "profile",
+    "simulate",
+    "backtest",
+    "replay",
+    "track",
+    "spans",
+)
