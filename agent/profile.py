@@ -23,6 +23,7 @@ SumFormat = Literal["float32", "bfloat16"]
 # The bytes of a sum's gradients for each byte of such parameters.
 EXCHANGED: dict[SumFormat, float] = {"float32": 1.0, "bfloat16": 0.5}
 Stragglers = Literal["wait", "flexrr"]  # what a step does about a worker that is late
+HELPERS_MAX = 4  # of one late worker at a time
 TIMES = (
     "forward_s",
     "backward_s",

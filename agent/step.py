@@ -26,6 +26,7 @@ from agent.faults import passing
 from agent.pipeline import autocast_nodes
 from agent.pipeline.tracing.loss_value import called
 from agent.pipeline.tracing.trace import attributes_kept
+from agent.profile import HELPERS_MAX
 from agent.proof.evidence import Evidence, copied, versions_of
 from agent.proof.turns import sampled
 from agent.replica import AFTER, Replica
@@ -145,7 +146,10 @@ class Step:
             replica.space, microbatches, deterministic=replica.deterministic
         )
         replica.partial = self._partial
-        replica.sums_held = self._partial.held * replica.space.exchanged
+        # Nodes that helpers compute wait for their neighbours, and so does what is computed for
+        # another worker.
+        helped = HELPERS_MAX + 1 if replica.helps else 0
+        replica.sums_held = (self._partial.held + helped) * replica.space.exchanged
         replica.reserve = self._partial.reserve
         self._aid: Canonical | None = None
         """What this worker has computed last of another one's share."""
@@ -234,6 +238,7 @@ class Step:
         replica.still.begin()
         if self._world.deep:
             self._partial.let_go()
+            self._aid = None
             summed = self._world.play(replica.version, microbatches)
         else:
             self._compute_share(loss_of, microbatches, first, count)
@@ -262,6 +267,7 @@ class Step:
             shown.add(sampled(first, count, replica.step))
         if other is not None:
             shown.add(first)
+        shown |= {each for each in missing if evidence.has(each)}
         aid = partial(self._compute_for_another, loss_of, microbatches)
         work = self._world.work(replica.version, self._partial, shown, aid)
         for microbatch in work:
@@ -271,7 +277,7 @@ class Step:
             with early or nullcontext():
                 numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
-            if microbatch in shown or evidence.has(microbatch):
+            if microbatch in shown:
                 self._show(microbatch, given, numbers)
             if early is None:
                 self._partial.add(microbatch, numbers, first, count)
@@ -426,4 +432,4 @@ class Step:
 
     def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:
         given = microbatches[microbatch]
-        return copied(given) if self._copies else given
+        return copied(given) if self._copies or not self._tried else given

@@ -370,7 +370,8 @@ class Group(Participant):
             self.replica.notes.skip()
         if self._computed:
             settle(self.replica.space.device)
-            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
+            own_s = time.monotonic() - self._began_s - self._help.waited_s
+            self.link.microbatch_s = own_s / self._computed
         with self.unaided():
             self._exchanging.run(step, partial, total)
         self._noting.tell(step)
@@ -416,6 +417,7 @@ class Group(Participant):
         self._check(replica)
         if not self.astray:
             self.output.tell(replica.turn - 1, replica.state, last=True)
+        self._help.close()
         self.link.step, last = -1, replica.version
         self._left = last
         self.link.send(LoopLeft(version=last))

@@ -182,6 +182,7 @@ class Participant(PeerWorker):
         self._flows.enter(order.layout.generation)
         self._preparing.settle()
         self._exchanging.drop()
+        self._help.close()
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
         # If holders have layers already, this worker gets layers from them instead of making them.

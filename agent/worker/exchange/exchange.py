@@ -387,7 +387,7 @@ class Exchanging:
             self._crew.wait(exchange.ready)
         else:
             asked = self._help
-            self._crew.wait(lambda: exchange.ready() or asked.is_asked)
+            self._crew.wait(lambda: exchange.ready() or (asked.is_asked and not exchange.folded))
             if not exchange.ready():
-                asked.answer()
+                asked.answer(exchange.late)
         exchange.advance()

@@ -6,8 +6,8 @@
 
 The bits of a microbatch do not depend on who computes it. So nothing has to be agreed on: an answer
 that is not waited for any more is dropped, a question for a step that is over is not answered, and
-a late worker that waited for as long as the work would take itself does it itself. As long as
-nobody is late, no message is sent.
+a late worker that waited for as long as the work would take itself does it itself. Offers are the
+only messages while nobody lags by a microbatch.
 
 The threads of the mesh call `hear`, with the lock that they hold for it.
 """
@@ -22,6 +22,7 @@ import msgspec
 from agent.errors import WireError
 from agent.faults import passing
 from agent.net.mesh import HELP
+from agent.profile import HELPERS_MAX
 from agent.protocol import Part
 from agent.tensors.tree import Canonical
 from agent.worker.peers import PeerWorker
@@ -45,6 +46,15 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     @property
     def microbatches(self) -> range:
         return range(self.first, self.first + self.count)
+
+
+class Answered(NamedTuple):
+    """What a helper has sent, of which step, and when it came."""
+
+    at: tuple[int, int]
+    node: Node
+    payload: memoryview
+    came_s: float
 
 
 class Given(NamedTuple):
@@ -87,18 +97,28 @@ class Help:
         # What others said last, each with its generation and step.
         self._offers: dict[str, tuple[int, int]] = {}
         self._asks: dict[str, tuple[tuple[int, int], Node]] = {}
-        self._answers: dict[str, tuple[tuple[int, int], Node, memoryview]] = {}
+        self._answers: dict[str, Answered] = {}
+        self.waited_s = 0.0
+        """For answers, in this step."""
 
     def open(self, step: int, partial: Canonical, compute: Compute) -> None:
         """Begin a step, in which `compute` makes the sum of a node for others."""
-        self._at, self._partial, self._compute = (self._crew.generation, step), partial, compute
-        self.given = {}
+        at = self._crew.generation, step
+        if at != self._at:
+            self.waited_s = 0.0
+        self._at, self._partial, self._compute, self.given = at, partial, compute, {}
         with self._crew.lock:
+            self._offers = {peer: when for peer, when in self._offers.items() if when >= at}
+            self._asks.clear()
             self._answers.clear()
 
     def close(self) -> None:
-        """Take part in no help until the next step is opened."""
-        self._at, self._compute, self.given = (-1, -1), None, {}
+        """Take part in no help until the next step is opened, and hold nothing for it."""
+        self._at, self._partial, self._compute, self.given = (-1, -1), None, None, {}
+        self.waited_s = 0.0
+        with self._crew.lock:
+            self._asks.clear()
+            self._answers.clear()
 
     def hear(self, peer: str, part: Part, payload: memoryview) -> None:
         """Take note of what a peer says, on the thread of its connection."""
@@ -108,7 +128,7 @@ class Help:
         elif part.tag == ASK:
             self._asks[peer] = at, _node_of(peer, part)
         elif part.tag == ANSWER:
-            self._answers[peer] = at, _node_of(peer, part), payload
+            self._answers[peer] = Answered(at, _node_of(peer, part), payload, time.monotonic())
 
     # --- a worker that is late --------------------------------------------------------------------
 
@@ -125,6 +145,7 @@ class Help:
             return
         with self._crew.lock:
             ready = [p for p, at in self._offers.items() if at == self._at and p not in self.given]
+        ready = ready[: HELPERS_MAX - len(self.given)]
         if not ready:
             return
         if 0.0 < self.pace_s * len(left) <= self._answer_s:
@@ -145,24 +166,28 @@ class Help:
             return
         with self._crew.lock:
             come = [(peer, self._answers.pop(peer)) for peer in self.given if peer in self._answers]
-        for peer, (at, said, payload) in come:
-            given = self.given[peer]
-            if at != self._at or said.microbatches != given.node:
+        for peer, (at, said, payload, came_s) in come:
+            given, partial = self.given[peer], self._partial
+            assert partial is not None
+            fits = payload.nbytes == partial.space.total_bytes
+            if at != self._at or said.microbatches != given.node or not fits:
                 continue
             del self.given[peer]
-            assert self._partial is not None
-            self._partial.place(said.microbatches, payload, said.marks, share)
+            partial.place(said.microbatches, payload, said.marks, share)
             passing("help: answered")
-            took_s = (time.monotonic() - given.at_s) / len(given.node)
+            took_s = (came_s - given.at_s) / len(given.node)
             before_s = self._answer_s or took_s
             self._answer_s = before_s + SMOOTHING * (took_s - before_s)
 
     def wait(self) -> list[int]:
         """Wait for an answer; return what is taken back, because this worker is as quick itself."""
         until_s = {peer: one.at_s + self.pace_s * len(one.node) for peer, one in self.given.items()}
-        if self._crew.wait_until(self._has_answer, min(until_s.values())):
-            return []
+        began_s = time.monotonic()
+        has_come = self._crew.wait_until(self._has_answer, min(until_s.values()))
         now_s = time.monotonic()
+        self.waited_s += now_s - began_s
+        if has_come:
+            return []
         back = [peer for peer, at_s in until_s.items() if at_s <= now_s]
         return sorted(each for peer in back for each in self.given.pop(peer).node)
 
@@ -185,15 +210,18 @@ class Help:
         """Whether a late worker waits for an answer in this step."""
         return any(at == self._at for at, _ in self._asks.values())
 
-    def answer(self) -> None:
-        """Compute what one late worker has asked for, and offer the next."""
+    def answer(self, late: Sequence[str]) -> None:
+        """Compute what one of the `late` workers has asked for, and offer the next."""
         with self._crew.lock:
-            peer = next(each for each, (at, _) in self._asks.items() if at == self._at)
-            _, node = self._asks.pop(peer)
-        assert self._compute is not None
+            asks = {peer: node for peer, (at, node) in self._asks.items() if at == self._at}
+            self._asks = {peer: ask for peer, ask in self._asks.items() if peer in late}
+            peer = next((each for each in asks if each in late), "")
+            self._asks.pop(peer, None)
         assert self._partial is not None
-        if not self._partial.is_node(node.microbatches):
-            return  # no late worker gives that away
+        if not peer or not self._partial.is_node(asks[peer].microbatches):
+            return  # it has done it itself; or no late worker gives that away
+        node = asks[peer]
+        assert self._compute is not None
         passing("help: begun")
         with self._crew.link.stuck.aided():
             whole = self._compute(node.microbatches)
@@ -229,7 +257,7 @@ class Shared(Iterator[int]):
     ) -> None:
         self._help, self._shown, self._share = help_, shown, share
         self._left = deque(sorted(missing, key=lambda each: (each not in shown, each)))
-        self._began_s, self._begun = time.monotonic(), 0
+        self._began_s, self._begun = time.monotonic() - help_.waited_s, 0
 
     @property
     def is_last(self) -> bool:
@@ -238,7 +266,8 @@ class Shared(Iterator[int]):
 
     def __next__(self) -> int:
         if self._begun:
-            self._help.pace_s = (time.monotonic() - self._began_s) / self._begun
+            own_s = time.monotonic() - self._began_s - self._help.waited_s
+            self._help.pace_s = own_s / self._begun
         while True:
             self._help.take_in(self._share)
             if self._left:
@@ -248,6 +277,4 @@ class Shared(Iterator[int]):
                 return self._left.popleft()
             if not self._help.given:
                 raise StopIteration
-            began_s = time.monotonic()
             self._left.extend(self._help.wait())
-            self._began_s += time.monotonic() - began_s
