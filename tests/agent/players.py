@@ -145,7 +145,8 @@ class House:
             players = list(self.players.values())
             moved = [player.hear() for player in players]
             self.job.tick(time.monotonic(), 0.0)
-            coming = any(player.member._behind for player in players)
+            here = [p.member for p in players if self.job.roster.is_here(p.member)]
+            coming = any(member._behind for member in here)
             coming |= self.job._regrouping._recalling
             quiet = 0 if coming or any(moved) else quiet + 1
             time.sleep(0.001)
@@ -294,9 +295,12 @@ class Player:
         if self.layout is None or self.holds:
             return
         if order.holders:
-            other = self.house.players[order.holders[0]]
-            self.state, self.version = other.state.copy(), order.version
+            self.state, self.version = self.handed_over(order), order.version
             self.catch_up()
+
+    def handed_over(self, order: Enter) -> np.ndarray:
+        """The state of a holder, which is at the layout's version."""
+        return self.house.players[order.holders[0]].state.copy()
 
     def catch_up(self) -> None:
         assert self.layout is not None
