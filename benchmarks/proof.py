@@ -4,7 +4,7 @@
 
 Two workers of a real crew train with keeper and Redis. Whatever is done for the proof alone is timed where it is done, by the
 processor time of its thread, so that other programs of the machine do not count: on the script's thread, which a step waits for, and
-beside it. A round is 100 steps, in which each worker computes one of its two microbatches twice, as in a long job; it is compared
+beside it. A round is 125 steps, in which each worker computes one of its two microbatches twice, as in a long job; it is compared
 with the processor time of the script's thread in the same steps without the proof. The first 520 steps count for nothing: more is shown in them.
 """
 
@@ -72,7 +72,7 @@ for step in session.steps(1_000_000):
     optimizer.step()
 """
 WORKERS = 2
-SKIPPED, STEPS = 520, 100  # no power of two lies in what counts, up to the fifth round
+SKIPPED, STEPS = 520, 125  # no power of two lies in what counts, up to the fourth round
 
 
 class Round(NamedTuple):
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[30.0, 100.0])
     parser.add_argument("--width", type=int, nargs="+", default=[256, 800])
-    parser.add_argument("--rounds", type=int, default=3, help="of 100 steps, at most 5")
+    parser.add_argument("--rounds", type=int, default=3, help="of 125 steps, at most 4")
     options = parser.parse_args()
     print("of a step's processor time, median (least .. most) of workers and rounds; bound 1 %")
     print(

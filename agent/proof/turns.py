@@ -11,9 +11,9 @@ from typing import Literal
 Shown = Literal["nothing", "some", "all"]
 
 EARLY, EVERY = 16, 8
-# One microbatch in so many is computed twice: half of the hundredth of a step that a proof may
-# take, as what is shown takes some of it as well.
-TWICE = 200
+# One microbatch in so many is computed twice: four tenths of the hundredth of a step that a proof
+# may take, as what is shown takes the rest of it.
+TWICE = 250
 _MASK, _GOLDEN, _MIXED = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 
 
