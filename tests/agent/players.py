@@ -145,7 +145,7 @@ class House:
             players = list(self.players.values())
             moved = [player.hear() for player in players]
             self.job.tick(time.monotonic(), 0.0)
-            here = [p.member for p in players if self.job.roster.is_here(p.member)]
+            here = [p.member for p in players if not self.job.roster.is_gone(p.name)]
             coming = any(member._behind for member in here)
             coming |= self.job._regrouping._recalling
             quiet = 0 if coming or any(moved) else quiet + 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from crews import Crew, ends_alike, played_alone
-from injection import Fault, Plan
+from injection import HELP, Fault, Plan
 
 pytestmark = pytest.mark.processes
 
@@ -70,21 +70,13 @@ def test_two_late_workers_are_helped_by_the_third(crew: Crew, tmp_path: Path) ->
     assert helped & {*share_of(crew, names[2])}
 
 
-@pytest.mark.parametrize(
-    ("point", "late"),
-    [
-        ("help: asked", True),
-        ("help: answered", True),
-        ("help: begun", False),
-        ("help: computed", False),
-    ],
-)
+@pytest.mark.parametrize("point", HELP)
 def test_a_loss_in_the_middle_of_help_changes_no_bit(
-    crew: Crew, tmp_path: Path, point: str, late: bool
+    crew: Crew, tmp_path: Path, point: str
 ) -> None:
     """The late worker or its helper is killed there; another one takes its place."""
     alone = by_itself(tmp_path)
-    number = 1 if late else 2
+    number = 1 if point in ("help: asked", "help: answered") else 2
     names = begin(crew, 3, 1, faults={number: dying(crew, str(number), point, 4)})
     crew._until("a loss", lambda: names[number] not in crew.ready and len(crew.ready) >= 1)
     crew.start(1)
