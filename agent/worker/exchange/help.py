@@ -213,15 +213,16 @@ class Help:
     def answer(self, late: Sequence[str]) -> None:
         """Compute what one of the `late` workers has asked for, and offer the next."""
         with self._crew.lock:
-            asks = {peer: node for peer, (at, node) in self._asks.items() if at == self._at}
-            self._asks = {peer: ask for peer, ask in self._asks.items() if peer in late}
-            peer = next((each for each in asks if each in late), "")
-            self._asks.pop(peer, None)
+            asks = self._asks.items()
+            self._asks = {peer: ask for peer, ask in asks if peer in late and ask[0] == self._at}
+            if not self._asks:
+                return  # those who asked have done it themselves
+            peer = next(iter(self._asks))
+            _, node = self._asks.pop(peer)
         assert self._partial is not None
-        if not peer or not self._partial.is_node(asks[peer].microbatches):
-            return  # it has done it itself; or no late worker gives that away
-        node = asks[peer]
         assert self._compute is not None
+        if not self._partial.is_node(node.microbatches):
+            return  # no late worker gives that away
         passing("help: begun")
         with self._crew.link.stuck.aided():
             whole = self._compute(node.microbatches)

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from agent.keys import READING
+from cloud import private
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.jobs import Job, find
 from orchestrator.client import Client
@@ -83,16 +84,14 @@ class _Place:
     def __init__(self, folder: Path, job: str, ledger: str, to: str) -> None:
         folder.mkdir(exist_ok=True)
         digest = hashlib.sha256(f"{ledger}\0{to}".encode()).hexdigest()[:16]
-        self._file = folder / f"otel.{job}.{digest}"
+        self._file = folder / f"otel.{job}.{digest}.place"
         self._last = self._file.read_text() if self._file.exists() else FIRST
 
     def is_new(self, key: str) -> bool:
         return _order(key) > _order(self._last)
 
     def note(self, key: str) -> None:
-        written = self._file.with_name(f"{self._file.name}.new")
-        written.write_text(key)
-        written.replace(self._file)
+        private.write(self._file, key.encode())
 
 
 def _order(key: str) -> tuple[int, ...]:

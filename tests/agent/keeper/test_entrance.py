@@ -37,6 +37,17 @@ def begun(house: House, *names: str, commits: int) -> House:
     return house
 
 
+def comes_back(house: House, name: str) -> None:
+    """The keeper is started again, and this worker of the layout that ran is the first to come back."""
+    player = house.players[name]
+    layout = player.layout
+    house.job.forsake()
+    house.open()
+    house.job.restore(layout)
+    player.hello = {"generation": layout.generation, "version": player.version, "proven": True}
+    player.come()
+
+
 def counts(what: str, factor: int = 1):
     """What a script does that counts its own steps."""
 
@@ -243,13 +254,7 @@ def test_all_are_lost_between_two_commits_of_a_step(tmp_path: Path, within: int)
 def test_a_keeper_is_started_again_and_workers_come_back(house: House) -> None:
     """Those of the layout that ran have been let in by the keeper before; others prove themselves."""
     begun(house, "a", commits=6)
-    layout = house.players["a"].layout
-    house.job.forsake()
-    house.open()
-    house.job.restore(layout)
-    player = house.players["a"]
-    player.hello = {"generation": layout.generation, "version": player.version, "proven": True}
-    player.come()
+    comes_back(house, "a")
     house.joins("b")
     assert "b" not in house.ready[1:] and not asked(house, "b")
     house.commits(3)
@@ -273,14 +278,8 @@ def test_the_only_one_to_come_back_to_a_restarted_keeper_is_lost_as_well(
         house.job.write_checkpoint()
         house.until("a checkpoint", lambda: [*(tmp_path / "disk").glob("job/manifests/*")])
     right, version = house.players["a"].state.copy(), house.version
-    layout = house.players["a"].layout
-    house.job.forsake()
     del house.players["b"]
-    house.open()
-    house.job.restore(layout)
-    player = house.players["a"]
-    player.hello = {"generation": layout.generation, "version": player.version, "proven": True}
-    player.come()
+    comes_back(house, "a")
     house.joins("c")
     house.lay_out("c", when="now")
 
