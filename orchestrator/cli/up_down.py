@@ -214,7 +214,8 @@ def down(
     except NotRunning as error:
         found.words = str(error)
     else:
-        found.was_up, found.view = True, _give_back(command, places, client, force=force)
+        found.was_up = True
+        _give_back(command, places, client, found)
         found.killed = not (force or places.given_back.exists())
     left = _sweep_up(places)
     settled: list[str] = []
@@ -254,6 +255,7 @@ class Found(msgspec.Struct, kw_only=True):
     forced: bool = False
     view: View | None = None
     words: str = ""
+    # By the manager's time, which may be behind the clock, where a manager could be asked.
     began_s: float = msgspec.field(default_factory=time.time)
 
     def cancelled(self) -> list[JobView]:
@@ -271,20 +273,21 @@ class Found(msgspec.Struct, kw_only=True):
         ]
 
 
-def _give_back(command: Command, places: Places, client: Client, *, force: bool) -> View | None:
+def _give_back(command: Command, places: Places, client: Client, found: Found) -> None:
     """Ask the manager to give everything back, or end the house at once; wait for its end."""
-    before = None
     try:
-        before = client.view()
-        if not force:
+        found.view = client.view()
+        if found.view is not None:
+            found.began_s = found.view.at_s
+        if not found.forced:
             client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
     except redis.RedisError:
-        if not force and alive(client.house().pid):
+        if not found.forced and alive(client.house().pid):
             raise
-    if force:
+    if found.forced:
         os.kill(client.house().pid, signal.SIGTERM)
     with command.busy("giving everything back") as shown:
-        return _wait_until_gone(client, places, before, shown)
+        found.view = _wait_until_gone(client, places, found.view, shown)
 
 
 def _sweep_up(places: Places) -> list[int]:

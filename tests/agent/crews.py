@@ -345,10 +345,14 @@ class Crew:
         return self.start(count)
 
     def kill(self, *workers: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """Who was declared lost, on a busy machine, may have ended already."""
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[worker], how)
+        """All at one moment: none does anything once another of them is gone.
+
+        Who was declared lost, on a busy machine, may have ended already.
+        """
+        for each in (signal.SIGSTOP, how) if how == signal.SIGKILL else (how,):
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[worker], each)
 
     def leave(self, worker: str) -> None:
         """A machine that is given back: out at the next boundary, then ended."""

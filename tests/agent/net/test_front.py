@@ -280,51 +280,62 @@ def test_strangers_are_counted_and_not_each_written_down(
 
 
 SCARCE = """
-import logging, os, resource, socket, sys
+import logging, os, resource, sys
 sys.path.insert(0, sys.argv[1])
-from entrances import Entrance, stranger
-from agent.net.wire import dial
-from agent.protocol import PeerHello
+from entrances import Entrance
 logging.basicConfig(level="WARNING")
 with Entrance() as entrance:
-    taken = []
+    print(entrance.address, flush=True)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, 1 << 12))
+    taken = []
     try:
         while True:
             taken.append(os.open("/dev/null", os.O_RDONLY))
     except OSError:
         pass
-    for _ in range(2):
-        os.close(taken.pop())
-    ends = dial(entrance.address, "ours", PeerHello(worker="a", serial=1)), entrance.let_in()[0]
-    print("in, with the reserve")
-    os.close(taken.pop())
-    strangers = []
-    try:
-        while True:
-            strangers.append(stranger(entrance.address))
-            os.close(taken.pop())
-    except (OSError, IndexError):
-        pass
-    strangers.pop().close()
-    ends += dial(entrance.address, "ours", PeerHello(worker="a", serial=2)), entrance.let_in()[0]
-    print("in, for strangers")
-    for end in ends:
-        end.close()
+    print("no file is left", flush=True)
+    came = []
+    for _ in sys.stdin:
+        came.append(entrance.let_in())
+        print("in", came[-1][1].serial, flush=True)
+    for connection, _ in came:
+        connection.close()
 """
 
 
 def test_who_belongs_here_comes_in_when_no_file_is_left() -> None:
-    """First with one that is held in reserve, then for strangers that held the rest; what is wrong is one line."""
-    ran = subprocess.run(
+    """First with one that is held in reserve, then for strangers that hold the rest; what is wrong is one line."""
+    full = subprocess.Popen(
         [sys.executable, "-c", SCARCE, str(Path(__file__).parents[1])],
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
     )
-    assert ran.stdout.splitlines() == ["in, with the reserve", "in, for strangers"], ran.stderr
-    assert len(ran.stderr.splitlines()) <= 2, ran.stderr
-    assert "Traceback" not in ran.stderr
+    try:
+        address = full.stdout.readline().strip()
+        assert full.stdout.readline() == "no file is left\n", full.communicate()[1]
+        ours = []
+
+        def comes_in(serial: int) -> None:
+            ours.append(dial(address, "ours", PeerHello(worker="a", serial=serial)))
+            full.stdin.write("next\n")
+            full.stdin.flush()
+            assert full.stdout.readline() == f"in {serial}\n"
+
+        comes_in(1)
+        with crowd(address, 2 * front.RESERVED_FILES):
+            comes_in(2)
+        for end in ours:
+            end.close()
+        _, said = full.communicate(timeout=60)
+    finally:
+        full.kill()
+        full.wait()
+    assert len(said.splitlines()) <= 2, said
+    assert "Traceback" not in said
+    assert "no file is left" in said
+    assert "have to wait" not in said
 
 
 def test_a_forked_process_listens_no_more(entrance: Entrance) -> None:
