@@ -13,8 +13,8 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, Entries, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile, SumFormat
-from agent.store.format import Layer
-from agent.store.format import Part as StoredPart
+from agent.store.encoding.format import Layer
+from agent.store.encoding.format import Part as StoredPart
 from agent.store.shares import Extent, Stored
 from agent.timeline import Moment
 from cloud.ranges import (

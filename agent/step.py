@@ -24,8 +24,8 @@ from agent.data.data import Microbatches
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
 from agent.pipeline import autocast_nodes
-from agent.pipeline.tracing.loss_value import called
-from agent.pipeline.tracing.trace import attributes_kept
+from agent.pipeline.tracing.recording.loss_value import called
+from agent.pipeline.tracing.recording.trace import attributes_kept
 from agent.profile import HELPERS_MAX
 from agent.proof.evidence import Evidence, copied, versions_of
 from agent.proof.turns import sampled

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from agent.store.format import Manifest
+from agent.store.encoding.format import Manifest
 from agent.store.layers import fill
+from agent.store.places.sinks import Sink
 from agent.store.reading import read
-from agent.store.sinks import Sink
 
 GIB = 1 << 30
 

@@ -25,10 +25,10 @@ from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from agent.store.archive import Archive, assemble, write_parts
+from agent.store.encoding.format import PARTS, Layer, Part, file_of, share
 from agent.store.export import to_torch
-from agent.store.format import PARTS, Layer, Part, file_of, share
 from agent.store.layers import collect
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 
 WRITERS, READERS = 4, 2
 BLOCKS, WIDTH = 22, 1024

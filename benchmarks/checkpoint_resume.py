@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from agent.store.archive import Archive, Mark, assemble, write_parts
-from agent.store.format import Part, file_of, share
+from agent.store.encoding.format import Part, file_of, share
 from agent.store.layers import collect, memory_of
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 
 WRITERS, READERS = 4, 2
 BLOCKS, TENSORS, SIDE = 16, 4, 2048  # 1 GiB of float32

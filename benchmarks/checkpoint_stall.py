@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from agent.store.archive import Archive, assemble, write_parts
-from agent.store.format import File, Layer, file_of
+from agent.store.encoding.format import File, Layer, file_of
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 
 WIDTH, LAYERS, BATCH = 1024, 22, 96
 ROUNDS, STEPS_BETWEEN = 5, 2

@@ -41,7 +41,7 @@ from agent.pipeline.stages.cut import Sections, build
 from agent.pipeline.stages.stage_worker import Worker
 from agent.pipeline.stages.transport import MeshChannel
 from agent.pipeline.tracing.analysis import examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.schedule import Schedule
 
 WIDTH, WIDE = int(os.environ.get("WIDTH", "256")), 1024  # the latter where it is about memory

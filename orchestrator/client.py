@@ -224,7 +224,7 @@ class Client:
         """Return the sound states of a job on the disk, the newest first."""
         from agent.errors import CheckpointError
         from agent.store.archive import Archive
-        from agent.store.sinks import DiskSink
+        from agent.store.places.sinks import DiskSink
 
         folder = Places(self._state_dir).checkpoints / job
         if not folder.is_dir():

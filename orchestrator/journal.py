@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 import redis.asyncio
 
+from agent.checksum import seal_of
 from agent.errors import RecordError
-from agent.keeper.storage.records import seal_of
 from agent.keys import EPOCH, HOUSE, INBOX, INBOX_READ, JOURNAL, SNAPSHOT, TURN
 from orchestrator.actions import AnyAction
 from orchestrator.errors import OrchestratorError

@@ -17,12 +17,14 @@ from bidding.markets.billing import cost_usd, rule_of
 from bidding.model import Purchase
 from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Market, Pool, Score
-from orchestrator.brain import forecast, layout_changes, layout_choice, leases, stragglers
-from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
-from orchestrator.brain.jobs import Least, least_of
-from orchestrator.brain.layout_choice import Choice, Question
-from orchestrator.brain.leases import cost_now_usd_per_h, traits_of
+from orchestrator.brain.handlers import layout_changes
+from orchestrator.brain.handlers.jobs import Least, least_of
+from orchestrator.brain.holdings import leases
+from orchestrator.brain.holdings.leases import cost_now_usd_per_h, traits_of
+from orchestrator.brain.layouts import forecast, layout_choice, stragglers
+from orchestrator.brain.layouts.layout_choice import Choice, Question
+from orchestrator.brain.purchases.buying import think
 from orchestrator.client import Client
 from orchestrator.config import Config
 from orchestrator.events import (

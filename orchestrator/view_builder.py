@@ -6,7 +6,8 @@ from math import expm1
 
 from agent.messages import TablesNode
 from cloud.model import Market
-from orchestrator.brain import leases, ledger, situation
+from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.purchases import situation
 from orchestrator.state import Job, Lease, PoolState, State, Thought
 from orchestrator.view import (
     CostView,

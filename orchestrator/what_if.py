@@ -9,10 +9,10 @@ import msgspec
 
 from cloud.clock import HOUR_S
 from cloud.model import Market
-from orchestrator.brain import ledger
-from orchestrator.brain.buying import think
-from orchestrator.brain.leases import cost_now_usd_per_h
-from orchestrator.brain.situation import situation_of
+from orchestrator.brain.holdings import ledger
+from orchestrator.brain.holdings.leases import cost_now_usd_per_h
+from orchestrator.brain.purchases.buying import think
+from orchestrator.brain.purchases.situation import situation_of
 from orchestrator.state import Job, State, leases_of
 
 

@@ -26,7 +26,7 @@ from agent.errors import Misuse
 from agent.pipeline.stages.cut import build, worth_cutting
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, examine
-from agent.pipeline.tracing.trace import LossOf, attributes_kept, buffers_kept, record
+from agent.pipeline.tracing.recording.trace import LossOf, attributes_kept, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section
 from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept

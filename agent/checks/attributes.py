@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from agent.errors import Misuse
-from agent.store.plain import Object, Reference, Unsavable, packed, unpacked
+from agent.store.encoding.plain import Object, Reference, Unsavable, packed, unpacked
 from agent.tensors.layer_names import Models, named_modules, named_parameters
 
 HEAP_TYPE = 1 << 9

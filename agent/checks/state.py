@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.errors import Misuse
-from agent.store.plain import Unsavable, packed, unpacked
+from agent.store.encoding.plain import Unsavable, packed, unpacked
 
 
 class ScriptState(dict[Any, Any]):

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import redis
 
+from agent.checksum import seal, unseal
 from agent.errors import CheckpointError, RecordError, Unsound, WireError
 from agent.keeper.commits import CommitLog, RedisCommitLog
 from agent.keeper.job import KeptJob, Standing
@@ -26,7 +27,6 @@ from agent.keeper.outbox import Outbox
 from agent.keeper.roster import TICK_S
 from agent.keeper.storage.memory_log import move_in, sweep
 from agent.keeper.storage.offsite import Offsite
-from agent.keeper.storage.records import seal, unseal
 from agent.keeper.storage.retention import note_closed, note_open
 from agent.keeper.storage.vault import Place
 from agent.keys import (

@@ -4,7 +4,7 @@ import hashlib
 
 from torch import fx
 
-from agent.pipeline.tracing.trace import FIXED, METRICS
+from agent.pipeline.tracing.recording.trace import FIXED, METRICS
 from agent.pipeline.tracing.variants import form_of
 from agent.proof.digest import MASK, digests
 from agent.tensors.device import anywhere

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from agent.checks.optimizers import twin_of
 from agent.errors import Misuse
-from agent.pipeline.tracing.trace import streams_kept
+from agent.pipeline.tracing.recording.trace import streams_kept
 from agent.sharded.refusals import APART, AVERAGE, ROOM
 from agent.tensors.absent import nothing
 from agent.tensors.device import CPU

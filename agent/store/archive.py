@@ -23,8 +23,7 @@ import msgspec
 
 from agent.errors import CheckpointError
 from agent.faults import passing
-from agent.store.errors import Damaged, Outdated, Unavailable
-from agent.store.format import (
+from agent.store.encoding.format import (
     BAD,
     CLAIMS,
     FENCES,
@@ -40,7 +39,8 @@ from agent.store.format import (
     encode,
     folder_of,
 )
-from agent.store.sinks import DRAFT, Sink
+from agent.store.errors import Damaged, Outdated, Unavailable
+from agent.store.places.sinks import DRAFT, Sink
 
 log = logging.getLogger(__name__)
 

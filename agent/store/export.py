@@ -28,15 +28,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save_checkpoint
 
 from agent.errors import CheckpointError
-from agent.store import values
 from agent.store.archive import TRIES, Archive, Mark
+from agent.store.encoding import values
+from agent.store.encoding.format import Manifest
+from agent.store.encoding.plain import described, is_packed
 from agent.store.errors import Damaged
-from agent.store.format import Manifest
 from agent.store.layers import REST, memory_of
-from agent.store.objects import open_sink
-from agent.store.plain import described, is_packed
+from agent.store.places.objects import open_sink
+from agent.store.places.sinks import Sink
 from agent.store.reading import Index, Want, read
-from agent.store.sinks import Sink
 from agent.tensors.shards import DTYPES_BY_NAME
 
 METADATA = ".metadata"  # torch's own name; it reads no folder without it

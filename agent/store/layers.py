@@ -16,8 +16,8 @@ import msgspec
 import torch
 
 from agent.errors import StateError
-from agent.store import values
-from agent.store.format import Layer, lay_out, share
+from agent.store.encoding import values
+from agent.store.encoding.format import Layer, lay_out, share
 from agent.store.memory import Arena
 from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share

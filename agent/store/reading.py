@@ -14,9 +14,9 @@ from operator import attrgetter
 import msgspec
 
 from agent.checksum import crc32c
+from agent.store.encoding.format import BLOCK_BYTES, Layer, Manifest, Part, Tensor
 from agent.store.errors import Damaged
-from agent.store.format import BLOCK_BYTES, Layer, Manifest, Part, Tensor
-from agent.store.sinks import Sink
+from agent.store.places.sinks import Sink
 
 THREADS = 4
 

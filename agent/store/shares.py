@@ -11,11 +11,11 @@ import msgspec
 
 from agent.checksum import Buffer
 from agent.errors import WireError
+from agent.store.encoding.format import Layer, Manifest, Part
 from agent.store.errors import Damaged
-from agent.store.format import Layer, Manifest, Part
 from agent.store.memory import copy_bytes
+from agent.store.places.sinks import Sink
 from agent.store.reading import Want, read
-from agent.store.sinks import Sink
 from cloud.ranges import Count, Name
 
 MUCH = 4  # an extent of at least 1 / MUCH of a batch is a batch by itself

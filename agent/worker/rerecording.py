@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from agent.pipeline.tracing.closure import Closure
+from agent.pipeline.tracing.closures.closure import Closure
 from agent.pipeline.tracing.graphs import Recording
 
 STEPS_MIN = 4

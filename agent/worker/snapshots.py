@@ -16,7 +16,7 @@ import torch
 from agent.errors import CheckpointError
 from agent.faults import passing
 from agent.protocol import Shards, Snapshot
-from agent.store.format import Layer
+from agent.store.encoding.format import Layer
 from agent.store.layers import Collected, LiveLayer, share_of
 from agent.store.memory import Again, Copying
 from agent.store.shares import Share, batches

@@ -7,7 +7,7 @@ from _megatron import Shape
 from agent.keeper.storage.sharding import SHARE, Passing, between, replay
 from agent.profile import EXCHANGED, Link, Network, Profile, SumFormat
 from agent.tensors.tree import Tree
-from orchestrator.brain.layout_choice import task_of
+from orchestrator.brain.layouts.layout_choice import task_of
 from orchestrator.planner import cost_model, plan_book
 from orchestrator.planner.plans import LayoutPlan
 from orchestrator.planner.search import Task

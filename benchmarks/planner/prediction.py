@@ -38,7 +38,7 @@ from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_worker import Worker
 from agent.pipeline.stages.transport import MeshChannel
 from agent.pipeline.tracing.analysis import examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.profile import Link, Network, Profile
 from agent.store.memory import keep_memory
 from orchestrator.planner import cost_model, plan_book, search

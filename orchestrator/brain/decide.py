@@ -1,8 +1,8 @@
 """decide(state, event) -> (state, actions): the whole manager.
 
-Events carry the time. Alarms that are due at that time ring first, then the event is handled. Each
-subject has its module: machines in `machines` and `leases`, workers in `workers`, layouts in
-`crews`, jobs in `jobs`, money in `ledger`, the market in `buying`.
+Events carry the time. Alarms that are due at that time ring first, then the event is handled. What
+events do to jobs, machines and layouts is in `handlers`; what is held and what it costs in
+`holdings`; the choice of a layout in `layouts`; the market in `purchases`.
 """
 
 from heapq import heappop
@@ -39,16 +39,10 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
-from orchestrator.brain import (
-    buying,
-    inventory,
-    jobs,
-    layout_changes,
-    leases,
-    ledger,
-    staffing,
-    stragglers,
-)
+from orchestrator.brain.handlers import inventory, jobs, layout_changes
+from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.layouts import stragglers
+from orchestrator.brain.purchases import buying
 from orchestrator.brain.sentences import remember
 from orchestrator.events import (
     AnyEvent,

@@ -272,7 +272,7 @@ def _storage(config: Config) -> Finding:
     if url is None:
         return good("storage", "off: nothing outlives this machine")
     from agent.errors import CheckpointError
-    from agent.store.objects import open_place
+    from agent.store.places.objects import open_place
 
     key = f"check-{secrets.token_hex(8)}"
     try:

@@ -11,7 +11,7 @@ from agent.keeper.storage.memory_log import kept, root_of
 from agent.keeper.storage.offsite import Storage
 from agent.store.archive import Archive
 from agent.store.errors import Unavailable
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 from orchestrator.config import Config
 from orchestrator.paths import Places
 from orchestrator.view import View

@@ -8,7 +8,7 @@ had before a rewind is `redone`. Nothing is counted afterwards, so no line of th
 from collections import Counter
 from collections.abc import Iterator
 
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.history.records import Cause, JobReading, LeaseReading, Reading
 from orchestrator.state import Job, Lease, State
 

@@ -28,8 +28,8 @@ from bidding.markets.history import Series
 from bidding.model import Demand, HeldMachine, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
-from orchestrator.brain import layout_choice
-from orchestrator.brain.situation import SlotSpeed
+from orchestrator.brain.layouts import layout_choice
+from orchestrator.brain.purchases.situation import SlotSpeed
 from orchestrator.clouds import providers
 from orchestrator.config import Config, load
 from orchestrator.door.address import first_boot_of

@@ -35,8 +35,9 @@ from orchestrator.actions import (
     Terminate,
     WriteCheckpoint,
 )
-from orchestrator.brain import layout_changes, layout_choice
-from orchestrator.brain.layout_choice import Question
+from orchestrator.brain.handlers import layout_changes
+from orchestrator.brain.layouts import layout_choice
+from orchestrator.brain.layouts.layout_choice import Question
 from orchestrator.brain.sentences import sentence
 from orchestrator.door.guests import guests_of
 from orchestrator.errors import OrchestratorError

@@ -1,6 +1,6 @@
 """Footprints of unlike instances: different types and zones, replicas of unequal speed.
 
-Formations are compared by linear estimates (`formations`). The best of them are then simulated in
+Formations are compared by linear estimates (`chains`). The best of them are then simulated in
 full, with different cuts and shares. Each group of equal instances is also tried alone, because it
 may be faster without the others.
 """

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from agent.keeper.storage.backup import Backup
 from agent.keeper.storage.versions import load
 from agent.store.archive import Archive
-from agent.store.format import Tensor
-from agent.store.sinks import DiskSink
+from agent.store.encoding.format import Tensor
+from agent.store.places.sinks import DiskSink
 
 # The largest relative difference that counts as rounding: of all weights together, of all state of
 # an optimizer, or of a plain number. It is large, because a step of Adam amplifies small ones.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from agent.messages import Rewound
 from cloud.model import DEPLOYMENT_TAG
 from orchestrator.actions import AnyAction, Launch, Note, Regroup, Terminate
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import AnyEvent
 from orchestrator.simulated.scenario import Scenario
 from orchestrator.simulated.world import SimulatedWorld

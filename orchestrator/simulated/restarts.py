@@ -8,7 +8,7 @@ import msgspec
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest
 from orchestrator import loop
 from orchestrator.actions import AnyAction
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import (
     AnyEvent,
     JobCancelled,

@@ -9,7 +9,7 @@ import msgspec
 from cloud.clock import DAY_S
 from orchestrator import loop
 from orchestrator.actions import AnyAction
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import AnyEvent, JobSubmitted
 from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of, month
 from orchestrator.simulated.world import SimulatedWorld

@@ -10,7 +10,7 @@ from agent.keeper.storage.vault import Place, Vault
 from agent.messages import JobOrder, Report
 from agent.store.archive import Archive
 from agent.store.layers import LiveLayer, collect
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 
 
 def held(objects: dict[str, object], version: int) -> Backup:

@@ -36,7 +36,7 @@ from agent.protocol import (
     Snapshot,
     State,
 )
-from agent.store.format import lay_out
+from agent.store.encoding.format import lay_out
 from agent.store.shares import Extent
 
 SIZE = 64

@@ -8,8 +8,8 @@ import pytest
 from crews import Crew, ends_alike, played_alone, until
 from injection import Fault, Plan
 
+from agent.checksum import seal, unseal
 from agent.keeper.keeper import OpenJob
-from agent.keeper.storage.records import seal, unseal
 from agent.keys import OPEN_JOBS
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
 

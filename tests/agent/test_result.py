@@ -9,8 +9,8 @@ import torch
 
 from agent.errors import Misuse
 from agent.step import Result
-from agent.store.plain import packed, unpacked
-from agent.store.values import fill, strip
+from agent.store.encoding.plain import packed, unpacked
+from agent.store.encoding.values import fill, strip
 
 RESULT = Result(0.5, {"accuracy": 0.75})
 

@@ -12,7 +12,7 @@ from agent.keeper.storage import sharding
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
 from agent.messages import BackupHeld, Rewound
-from agent.store.format import PARTS
+from agent.store.encoding.format import PARTS
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,7 @@ from bidding.acquire import decide
 from bidding.markets.observations import Scaling
 from bidding.model import Demand, Limits, Offer
 from cloud.model import InstanceType, Pool
-from orchestrator.brain.situation import SlotSpeed
+from orchestrator.brain.purchases.situation import SlotSpeed
 
 KIND = InstanceType(
     name="small", cloud="local", slots=1, memory_bytes=1 << 30, on_demand_usd_per_h=0.4

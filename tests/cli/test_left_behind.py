@@ -10,9 +10,9 @@ from s3_server import S3Server
 from test_watch import seen
 
 from agent.store.archive import Archive
-from agent.store.format import Manifest
-from agent.store.objects import Retries
-from agent.store.sinks import DiskSink
+from agent.store.encoding.format import Manifest
+from agent.store.places.objects import Retries
+from agent.store.places.sinks import DiskSink
 from orchestrator.cli import left_behind, up_down
 from orchestrator.cli.command import CommandError
 from orchestrator.config import Config, Manager, Storage

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.keeper.storage.backup import Backup
-from agent.store.format import lay_out
+from agent.store.encoding.format import lay_out
 from orchestrator.rehearsal import comparison
 
 

@@ -19,7 +19,7 @@ from orchestrator.view_builder import view_of
 @pytest.fixture(scope="module")
 def past(tmp_path_factory):
     """A day and a bit of two jobs, written as the recorder does; and what the ledger says of them."""
-    from orchestrator.brain import ledger
+    from orchestrator.brain.holdings import ledger
     from orchestrator.history.meter import reading_of
 
     path = tmp_path_factory.mktemp("past") / "history.db"

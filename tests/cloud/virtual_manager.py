@@ -15,7 +15,7 @@ import msgspec
 from agent.keys import INBOX
 from cloud.clock import VirtualClock
 from cloud.provider import Provider
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import (
     AnyEvent,
     JobCancelled,

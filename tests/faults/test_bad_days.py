@@ -17,7 +17,7 @@ from redis import RedisError
 
 from agent.keeper.storage.memory_log import kept, root_of
 from agent.store.archive import Archive
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 from orchestrator.cli.up_down import news
 from orchestrator.client import NotRunning
 from orchestrator.supervisor import processes

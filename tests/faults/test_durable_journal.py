@@ -15,7 +15,7 @@ from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
 from orchestrator.brain.decide import decide
-from orchestrator.brain.leases import new_token
+from orchestrator.brain.holdings.leases import new_token
 from orchestrator.cli.status import seen
 from orchestrator.cli.watch import why_silent
 from orchestrator.events import JobCancelled, ManagerStarted, Tick

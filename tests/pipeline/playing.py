@@ -15,7 +15,7 @@ from agent.pipeline.stages.channel import Exchange, Key, Local, Parcel
 from agent.pipeline.stages.cut import Sections
 from agent.pipeline.stages.stage_worker import Worker
 from agent.pipeline.tracing.analysis import examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.pipeline.tracing.variants import Pieces, Variant, Variants
 from agent.profile import SumFormat
 from agent.schedule import Schedule

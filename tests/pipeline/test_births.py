@@ -10,7 +10,7 @@ from agent.pipeline.deferred.initial_values import Unborn
 from agent.pipeline.deferred.tape import CannotPlayBack
 from agent.pipeline.stages.cut import build, measured
 from agent.pipeline.tracing.analysis import cut_points, examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.tensors.absent import any_away, is_away
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from agent.data.batch import cut, supervised
-from agent.pipeline.tracing.closure import closed_over
+from agent.pipeline.tracing.closures.closure import closed_over
 from agent.pipeline.tracing.loss import record_loss
 from agent.worker.rerecording import Anew
 

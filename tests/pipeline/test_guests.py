@@ -13,8 +13,8 @@ from torch import nn
 from agent.errors import CannotRecord
 from agent.pipeline.stages.cut import Sections, build
 from agent.pipeline.tracing.analysis import examine
-from agent.pipeline.tracing.frozen_modules import Guest, postpone
-from agent.pipeline.tracing.trace import FIXED, record
+from agent.pipeline.tracing.recording.frozen_modules import Guest, postpone
+from agent.pipeline.tracing.recording.trace import FIXED, record
 
 WORDS = 11
 

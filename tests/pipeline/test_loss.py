@@ -19,11 +19,11 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.tracing import variants
 from agent.pipeline.tracing.analysis import Facts, cut_points, examine
-from agent.pipeline.tracing.closure import closed_over
+from agent.pipeline.tracing.closures.closure import closed_over
 from agent.pipeline.tracing.graphs import Recording, mark_of
 from agent.pipeline.tracing.loss import _as_before, record_loss, same_graph
 from agent.pipeline.tracing.recorder import Recorder
-from agent.pipeline.tracing.trace import FIXED, METRICS
+from agent.pipeline.tracing.recording.trace import FIXED, METRICS
 from agent.pipeline.tracing.variants import Pieces, Variant, Variants, form_of
 from agent.tensors.absent import nothing
 

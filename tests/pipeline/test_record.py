@@ -18,7 +18,7 @@ from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline.stages.cut import Sections, TooShort, balance, build
 from agent.pipeline.tracing.analysis import cut_points, examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.schedule import Schedule
 
 X, Y = torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)

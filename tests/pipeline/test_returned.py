@@ -13,8 +13,8 @@ from torch import nn
 
 from agent.errors import Misuse
 from agent.pipeline.tracing.loss import record_loss
-from agent.pipeline.tracing.loss_value import called
-from agent.pipeline.tracing.trace import FIXED
+from agent.pipeline.tracing.recording.loss_value import called
+from agent.pipeline.tracing.recording.trace import FIXED
 
 WEIGHT = nn.Parameter(torch.tensor([2.0, 3.0]))
 LOSS = WEIGHT.sum()

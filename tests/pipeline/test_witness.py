@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.cut import Sections, build
 from agent.pipeline.tracing.analysis import cut_points, examine
-from agent.pipeline.tracing.trace import FIXED, LOOKS, record
+from agent.pipeline.tracing.recording.trace import FIXED, LOOKS, record
 
 WIDTH, WORDS, BLOCKS = 16, 23, 6
 

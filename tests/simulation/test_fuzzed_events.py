@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from cloud.model import TOKEN, TOKEN_MAX
-from orchestrator.brain import leases, ledger
 from orchestrator.brain.decide import decide
+from orchestrator.brain.holdings import leases, ledger
 from orchestrator.client import post
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.settings import Settings

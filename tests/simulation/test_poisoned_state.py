@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator import loop
 from orchestrator.actions import AnyAction, CloseJob, Terminate
-from orchestrator.brain import ledger
 from orchestrator.brain.decide import decide
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import AnyEvent, EventSetAside, ManagerStarted, PartSetAside, Tick
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.scenario import wild

@@ -10,7 +10,7 @@ from cloud.clock import DAY_S, HOUR_S
 from cloud.market import Conduct
 from cloud.model import Traits
 from orchestrator import loop
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import JobSubmitted
 from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import MortalJournal, live

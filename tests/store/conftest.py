@@ -6,8 +6,8 @@ import pytest
 from memory_sink import MemorySink
 from s3_server import S3Server, s3_sink
 
-from agent.store.objects import ObjectSink, Retries
-from agent.store.sinks import DiskSink
+from agent.store.places.objects import ObjectSink, Retries
+from agent.store.places.sinks import DiskSink
 
 SINKS = ["memory", "disk", "object-file", "object-memory", "object-s3"]
 

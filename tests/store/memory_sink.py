@@ -8,7 +8,7 @@ from agent.checksum import Buffer
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full
 from agent.store.memory import copy_bytes, fresh
-from agent.store.sinks import Read, check_key
+from agent.store.places.sinks import Read, check_key
 
 
 class MemorySink:

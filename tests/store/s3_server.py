@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from agent.store.objects import open_sink
+from agent.store.places.objects import open_sink
 
 HOST = "127.0.0.1"
 

@@ -4,7 +4,7 @@ import json
 import random
 
 from agent.store.archive import assemble, write_parts
-from agent.store.format import ITEM_BYTES, file_of, lay_out, share
+from agent.store.encoding.format import ITEM_BYTES, file_of, lay_out, share
 from agent.store.reading import Index, read
 
 

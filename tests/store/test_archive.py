@@ -10,9 +10,9 @@ from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
 
 from agent.store.archive import Archive, Mark, copy, counts
+from agent.store.encoding.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 from agent.store.errors import CheckpointError, Damaged, Full, Outdated
-from agent.store.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
-from agent.store.sinks import DRAFT, DiskSink
+from agent.store.places.sinks import DRAFT, DiskSink
 
 
 def save(archive, version, generation=1, seed=None):

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from agent.errors import CheckpointError
 from agent.store.export import main, save_weights, to_torch, weights
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 
 
 @pytest.fixture

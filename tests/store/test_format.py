@@ -12,9 +12,9 @@ from safetensors.numpy import load
 from states import make_state, write_state
 
 from agent.store.archive import assemble
+from agent.store.encoding.format import Manifest, decode, encode, file_of, lay_out, share
 from agent.store.errors import Damaged
-from agent.store.format import Manifest, decode, encode, file_of, lay_out, share
-from agent.store.sinks import check_key
+from agent.store.places.sinks import check_key
 
 seeds = st.integers(0, 10**6)
 

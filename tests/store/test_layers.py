@@ -10,8 +10,8 @@ from torch import nn
 
 from agent.errors import StateError
 from agent.store.archive import Archive, assemble, write_parts
+from agent.store.encoding.format import file_of, share
 from agent.store.export import nested
-from agent.store.format import file_of, share
 from agent.store.layers import block_of, collect, fill, memory_of
 from agent.store.reading import read
 

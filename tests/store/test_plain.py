@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.store.plain import Unsavable, packed, unpacked
+from agent.store.encoding.plain import Unsavable, packed, unpacked
 
 
 def again(value, here=None):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
 
+from agent.store.encoding.format import BLOCK_BYTES, file_of, lay_out
 from agent.store.errors import Damaged
-from agent.store.format import BLOCK_BYTES, file_of, lay_out
 from agent.store.reading import Index, Want, read
 
 seeds = st.integers(0, 10**6)

@@ -15,10 +15,10 @@ import pytest
 from s3_server import S3Server, s3_sink
 
 from agent.errors import CheckpointError
-from agent.store import sinks
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.objects import open_sink
-from agent.store.sinks import DRAFT, DiskSink
+from agent.store.places import sinks
+from agent.store.places.objects import open_sink
+from agent.store.places.sinks import DRAFT, DiskSink
 from cloud.private import flush
 
 
@@ -198,8 +198,8 @@ def test_a_writer_that_is_killed_leaves_no_file(tmp_path):
     """SIGKILL in the middle of a put: the file is not there, and its draft is listed, so that it can be deleted."""
     program = (
         "import sys, pathlib\n"
-        "from agent.store.sinks import DiskSink\n"
-        "import agent.store.sinks as s\n"
+        "from agent.store.places.sinks import DiskSink\n"
+        "import agent.store.places.sinks as s\n"
         "whole = s._write_all\n"
         "def write(handle, views):\n"
         "    whole(handle, views[:1]); print('half', flush=True); sys.stdin.read()\n"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.keys import EVENTS, READING, VIEW
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.cli.money import mailed
 from orchestrator.history.meter import reading_of
 from orchestrator.history.reader import History

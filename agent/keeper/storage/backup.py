@@ -13,7 +13,7 @@ from msgspec.structs import force_setattr
 from agent.checksum import Buffer
 from agent.errors import WireError
 from agent.protocol import State
-from agent.store.format import PARTS, Layer, Part
+from agent.store.encoding.format import PARTS, Layer, Part
 from agent.store.memory import address_of, copy_bytes, ordinary
 from agent.store.shares import Extent, Stored, cut_up
 from agent.store.shares import bodies as payload_of

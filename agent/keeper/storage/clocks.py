@@ -19,8 +19,8 @@ from agent.keeper.storage.backup import Backup, Saved
 from agent.keeper.storage.vault import Vault
 from agent.paramserver.messages import Section
 from agent.protocol import Serving
+from agent.store.encoding.format import Layer, lay_out
 from agent.store.errors import Unknown
-from agent.store.format import Layer, lay_out
 
 log = logging.getLogger(__name__)
 

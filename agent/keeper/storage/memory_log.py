@@ -30,8 +30,8 @@ from uuid import uuid4
 import msgspec
 
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
+from agent.store.encoding.format import FORMAT, Layer
 from agent.store.errors import Unavailable, Unknown
-from agent.store.format import FORMAT, Layer
 from agent.store.memory import RETURNING_BYTES_MIN, Returning, address_of, fresh
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from agent.keeper.storage import versions
 from agent.keeper.storage.backup import Backup, Saved
 from agent.messages import CheckpointCopied, CopyFailed, Report
 from agent.store.archive import Archive, Mark, copy, marks_in
-from agent.store.format import MANIFESTS, Manifest, Part
-from agent.store.objects import open_place
+from agent.store.encoding.format import MANIFESTS, Manifest, Part
+from agent.store.places.objects import open_place
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)

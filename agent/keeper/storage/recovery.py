@@ -16,8 +16,8 @@ from agent.errors import CheckpointError
 from agent.keeper.storage import versions
 from agent.keeper.storage.backup import Saved
 from agent.store.archive import TRIES, Archive, Mark
+from agent.store.encoding.format import Manifest
 from agent.store.errors import Damaged, Unavailable, Unknown
-from agent.store.format import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.keys import CLOSED_JOBS, KEPT_JOBS, forgotten_keys
-from agent.store.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
+from agent.store.encoding.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 
 log = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from agent.keeper.storage.sharding import Passing, Sharding
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
-from agent.store import weights
 from agent.store.archive import Archive, Mark, marks_in
-from agent.store.format import MANIFESTS, Manifest, folder_of
+from agent.store.encoding import weights
+from agent.store.encoding.format import MANIFESTS, Manifest, folder_of
 from agent.store.memory import Returning
-from agent.store.sinks import DiskSink
+from agent.store.places.sinks import DiskSink
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from agent.errors import CheckpointError
 from agent.keeper import proofs
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.store.archive import Archive, Mark, assemble, write_parts
+from agent.store.encoding.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
 from agent.store.errors import Damaged, Full
-from agent.store.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
 from agent.store.reading import Want, read
 from agent.store.shares import Stored
 

@@ -28,8 +28,8 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import NOTHING, Boundary, Piece
 from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
-from agent.pipeline.tracing.module_names import written
-from agent.pipeline.tracing.trace import METRICS, attributes_kept
+from agent.pipeline.tracing.recording.module_names import written
+from agent.pipeline.tracing.recording.trace import METRICS, attributes_kept
 from agent.schedule import Schedule
 from agent.tensors.absent import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept

@@ -24,8 +24,8 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.channel import Parcel
 from agent.pipeline.stages.split_backward import Halves, Owed
 from agent.pipeline.stages.stage_parts import Piece
-from agent.pipeline.tracing.eager_trace import unsaved
-from agent.pipeline.tracing.loss_value import checked
+from agent.pipeline.tracing.recording.eager_trace import unsaved
+from agent.pipeline.tracing.recording.loss_value import checked
 from agent.tensors.device import set_stream_state, stream_state
 from agent.tensors.metrics import Numbers
 

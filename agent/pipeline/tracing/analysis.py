@@ -30,9 +30,9 @@ from torch.utils import _pytree as pytree
 from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.loss_scale import Scaling
-from agent.pipeline.tracing.eager_trace import unsaved
-from agent.pipeline.tracing.frozen_modules import Guest
-from agent.pipeline.tracing.trace import Kept, attributes_kept, python_drawn, where
+from agent.pipeline.tracing.recording.eager_trace import unsaved
+from agent.pipeline.tracing.recording.frozen_modules import Guest
+from agent.pipeline.tracing.recording.trace import Kept, attributes_kept, python_drawn, where
 from agent.source.tracebacks import is_torchs
 from agent.tensors.absent import computable
 from agent.tensors.device import device_of, stream_kept, stream_state

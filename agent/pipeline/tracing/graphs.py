@@ -11,10 +11,10 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline.flatten import flatten, is_leaf, shown, unflatten
-from agent.pipeline.tracing import frozen_modules
 from agent.pipeline.tracing.analysis import Facts
-from agent.pipeline.tracing.closure import Closure
-from agent.pipeline.tracing.trace import FIXED, METRICS
+from agent.pipeline.tracing.closures.closure import Closure
+from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.trace import FIXED, METRICS
 from agent.pipeline.tracing.variants import Variant, Variants, form_of
 from agent.tensors.device import anywhere
 

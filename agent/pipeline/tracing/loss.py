@@ -20,10 +20,9 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.flatten import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.loss_scale import Scaler
-from agent.pipeline.tracing import frozen_modules
 from agent.pipeline.tracing.analysis import Facts, examined, same_numbers
-from agent.pipeline.tracing.closure import closed_over, walked
-from agent.pipeline.tracing.eager_trace import unsaved
+from agent.pipeline.tracing.closures.closure import closed_over, walked
+from agent.pipeline.tracing.closures.leftovers import placeholders_removed
 from agent.pipeline.tracing.graphs import (
     Recording,
     Told,
@@ -32,9 +31,10 @@ from agent.pipeline.tracing.graphs import (
     nobody,
     same_graphs,
 )
-from agent.pipeline.tracing.leftovers import placeholders_removed
-from agent.pipeline.tracing.loss_value import LossOf, Returned, called
-from agent.pipeline.tracing.trace import (
+from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.eager_trace import unsaved
+from agent.pipeline.tracing.recording.loss_value import LossOf, Returned, called
+from agent.pipeline.tracing.recording.trace import (
     FIXED,
     METRICS,
     attributes_kept,

@@ -14,11 +14,11 @@ import torch
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline.flatten import unflatten
-from agent.pipeline.tracing.closure import Closure, closed_over
+from agent.pipeline.tracing.closures.closure import Closure, closed_over
 from agent.pipeline.tracing.graphs import Recording, Told, nobody
 from agent.pipeline.tracing.loss import record_loss, same_graph
-from agent.pipeline.tracing.loss_value import LossOf
-from agent.pipeline.tracing.trace import Filled
+from agent.pipeline.tracing.recording.loss_value import LossOf
+from agent.pipeline.tracing.recording.trace import Filled
 
 # Odd, because what alternates from step to step would look unchanged otherwise.
 FAR = 63

@@ -23,7 +23,7 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline.stages.cut import build
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.tracing.analysis import Facts, cut_points, examine
-from agent.pipeline.tracing.trace import FIXED, LOOKS
+from agent.pipeline.tracing.recording.trace import FIXED, LOOKS
 
 VARIANTS_MAX = 64  # the number kept; the one unused for longest is recorded again if needed
 Shapes = tuple[Any, ...]

@@ -23,8 +23,8 @@ from agent.pipeline.stages.execute import REACH
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.stages.stage_worker import Phase, Worker
-from agent.pipeline.tracing.frozen_modules import tensors_of
 from agent.pipeline.tracing.graphs import Leaves, Recording
+from agent.pipeline.tracing.recording.frozen_modules import tensors_of
 from agent.pipeline.tracing.variants import Pieces, Variant
 from agent.proof.evidence import Staged
 from agent.sharded.holdings import Holdings

@@ -12,12 +12,12 @@ from contextlib import suppress
 from agent.errors import CheckpointError, WireError
 from agent.net.link import Link
 from agent.protocol import Shards, State, Unread
+from agent.store.encoding.format import ALIGN_BYTES, File, Layer, Part, file_of
 from agent.store.errors import Damaged
-from agent.store.format import ALIGN_BYTES, File, Layer, Part, file_of
-from agent.store.objects import open_place
+from agent.store.places.objects import open_place
+from agent.store.places.sinks import Sink
 from agent.store.reading import Want
 from agent.store.shares import Distant, Gathered, Share, cut_up, whole
-from agent.store.sinks import Sink
 
 BURST_S = 0.25
 FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 20, 1 << 26

@@ -22,8 +22,8 @@ from cloud.errors import CloudError
 from cloud.model import Closed, Ref
 from cloud.provider import Provider
 from orchestrator import clouds
-from orchestrator.brain.inventory import launched_by
-from orchestrator.brain.leases import life_of
+from orchestrator.brain.handlers.inventory import launched_by
+from orchestrator.brain.holdings.leases import life_of
 from orchestrator.cli import tables
 from orchestrator.cli.command import ERROR, USAGE, Command, CommandError
 from orchestrator.client import House, NotRunning, local_cloud

@@ -1,6 +1,6 @@
 """Simulation of one step: when each worker finishes, and when the step is over.
 
-A pipeline's programs run under its costs (`engine`); then a stage's replicas reduce its gradients:
+A pipeline's programs run under its costs (`kernel`); then a stage's replicas reduce its gradients:
 
     stage ready  r_s = max over replicas of the end of its last backward
     step         = max over stages of (r_s + tail_s) + overhead

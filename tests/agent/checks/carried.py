@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from memory_sink import MemorySink
 
 from agent.store.archive import assemble, write_parts
-from agent.store.format import file_of, share
+from agent.store.encoding.format import file_of, share
 from agent.store.layers import collect, fill, memory_of
 from agent.store.reading import read
 from agent.tensors.shards import Stateful

@@ -28,8 +28,8 @@ from agent.keeper.storage.memory_log import (
 )
 from agent.keys import OPEN_JOBS
 from agent.messages import Recalled, RecallFailed, Rewound
+from agent.store.encoding.format import lay_out
 from agent.store.errors import Unavailable, Unknown
-from agent.store.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
 
 TOY = (

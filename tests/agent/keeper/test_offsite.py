@@ -21,9 +21,9 @@ from agent.keeper.storage.vault import Vault
 from agent.keeper.storage.versions import save
 from agent.messages import CheckpointCopied, CheckpointFailed, CheckpointWritten, CopyFailed, Report
 from agent.store.archive import Archive, Mark
+from agent.store.encoding.format import MANIFESTS, PARTS
 from agent.store.errors import Unavailable, Unknown
-from agent.store.format import MANIFESTS, PARTS
-from agent.store.sinks import DiskSink, Read
+from agent.store.places.sinks import DiskSink, Read
 from orchestrator.cli.command import CommandError
 from orchestrator.cli.submit import stored_at
 from orchestrator.client import Client, House

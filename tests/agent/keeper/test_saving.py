@@ -32,12 +32,12 @@ from agent.layout import data_parallel
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
 from agent.protocol import Snapshot
 from agent.store.archive import KEEP, Archive
+from agent.store.encoding.format import FLOORS, PARTS, Layer, lay_out
+from agent.store.encoding.weights import digest, weights_of, write
 from agent.store.errors import Full, Unavailable
-from agent.store.format import FLOORS, PARTS, Layer, lay_out
 from agent.store.layers import LiveLayer, collect, fill, share_of
+from agent.store.places.sinks import DRAFT, DiskSink
 from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
-from agent.store.sinks import DRAFT, DiskSink
-from agent.store.weights import digest, weights_of, write
 from agent.tensors.shards import bytes_of, weights_sha
 
 

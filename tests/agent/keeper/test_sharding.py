@@ -23,14 +23,14 @@ from agent.keeper.storage.vault import Vault
 from agent.layout import data_parallel
 from agent.messages import BackupHeld, CheckpointFailed, Report
 from agent.protocol import PROVING, Digest, Prepared, Reached, Snapshot, Unread
-from agent.store import objects
 from agent.store.archive import Archive
+from agent.store.encoding.format import MANIFESTS, PARTS
 from agent.store.errors import Full, Unavailable
-from agent.store.format import MANIFESTS, PARTS
 from agent.store.layers import LiveLayer, collect, share_of
-from agent.store.objects import Retries
+from agent.store.places import objects
+from agent.store.places.objects import Retries
+from agent.store.places.sinks import DiskSink, Sink
 from agent.store.reading import Want
-from agent.store.sinks import DiskSink, Sink
 from agent.worker.state import shards as writing
 from agent.worker.state.shards import Bucket, ShareWriter, Stores, file_bytes
 

@@ -15,7 +15,7 @@ from agent.keeper.storage.vault import SMALL_SUM_BYTES, Place, Vault
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
 from agent.protocol import Prepared, Snapshot
-from agent.store.format import lay_out
+from agent.store.encoding.format import lay_out
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
 

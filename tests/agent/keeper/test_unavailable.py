@@ -17,9 +17,9 @@ from agent.keeper.storage.recovery import OBJECT, Shelf, newest
 from agent.keeper.storage.vault import Place
 from agent.keeper.storage.versions import save
 from agent.messages import CheckpointCopied, CheckpointWritten, CopyFailed, Report, Rewound
-from agent.store import objects
 from agent.store.archive import Archive
-from agent.store.objects import Retries
+from agent.store.places import objects
+from agent.store.places.objects import Retries
 
 TOY = Path(__file__).parents[1].joinpath("toy.py")
 ENDLESS = 10**9

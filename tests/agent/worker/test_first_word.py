@@ -5,7 +5,7 @@ import torch
 
 from agent.pipeline.stages.channel import Exchange
 from agent.pipeline.tracing.analysis import Facts, examine
-from agent.pipeline.tracing.trace import record
+from agent.pipeline.tracing.recording.trace import record
 from agent.worker.stages.pipeline_layout import FirstWord, Word
 
 WORKERS = ("a", "b", "c")

@@ -9,7 +9,7 @@ from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
 from cloud.model import Place, Quote, Sold, Traits
 from orchestrator.actions import Launch
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside, QuotesSeen
 
 EAST = Place("local", "east")

@@ -11,8 +11,8 @@ from agent.profile import Link
 from cloud.errors import Throttled
 from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
-from orchestrator.brain import situation
-from orchestrator.brain.ledger import committed_usd, spent_usd
+from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
+from orchestrator.brain.purchases import situation
 from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
 from orchestrator.view_builder import view_of
 

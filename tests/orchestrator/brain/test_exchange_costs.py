@@ -9,7 +9,7 @@ from cloud.market import SpotMarket
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop
 from orchestrator.actions import Launch
-from orchestrator.brain import buying
+from orchestrator.brain.purchases import buying
 from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
 from orchestrator.settings import Settings
 from orchestrator.simulated.bill import bill_usd

@@ -9,7 +9,7 @@ import pytest
 from cloud.errors import CloudError, Refused
 from cloud.model import Leftover, Listing, Machine, Place, Ref, Traits
 from orchestrator.actions import Launch, Terminate
-from orchestrator.brain import leases
+from orchestrator.brain.holdings import leases
 from orchestrator.events import Launched, Listed
 from orchestrator.world import decode_state, encode_state
 

@@ -41,7 +41,7 @@ from orchestrator.actions import (
     WriteCheckpoint,
 )
 from orchestrator.brain.decide import decide
-from orchestrator.brain.ledger import committed_usd, spent_usd
+from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.events import (
     JobBranched,
     JobCancelled,

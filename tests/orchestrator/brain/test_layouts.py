@@ -8,8 +8,8 @@ import pytest
 
 from agent.layout import Layout, data_parallel
 from agent.messages import UNRECORDED
-from orchestrator.brain import layout_choice
-from orchestrator.brain.layout_choice import Choice, Question, Seat
+from orchestrator.brain.layouts import layout_choice
+from orchestrator.brain.layouts.layout_choice import Choice, Question, Seat
 from orchestrator.planner import plan_book
 from orchestrator.planner.errors import DoesNotFit
 

@@ -10,9 +10,9 @@ import pytest
 from cloud.errors import Refused, Unknown
 from cloud.model import Place
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
-from orchestrator.brain import leases
 from orchestrator.brain.decide import decide
-from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
+from orchestrator.brain.holdings import leases
+from orchestrator.brain.holdings.ledger import committed_usd, on_demand_usd, spent_usd
 from orchestrator.events import JobCancelled, Launched, ListFailed, ManagerStarted, Tick
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.view_builder import view_of

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.actions import Launch, Terminate
-from orchestrator.brain.ledger import committed_usd, spent_usd
+from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.events import ManagerStarted
 
 CAP = 0.05

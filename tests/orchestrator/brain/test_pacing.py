@@ -11,7 +11,7 @@ from agent.profile import Link, Network, Profile
 from cloud.model import Quote, Sold
 from orchestrator import preview
 from orchestrator.actions import Launch, Note, Regroup, StartWorker
-from orchestrator.brain.forecast import speed_of
+from orchestrator.brain.layouts.forecast import speed_of
 from orchestrator.config import Config
 from orchestrator.events import JobCancelled, JobResumed, JobSpec
 from orchestrator.planner.drift import WINDOW, refit_ring

@@ -22,7 +22,8 @@ from cloud.model import (
     Traits,
 )
 from orchestrator.actions import Launch, ListMachines, Terminate
-from orchestrator.brain import leases, ledger, situation
+from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.purchases import situation
 from orchestrator.events import (
     CatalogueSeen,
     EndFailed,

@@ -10,8 +10,8 @@ from cloud.clock import HOUR_S
 from cloud.model import Quote, Sold, Traits
 from orchestrator import preview
 from orchestrator.actions import Launch
-from orchestrator.brain import leases, ledger
-from orchestrator.brain.layout_choice import Question, Seat, choose
+from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.layouts.layout_choice import Question, Seat, choose
 from orchestrator.config import Config
 from orchestrator.events import JobSpec
 from orchestrator.view_builder import view_of

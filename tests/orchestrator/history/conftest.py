@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from agent.keys import EVENTS, READING, VIEW
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.history.books import Books, Charge
 from orchestrator.history.meter import reading_of
 from orchestrator.history.records import Reading

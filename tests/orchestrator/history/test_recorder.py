@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from orchestrator.brain import ledger
+from orchestrator.brain.holdings import ledger
 from orchestrator.history.reader import History
 from orchestrator.history.recorder import Recorder
 from orchestrator.paths import Places

@@ -16,7 +16,7 @@ from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop
 from orchestrator.actions import KeepQuotes, Launch
-from orchestrator.brain import situation
+from orchestrator.brain.purchases import situation
 from orchestrator.events import JobSubmitted, Odds, QuotesKept
 from orchestrator.live import price_files
 from orchestrator.live.price_files import BROKEN, FILE, QuoteStore, odds_of

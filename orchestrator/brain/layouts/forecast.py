@@ -12,7 +12,7 @@ import msgspec
 
 from agent.profile import EXCHANGED, Profile
 from cloud.model import InstanceType
-from orchestrator.brain import layout_choice
+from orchestrator.brain.layouts import layout_choice
 from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plan_book import Book
 from orchestrator.state import Job, State

@@ -23,16 +23,10 @@ from agent.messages import (
 from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
-from orchestrator.brain import (
-    forecast,
-    jobs,
-    layout_choice,
-    leases,
-    ledger,
-    staffing,
-    stragglers,
-)
-from orchestrator.brain.layout_choice import Choice, Question, Seat
+from orchestrator.brain.handlers import jobs
+from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.layouts import forecast, layout_choice, stragglers
+from orchestrator.brain.layouts.layout_choice import Choice, Question, Seat
 from orchestrator.formatting import plural
 from orchestrator.planner import transition
 from orchestrator.planner.errors import MorphError

@@ -12,7 +12,9 @@ from bidding.markets.observations import Scaling
 from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Throughput
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Place
-from orchestrator.brain import forecast, layout_changes, leases, ledger
+from orchestrator.brain.handlers import layout_changes
+from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.layouts import forecast
 from orchestrator.state import Job, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once

@@ -34,8 +34,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.pipeline import autocast_nodes
-from agent.pipeline.tracing import frozen_modules
-from agent.pipeline.tracing.module_names import written
+from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.module_names import written
 from agent.source.tracebacks import shown
 from agent.tensors.device import device_of, stream_state
 from agent.tensors.unchanged import version_of

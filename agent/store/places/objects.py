@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from agent.checksum import Buffer
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.sinks import DiskSink, Read, Sink, check_key
+from agent.store.places.sinks import DiskSink, Read, Sink, check_key
 
 RETRIES_MAX = 8
 RETRY_S_MAX = 60.0

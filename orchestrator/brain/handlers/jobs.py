@@ -26,7 +26,8 @@ from agent.messages import (
 from cloud.clock import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
-from orchestrator.brain import leases, ledger, staffing, stragglers
+from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.layouts import stragglers
 from orchestrator.events import (
     JobBranched,
     JobCancelled,

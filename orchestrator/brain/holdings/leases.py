@@ -1,6 +1,6 @@
 """Machines as we mean them to be: what one costs, the intent to buy one, and giving back.
 
-What is heard of them is in `machines`. A launch is an intent in the journal before it is a call.
+What is heard of them is in `handlers.inventory`. A launch is an intent in the journal before it is a call.
 """
 
 import re
@@ -20,7 +20,7 @@ from cloud.model import (
     Traits,
 )
 from orchestrator.actions import AnyAction, Launch, Terminate
-from orchestrator.brain import ledger, staffing
+from orchestrator.brain.holdings import ledger, staffing
 from orchestrator.state import (
     Block,
     Job,

@@ -17,7 +17,7 @@ from agent.messages import JobProfiled, Paced, Progress
 from agent.profile import Link, Network, Profile
 from cloud.model import InstanceType
 from orchestrator.actions import AnyAction
-from orchestrator.brain import forecast, layout_choice
+from orchestrator.brain.layouts import forecast, layout_choice
 from orchestrator.formatting import pause, plural
 from orchestrator.planner import drift
 from orchestrator.state import Job, State, Worker, newcomer, note, set_alarm, want_layout

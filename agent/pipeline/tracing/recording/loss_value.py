@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from agent.errors import Misuse
 from agent.pipeline.loss_scale import Scaler
-from agent.pipeline.tracing.eager_trace import Later
+from agent.pipeline.tracing.recording.eager_trace import Later
 from agent.tensors.device import number_of
 from agent.tensors.metrics import METRICS_MAX, Numbers
 

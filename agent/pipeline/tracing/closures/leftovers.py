@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from agent.pipeline.tracing.closure import Walk
+from agent.pipeline.tracing.closures.closure import Walk
 
 LEVELS_MAX, PLACES_MAX = 4, 4096
 Place = dict[Any, Any] | list[Any] | CellType

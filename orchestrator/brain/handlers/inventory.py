@@ -8,7 +8,8 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from cloud.model import DEPLOYMENT_TAG, Leftover, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
-from orchestrator.brain import jobs, leases, ledger, staffing
+from orchestrator.brain.handlers import jobs
+from orchestrator.brain.holdings import leases, ledger, staffing
 from orchestrator.events import (
     BootSeen,
     EndFailed,

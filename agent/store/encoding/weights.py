@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.errors import CheckpointError
-from agent.store.format import Layer
+from agent.store.encoding.format import Layer
 
 Weights = dict[str, tuple[str, tuple[int, ...], memoryview]]  # name -> type, shape, bytes
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
-from agent.pipeline.tracing.module_names import rewrite
+from agent.pipeline.tracing.recording.module_names import rewrite
 from agent.tensors.unchanged import version_of
 
 Autocast = tuple[Any, ...] | None  # the settings of an autocast; None outside of all

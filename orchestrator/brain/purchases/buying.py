@@ -7,7 +7,9 @@ from msgspec.structs import replace
 from bidding import acquire
 from bidding.model import Purchase
 from orchestrator.actions import AnyAction, KeepQuotes
-from orchestrator.brain import layout_changes, leases, ledger, situation
+from orchestrator.brain.handlers import layout_changes
+from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.purchases import situation
 from orchestrator.events import CatalogueSeen, PlaceClosed, QuotesKept, QuotesSeen
 from orchestrator.state import (
     Job,

@@ -27,8 +27,8 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline.autocast_nodes import Switches
 from agent.pipeline.flatten import cloned
 from agent.pipeline.loss_scale import Scaler, Scaling
-from agent.pipeline.tracing import frozen_modules
-from agent.pipeline.tracing.eager_trace import (
+from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.eager_trace import (
     HERE,
     LIBRARY,
     Derived,
@@ -38,8 +38,8 @@ from agent.pipeline.tracing.eager_trace import (
     refuse_replaced,
     weights_kept,
 )
-from agent.pipeline.tracing.loss_value import called
-from agent.pipeline.tracing.module_names import written
+from agent.pipeline.tracing.recording.loss_value import called
+from agent.pipeline.tracing.recording.module_names import written
 from agent.source.tracebacks import overheard_by, shown
 from agent.tensors.device import device_of, stream_kept, stream_state
 

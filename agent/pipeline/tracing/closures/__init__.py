@@ -1,0 +1,1 @@
+"""What a loss function reads from outside itself."""

@@ -1,0 +1,1 @@
+"""Recording a model and its loss as a graph."""

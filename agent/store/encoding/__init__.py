@@ -1,0 +1,1 @@
+"""How states, plain values and weights become bytes, and back."""

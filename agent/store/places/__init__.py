@@ -1,0 +1,1 @@
+"""Where files of a store lie: a disk, a bucket, a folder."""

@@ -1,0 +1,1 @@
+"""What events do to jobs, to machines, and to the layouts of jobs."""

@@ -1,0 +1,1 @@
+"""What is held: machines as leases, their workers, and what they cost."""

@@ -1,0 +1,1 @@
+"""Which layout a job should have, and how fast its workers and steps are."""

@@ -1,0 +1,1 @@
+"""When the bidder is asked, what it is asked, and what becomes of its answer."""
