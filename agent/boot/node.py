@@ -63,6 +63,9 @@ ENVIRONMENT = {
     # When memory runs out Ray would end the agent, the only process here that it can end, and with
     # it the whole machine. The kernel ends the script that takes the memory.
     "RAY_memory_monitor_refresh_ms": "0",
+    # How often a node asks whether it still belongs. One of an earlier cluster asks the next head
+    # for news thousands of times a second until then, and it is to join that one soon.
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",
 }
 
 

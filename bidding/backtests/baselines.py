@@ -2,8 +2,10 @@
 
     orders(world, job, plan, leases, t, work_left) -> Orders
 
-`ours` is the manager's decision (`bidding.decision`); `bidbrain` is Proteus as printed (equations
-4.1 to 4.4, bids over the market price, an hour at a time); the others are what people run today.
+`decided` is the manager's decision (`bidding.decision`), in the mode that a deadline calls for:
+`with_deadline` is the manager's own, `spot_first` and `uniform` are those of others. `bidbrain` is
+Proteus as printed (equations 4.1 to 4.4, bids over the market price, an hour at a time); the rest
+is what people run today.
 """
 
 import numpy as np
@@ -252,14 +254,6 @@ def footprint_e(
 
 
 @compiled
-def ours(
-    world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
-) -> Orders:
-    """Return the manager's decision without a deadline."""
-    return decided(world, job, plan, leases, (t, work_left, int(ANY_MODE)), False)
-
-
-@compiled
 def decided(
     world: BacktestWorld,
     job: BacktestJob,
@@ -449,34 +443,33 @@ def time_and_work(
 @compiled
 def with_deadline(
     world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
-) -> Orders:
-    """Return the manager's decision with a deadline, in the mode of the guarded table."""
+) -> tuple[int, bool]:
+    """Return the mode of the manager's guarded table, and whether time is tight."""
     left_h = time_and_work(world, job, t, work_left)
     margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     start_h = job.start_h + job.morph_h
     now = mode_now(world, leases)
     mode = guarded(plan.book, left_h, (margin_h, start_h), plan.phase[t], now)
-    tight = bool(left_h[0] - left_h[1] <= margin_h + start_h)
-    return decided(world, job, plan, leases, (t, work_left, mode), tight)
+    return mode, bool(left_h[0] - left_h[1] <= margin_h + start_h)
 
 
 @compiled
 def spot_first(
     world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
-) -> Orders:
+) -> int:
     """Use spot if there is some, else nothing, until only on demand can meet the deadline."""
     time_h, need_h = time_and_work(world, job, t, work_left)
     d = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     mode = SPOT if plan.phase[t] < 2 else IDLE
     if time_h - need_h <= d or mode_now(world, leases) == ON_DEMAND:
         mode = ON_DEMAND
-    return decided(world, job, plan, leases, (t, work_left, mode), False)
+    return mode
 
 
 @compiled
 def uniform(
     world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
-) -> Orders:
+) -> int:
     """Follow Uniform Progress, as we read it.
 
     Spot is kept while it lasts. If there is none and progress is below an even pace, on demand
@@ -499,7 +492,7 @@ def uniform(
         mode = ON_DEMAND
     if time_h - need_h <= d:
         mode = ON_DEMAND
-    return decided(world, job, plan, leases, (t, work_left, mode), False)
+    return mode
 
 
 @compiled
@@ -508,21 +501,21 @@ def orders_of(
 ) -> Orders:
     """Return the orders of the plan's strategy; the one interface to all strategies."""
     if plan.policy == ONLY_ON_DEMAND:
-        orders = only_on_demand(world, job, leases)
-    elif plan.policy == STANDARD:
-        orders = standard(world, job, plan, leases, t)
-    elif plan.policy == GREEDY:
-        orders = greedy(world, job, plan, leases, t)
-    elif plan.policy == STUDY:
-        orders = study(world, job, plan, leases, t)
-    elif plan.policy == BIDBRAIN:
-        orders = bidbrain(world, job, leases, t)
-    elif plan.policy == SPOT_FIRST:
-        orders = spot_first(world, job, plan, leases, t, work_left)
+        return only_on_demand(world, job, leases)
+    if plan.policy == STANDARD:
+        return standard(world, job, plan, leases, t)
+    if plan.policy == GREEDY:
+        return greedy(world, job, plan, leases, t)
+    if plan.policy == STUDY:
+        return study(world, job, plan, leases, t)
+    if plan.policy == BIDBRAIN:
+        return bidbrain(world, job, leases, t)
+    mode, tight = int(ANY_MODE), False
+    if plan.policy == SPOT_FIRST:
+        mode = spot_first(world, job, plan, leases, t, work_left)
     elif plan.policy == UNIFORM:
-        orders = uniform(world, job, plan, leases, t, work_left)
+        mode = uniform(world, job, plan, leases, t, work_left)
     elif job.finish_tick > 0:
-        orders = with_deadline(world, job, plan, leases, t, work_left)
-    else:
-        orders = ours(world, job, plan, leases, t, work_left)
-    return orders
+        mode, tight = with_deadline(world, job, plan, leases, t, work_left)
+    # Asked in one place, because the whole decision is compiled into each place that asks it.
+    return decided(world, job, plan, leases, (t, work_left, mode), tight)

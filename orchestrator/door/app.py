@@ -2,7 +2,8 @@
 
     GET  /nonce  -> Ticket
     POST /join   Application -> {"environment": {...}}   what a machine starts its node with
-    POST /word   Sign -> {"silent_s": ...}   how long ago the manager was last seen alive
+    POST /word   Sign -> {"silent_s": ..., "cluster": ...}
+                 how long ago the manager was last seen alive, and which cluster it has, if any
 
 A caller that is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A
 machine is admitted once: its id and the digest of its claim are in Redis before it is answered. The
@@ -23,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agent.boot.node import CLUSTER_VARIABLE
 from agent.keys import GUESTS, INBOX, JOINED, JOINED_AT
 from cloud import private
 from cloud.clock import Clock
@@ -156,7 +158,14 @@ class Door:
         expected = any(guest.machine_id == sign.machine_id for guest in guests.machines)
         alive_s = self._alive_s if expected else None
         silent_s = SILENT_S_MAX if alive_s is None else time.monotonic() - alive_s
-        return {"silent_s": silent_s}
+        return {"silent_s": silent_s, "cluster": self._cluster()}
+
+    def _cluster(self) -> str:
+        """Return which cluster there is; empty while a head starts, before it hands anything out."""
+        try:
+            return private.environment(self._handed_out)[CLUSTER_VARIABLE]
+        except (OSError, ValueError, KeyError):
+            return ""
 
     async def _tell(self, event: BootSeen) -> None:
         """Tell the manager of a phase once: a full inbox would forget what others have said."""

@@ -25,7 +25,7 @@ from orchestrator.actions import (
     WriteCheckpoint,
 )
 from orchestrator.live.order import NAMESPACE
-from orchestrator.live.world import EngineAction, EngineError
+from orchestrator.live.world import EngineAction, EngineError, NoAgent
 from orchestrator.paths import Places
 
 MACHINE = "machine:"
@@ -99,12 +99,14 @@ class RayEngine:
 
     async def do(self, action: EngineAction) -> Awaitable[None]:
         if isinstance(action, StartWorker | StopWorker):
+            if action.machine_id not in self._agents:
+                await self.machines()  # in the first moment of a manager nobody was looked for yet
             agent = self._agents.get(action.machine_id)
             if agent is None:
-                return _refuse(f"{action.machine_id} has no agent")
+                return _refuse(NoAgent("it is no node of this cluster"))
             return _taken(self._to_agent(agent, action), action.machine_id)
         if isinstance(action, OpenJob) and not await self._stored(action.order):
-            return _refuse(f"the script of {action.order.job} is not in the store")
+            return _refuse(EngineError(f"the script of {action.order.job} is not in the store"))
         return _taken(self._to_keeper(action), "the keeper")
 
     async def _stored(self, order: JobOrder) -> bool:
@@ -169,5 +171,5 @@ async def _taken(ref: Any, who: str) -> None:
         raise EngineError(f"{who} did not take the order: {type(error).__name__}") from error
 
 
-async def _refuse(why: str) -> None:
-    raise EngineError(why)
+async def _refuse(error: EngineError) -> None:
+    raise error

@@ -92,6 +92,10 @@ class EngineError(OrchestratorError):
     """An agent or the keeper could not be reached."""
 
 
+class NoAgent(EngineError):  # noqa: N818 - it says what is the case
+    """A machine has no agent in this cluster: it has not joined yet, or belonged to an earlier one."""
+
+
 class Engine(Protocol):
     """What runs the agents and the keeper: Ray in production."""
 
@@ -451,18 +455,22 @@ class LiveWorld:
         await self._tell(await asyncio.to_thread(self._quotes.keep, action, now_s))
 
     async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
-        """Report a worker that could not be started; the brain repeats all other actions."""
+        """Report a worker that could not be started; the brain repeats all other actions.
+
+        Where there is no agent, a machine of an earlier cluster is on its way to this one.
+        """
         try:
             await taken
         except EngineError as error:
-            if isinstance(action, StartWorker):
+            if not isinstance(action, StartWorker):
+                return
+            at_s, why = self._clock.now_s(), str(error)
+            if isinstance(error, NoAgent):
+                await self._tell(AgentLost(at_s=at_s, machine_id=action.machine_id, why=why))
+            else:
                 await self._tell(
                     WorkerLost(
-                        at_s=self._clock.now_s(),
-                        job=action.job,
-                        worker=action.worker,
-                        cause="machine",
-                        detail=str(error),
+                        at_s=at_s, job=action.job, worker=action.worker, cause="machine", detail=why
                     )
                 )
 

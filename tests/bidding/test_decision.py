@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bidding import acquire
 from bidding.acquire import decide
-from bidding.backtests.baselines import OURS, hazard_of, ours, with_deadline
+from bidding.backtests.baselines import OURS, hazard_of, orders_of
 from bidding.backtests.engine import ANY_PRICE, BacktestJob, BacktestWorld, Decision, no_leases
 from bidding.core import code_of
 from bidding.deadline import IDLE, NO_BOOK, ON_DEMAND, SPOT, Book
@@ -264,9 +264,8 @@ def as_the_manager_sees_it(m, world):
 def both(m, finish_tick=0, table=NO_BOOK):
     """What is kept of each row and bought of each pool: by the backtest, and by the manager."""
     world = as_world(m)
-    rule = with_deadline if finish_tick else ours
     job, plan = as_job(m, finish_tick), as_plan(m, table)
-    orders = rule(world, job, plan, as_leases(m, world), NOW, m.work_left)
+    orders = orders_of(world, job, plan, as_leases(m, world), NOW, m.work_left)
     offers, held = as_the_manager_sees_it(m, world)
     said = decide(
         offers,

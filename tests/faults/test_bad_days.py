@@ -209,6 +209,28 @@ def test_job_whose_every_process_is_killed_ends_with_the_same_weights(house, tmp
     assert "every decision is the same" in replayed.stdout
 
 
+def test_head_that_is_killed_costs_no_machine(house, tmp_path, undisturbed):
+    """Its machines join the next one with new nodes: none is given back, none is bought. What is left in memory is the newest step."""
+    steps, out = 120, tmp_path / "ours.pt"
+    house.submit(TOY, "headless", argv=(str(steps), PAUSE, str(out)), slots_max=2)
+    until("two workers", lambda: machines_working(house, 2), 60)
+    step, machines, bought = (
+        house.reached(10).step,
+        held(house),
+        len(house.client().view().machines),
+    )
+    store = pid_of(house, "gcs_server")
+    os.kill(store, signal.SIGKILL)
+    until("the next store of names", lambda: running(house, "gcs_server") - {store})
+    house.reached(step + 20)
+    assert held(house) == machines
+    job = house.ended(150)
+    assert job.status == "SUCCEEDED", job.because
+    assert (job.step, job.steps_lost) == (steps, 0), house.told()
+    assert len(house.client().view().machines) == bought, house.told()
+    assert same(weights(out), undisturbed(steps))
+
+
 def test_house_whose_redis_dies_with_its_head_lives_on(house):
     """So may its store of names. The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
     machines are being bought and booted, it leaves none, and none is billed on.

@@ -8,12 +8,12 @@ import pytest
 MODULES = [
     "archive",
     "errors",
-    "format",
+    "encoding.format",
     "memory",
-    "objects",
+    "places.objects",
     "reading",
-    "sinks",
-    "values",
+    "places.sinks",
+    "encoding.values",
 ]
 
 

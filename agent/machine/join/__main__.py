@@ -1,9 +1,11 @@
 """`python -m agent.machine.join`: what the first-boot script of every machine starts.
 
 It proves at the join door who this machine is, starts the node with what it gets there, and stays
-as the machine's dead man: a process apart from the node and older than it. It ends when the node
-ends, or when there was no word from a manager for too long; the first-boot script then ends the
-machine. Nothing of the node can hold it up, because it waits for nothing but signals and time.
+as the machine's dead man: a process apart from the node and older than it. A node belongs to one
+cluster, so when the manager's head was started again, the node ends, and the machine joins once
+more with a new one. It ends when a node ends otherwise, or when there was no word from a manager for
+too long; the first-boot script then ends the machine. Nothing of the node can hold it up, because it
+waits for nothing but signals and time.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import secrets
 import signal
 import sys
 import time
+from typing import NoReturn
 
 from agent.machine.join.dead_man import LastWord
 from agent.machine.join.door import Door, NoAnswer, TurnedAway
@@ -40,6 +43,18 @@ class Machine:
         self._claim = secrets.token_hex(32)
         self._id = ""
         self._said = ""
+        # Which cluster the manager has, by the door's newest word; empty while it has none.
+        self._cluster = ""
+
+    def stay(self) -> NoReturn:
+        """Be a node of whichever cluster the manager has; raise `Over` when the machine has to end."""
+        while True:
+            node = self.join()
+            try:
+                self.live(node)
+            finally:
+                node.kill()
+            self._say("the manager has another cluster, so this machine joins once more")
 
     def join(self) -> Node:
         """Ask until the door lets this machine in; raise `Over` if nobody does in time."""
@@ -49,12 +64,7 @@ class Machine:
                 return self._knock()
             except (NoAnswer, NoIdentity, TurnedAway) as error:
                 self._say(f"not in yet: {error}")
-            left_s = self._word.left_s(time.monotonic())
-            if left_s <= 0:
-                self._say(f"no door let this machine in for {self._options.silent_after_s:g} s")
-                raise Over(SILENT)
-            if signal.sigtimedwait({signal.SIGTERM}, min(pause_s, left_s)) is not None:
-                raise Over(ASKED)
+            self._rest(pause_s, "no door let this machine in")
             pause_s = min(2 * pause_s, AGAIN_S_MAX)
 
     def _knock(self) -> Node:
@@ -76,9 +86,13 @@ class Machine:
         return Node(environment, self._id, self._door.own_address)
 
     def live(self, node: Node) -> None:
-        """Run the node until it ends, is asked to end, or no manager says a word; then `Over`."""
+        """Run the node until the manager has another cluster.
+
+        Raises `Over` if it ends otherwise, is asked to end, or no manager says a word.
+        """
         node.start()
         next_s, up, told = time.monotonic(), False, False
+        self._cluster = node.cluster
         while True:
             now_s = time.monotonic()
             if self._word.left_s(now_s) <= 0:
@@ -87,7 +101,9 @@ class Machine:
             wait_s = min(wake_s - now_s, self._word.left_s(now_s))
             seen = signal.sigtimedwait(WATCHED, max(0.0, wait_s))
             if (status := node.status()) is not None:
-                raise Over(status & 0xFF)
+                if self._newest_cluster() == node.cluster:
+                    raise Over(status & 0xFF)
+                return
             if seen is not None and seen.si_signo == signal.SIGTERM:
                 self._end(node)
             came_up = not up and node.is_up()
@@ -96,6 +112,28 @@ class Machine:
                 heard = self._ask("node" if up and not told else "")
                 told = told or (up and heard)
                 next_s = time.monotonic() + self._word.every_s
+            if self._cluster not in ("", node.cluster):
+                return
+
+    def _newest_cluster(self) -> str:
+        """Return which cluster there is, after waiting for a word that says it.
+
+        A node ends a moment after its head, when the next one may not be up yet.
+        """
+        self._cluster, pause_s = "", AGAIN_S
+        while not (self._ask("") and self._cluster):
+            self._rest(pause_s, "no door said which cluster there is")
+            pause_s = min(2 * pause_s, AGAIN_S_MAX)
+        return self._cluster
+
+    def _rest(self, pause_s: float, in_vain: str) -> None:
+        """Wait before asking again; raise `Over` if no time is left, or the machine has to end."""
+        left_s = self._word.left_s(time.monotonic())
+        if left_s <= 0:
+            self._say(f"{in_vain} for {self._options.silent_after_s:g} s")
+            raise Over(SILENT)
+        if signal.sigtimedwait({signal.SIGTERM}, min(pause_s, left_s)) is not None:
+            raise Over(ASKED)
 
     def _ask(self, phase: str) -> bool:
         """Ask for a word, and say what phase of the boot is over; return whether it was heard."""
@@ -106,11 +144,12 @@ class Machine:
             "took_s": time.monotonic() - self._began_s,
         }
         try:
-            silent_s = float(str(self._call("POST", "/word", sign).get("silent_s")))
+            word = self._call("POST", "/word", sign)
+            silent_s = float(str(word.get("silent_s")))
         except (NoAnswer, TurnedAway, ValueError) as error:
             self._say(f"no word: {error}")
             return False
-        self._said = ""
+        self._said, self._cluster = "", str(word.get("cluster", ""))
         self._word.hear(silent_s, time.monotonic())
         return True
 
@@ -155,16 +194,10 @@ def main() -> int:
     options = parser.parse_args()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     door = Door(options.door, options.fingerprint, os.environ.get("SPOT_ADDRESS", ""))
-    machine, node = Machine(options, door), None
     try:
-        node = machine.join()
-        machine.live(node)
+        Machine(options, door).stay()
     except Over as over:
         return int(over.args[0])
-    finally:
-        if node is not None:
-            node.kill()
-    return 1
 
 
 if __name__ == "__main__":

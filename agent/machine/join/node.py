@@ -22,7 +22,8 @@ class Node:
         given = os.environ.get("SPOT_TEMP_DIR")
         self._folder = Path(given or tempfile.mkdtemp(prefix="spot-"))
         temp = Path(given or "/tmp/ray")  # noqa: S108 - Ray's own choice
-        self._up = Cluster.read(environment[CLUSTER_VARIABLE]).socket(temp)
+        self.cluster = environment[CLUSTER_VARIABLE]
+        self._up = Cluster.read(self.cluster).socket(temp)
         self.sign = self._folder / "ends"
         here = Path(sys.executable)
         path = dict.fromkeys([here.parent, here.resolve().parent])

@@ -12,7 +12,7 @@ import pytest
 
 from agent.boot.node import BECOME_WORKER, CLUSTER_VARIABLE
 from agent.machine.join import __main__ as client_module
-from agent.machine.join.door import Door
+from agent.machine.join.door import Door, NoAnswer
 from agent.machine.join.node import TOKEN, Node
 
 CLIENT = [sys.executable, "-P", "-m", "agent.machine.join", "--deployment", "ours"]
@@ -125,6 +125,80 @@ def test_the_orphans_of_a_dead_node_are_killed(tmp_path: Path, monkeypatch: pyte
     while is_alive(orphan) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not is_alive(orphan)
+
+
+class Words(Door):
+    """A door that lets in at once, and says one of these clusters after the other; None: no word."""
+
+    def __init__(self, *clusters: str | None, first: str = "one") -> None:
+        super().__init__("127.0.0.1:1", "ab" * 32)
+        self.clusters, self.handed_out, self.let_in = [*clusters], first, 0
+
+    def call(self, _: str, path: str, *__: object) -> object:
+        if path == "/nonce":
+            return {"nonce": "0123456789"}
+        if path == "/join":
+            self.let_in += 1
+            environment = {CLUSTER_VARIABLE: f"{self.handed_out}/session/versions", TOKEN: "token"}
+            return {"machine_id": "i-1", "environment": environment}
+        said = self.clusters.pop(0) if len(self.clusters) > 1 else self.clusters[0]
+        if said is None:
+            raise NoAnswer("nobody listens")
+        self.handed_out = said or self.handed_out
+        return {"silent_s": 0.0, "cluster": said and f"{said}/session/versions"}
+
+
+def stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, door: Words, script: str, silent_after_s: float
+) -> tuple[int, list[str]]:
+    """How a machine ended whose node is this script, and the lines that its nodes have written."""
+    a_node(folder, monkeypatch, f'echo "$SPOT_CLUSTER" >> nodes\n{script}')
+    monkeypatch.setattr(client_module, "proof_of", lambda *_: {})
+    options = argparse.Namespace(silent_after_s=silent_after_s, cloud="local", deployment="ours")
+    with pytest.raises(client_module.Over) as over:
+        client_module.Machine(options, door).stay()
+    nodes = (folder / "nodes").read_text().replace("/session/versions", "").split()
+    return over.value.args[0], nodes
+
+
+SECOND_ENDS = 'if [ "$(wc -l < nodes)" = 2 ]; then exit 3; fi\n'
+
+
+@pytest.mark.parametrize(
+    "clusters", [("two",), ("", "", "two"), (None, None, "", "two")], ids=["up", "starts", "away"]
+)
+def test_a_machine_whose_head_was_started_again_joins_the_next_one(
+    clusters: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its node ends, as one of a cluster that is gone. It waits for the next head, and costs nobody a machine."""
+    door = Words(*clusters)
+    ended = stays(tmp_path, monkeypatch, door, SECOND_ENDS + "kill -ABRT $$", 60.0)
+    assert (ended, door.let_in) == ((3, ["one", "two"]), 2)
+
+
+def test_a_node_that_hangs_gives_way_to_one_of_the_next_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A regular word says so; and nothing of the node before is left."""
+    door = Words("one", "two")
+    ended = stays(tmp_path, monkeypatch, door, SECOND_ENDS + "echo $$ > hung; exec sleep 600", 2.0)
+    assert ended == (3, ["one", "two"])
+    assert not is_alive(int((tmp_path / "hung").read_text()))
+
+
+def test_a_node_that_ends_in_a_cluster_that_lives_ends_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With its own status: the machine is at fault, and another one is bought."""
+    door = Words("one")
+    assert stays(tmp_path, monkeypatch, door, "exit 9", 60.0) == (9, ["one"])
+
+
+def test_a_machine_whose_node_has_ended_and_whose_manager_is_gone_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After the same time as one whose node runs."""
+    assert stays(tmp_path, monkeypatch, Words(None), "exit 9", 0.5) == (75, ["one"])
 
 
 def is_alive(pid: int) -> bool:

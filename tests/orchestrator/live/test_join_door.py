@@ -17,7 +17,7 @@ from door_scene import CLAIM, TOKEN, Scene
 from agent.keys import INBOX, JOINED
 from agent.machine.join.door import Door as DoorClient
 from agent.machine.join.door import NoAnswer, TurnedAway
-from cloud import http_server
+from cloud import http_server, private
 from cloud.local.identity import Signer
 from cloud.model import Machine
 from orchestrator.door import app, certificate
@@ -209,6 +209,19 @@ def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene
     assert client.call("POST", "/word", sign, TIMEOUT_S)["silent_s"] < TIMEOUT_S
     with pytest.raises(TurnedAway, match="no machine that has joined"):
         client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
+
+
+def test_a_machine_that_is_in_hears_which_cluster_there_is(scene: Scene):
+    """None while a head starts: what an earlier one handed out is gone then."""
+    scene.expect(GUEST)
+    ask(scene)
+    client, sign = scene.client(), {"machine_id": "i-1", "claim": CLAIM}
+    handed_out = scene.folder / "boot.token"
+    assert client.call("POST", "/word", sign, TIMEOUT_S)["cluster"] == ""
+    private.write(handed_out, b"SPOT_CLUSTER=id/session/versions\n")
+    assert client.call("POST", "/word", sign, TIMEOUT_S)["cluster"] == "id/session/versions"
+    handed_out.unlink()
+    assert client.call("POST", "/word", sign, TIMEOUT_S)["cluster"] == ""
 
 
 def test_what_a_machine_says_again_and_again_fills_no_inbox(scene: Scene):
