@@ -7,7 +7,8 @@
 
 A caller that is turned away gets 403 and one sentence. Without Redis nobody is let in (503). A
 machine is admitted once: its id and the digest of its claim are in Redis before it is answered. The
-same claim is answered again, because an answer may be lost.
+same claim is answered again, because an answer may be lost, and because a head that was started
+again hands out what belongs to a new cluster.
 """
 
 import asyncio
