@@ -165,6 +165,11 @@ def test_where_the_money_goes_adds_up(page):
     assert [row[0] for row in rows] == ["useful", "waiting", "manager", "redone", "Together"]
     assert rows[0][1:3] == ["$0.170", "69.4 %"]
     assert rows[-1][1] == "$0.245"
+    useful, *others, whole = page.run(
+        "(() => { const bar = document.querySelector('#money .parts'); return [...[...bar.children].map(x => x.clientWidth), bar.clientWidth]; })()"
+    )
+    assert useful + sum(others) > 0.97 * whole  # less the gaps: small sums fill it, too
+    assert useful == pytest.approx(0.694 * whole, rel=0.03)
 
 
 def test_two_tabs_go_on_side_by_side(page, house, make):

@@ -326,12 +326,13 @@ const TONES = { useful: "c2", redone: "c4", proving: "c3", saving: "c5", restori
 async function money() {
   const { lines, meaning } = await value("/api/money");
   const sum = lines.reduce((total, line) => total + line.usd, 0);
+  const paid = lines.reduce((total, line) => total + Math.max(0, line.usd), 0);
   const known = lines.filter((line) => Math.abs(line.usd) > 0);
   draw("money", known, () => {
     if (!known.length) return [el("p", { class: "quiet" }, "Nothing was spent that the history knows of.")];
     const part = (line) => {
       const piece = el("i", { title: `${line.key}: ${usd(line.usd)}` });
-      piece.style.flexGrow = Math.max(0, line.usd);
+      piece.style.flexGrow = Math.max(0, line.usd) / paid; // sums below 1 would leave a part of the bar empty
       piece.style.background = `var(--${TONES[line.key] ?? "c9"})`;
       return piece;
     };
