@@ -168,6 +168,7 @@ class Tables:
         self._layout: Layout | None = None
         self._entered_s = 0.0
         self._reached = self._read()
+        self._caught_up = False
         self._copying = Copying(vault, every_s, self._clock)
         self._epochs = history.term << 32
         self.brain: Controller | None = None
@@ -219,8 +220,12 @@ class Tables:
         self._copies.close()
 
     def put_away(self) -> None:
-        """Write the newest clock into the archive, of a job that is closed."""
-        self._copying.close(self._reached.clock)
+        """Write the newest clock into the archive, of a job that is closed.
+
+        If the archives could not be read until then, they may have a newer one.
+        """
+        if self._caught_up:
+            self._copying.close(self._reached.clock)
 
     # --- the thread that decides ------------------------------------------------------------------
 
@@ -456,17 +461,22 @@ class Tables:
     def _catch_up(self) -> None:
         """Bring the commits and the disk to one version, after an earlier keeper.
 
-        What the disk does not have of the commits is looked for where its copies are.
+        What the disk does not have of the commits is looked for where its copies are. As long as
+        that cannot be read, the commits stay as they are.
         """
         here, committed = self._reached.clock + 1, self._history.version
-        if not here or here < committed:
-            self._recall(committed)
+        if (not here or here < committed) and not self._recall(committed):
+            return
         if self._history.version > self._reached.clock + 1:
             self._history.rewind(self._reached.clock + 1)
         self._vault.begin_anew(self._history.version)
+        self._caught_up = True
 
-    def _recall(self, committed: int) -> None:
-        """Take the newest clock of the archives, if it is newer than that of the disk."""
+    def _recall(self, committed: int) -> bool:
+        """Take the newest clock of the archives, if it is newer than that of the disk.
+
+        Return False if they could not be read before the job was closed.
+        """
         self._vault.drop()
         for attempt in count():
             try:
@@ -475,14 +485,15 @@ class Tables:
             except (CheckpointError, OSError, MemoryError) as error:
                 self._owner.recall_failed(str(error) or type(error).__name__)
                 if self._closed.wait(AGAIN_S):
-                    return
+                    return False
         if found.saved is None or found.saved.reached <= self._reached.clock + 1:
-            return
+            return True
         clock = clock_of(found.saved, self._serving)
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
         self._reach(Reached(clock.number, clock.measures))
         self._owner.recalled(found.saved.reached, found.because)
+        return True
 
     def _clock(self, number: int) -> Clock:
         """Read a clock that is whole on the disk."""

@@ -11,7 +11,7 @@ import pytest
 from commit_logs import MemoryCommitLog
 from crews import until
 
-from agent.keeper.commits import History
+from agent.keeper.commits import Commit, History
 from agent.keeper.member import Member
 from agent.keeper.storage import clocks
 from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
@@ -221,3 +221,56 @@ def test_who_serves_and_who_computes_is_told_when_it_begins(tmp_path: Path) -> N
     assert parts[0] == Part(KEPT, reliable=True, serves=0, copies=2, blocks=0)
     assert [part.node for part in parts[1:]] == [*WORKERS]
     assert all((part.serves, part.blocks) == (1, 1) for part in parts[1:])
+
+
+class Waiting(Nobody):
+    """The job of tables whose archives are read for the first time."""
+
+    def __init__(self) -> None:
+        self.unread: list[str] = []
+        self.from_versions: list[int] = []
+
+    def recall_failed(self, error: str) -> None:
+        self.unread.append(error)
+
+    def recalled(self, version: int, because: str) -> None:
+        self.from_versions.append(version)
+
+
+@pytest.mark.parametrize("on_disk", [0, 5])
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
+    tmp_path: Path, on_disk: int, end: str
+) -> None:
+    """The next keeper looks again for what they say; what an older disk has is not put over it in the archives."""
+    Copying(vault(tmp_path, []), 60.0, clock).close(39)
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    (tmp_path / "elsewhere").rename(tmp_path / "away")
+    (tmp_path / "elsewhere").write_text("in the way")
+    folder = tmp_path / "tables"
+    history = History(MemoryCommitLog(), "job")
+    for version in range(1, 41):
+        history.note(Commit(generation=1, version=version))
+        history.write(Commit(generation=1, version=version))
+    if on_disk:
+        folder.mkdir()
+        for partition, sections in enumerate(clock(on_disk - 1).partitions):
+            Folder(str(folder)).write(partition, on_disk - 1, sections)
+        reached = Reached(on_disk - 1, clock(on_disk - 1).measures)
+        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+
+    owner: Any = Waiting()
+    tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
+    until("a try", lambda: owner.unread, PATIENCE_S)
+    getattr(tables, end)()
+    tables._thread.join(PATIENCE_S)
+    (tmp_path / "elsewhere").unlink()
+    (tmp_path / "away").rename(tmp_path / "elsewhere")
+    if end == "close":
+        tables.put_away()
+    assert history.version == 40
+
+    tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
+    until("what was copied", lambda: owner.from_versions, PATIENCE_S)
+    tables.close()
+    assert (owner.from_versions, history.version) == ([40], 40)
