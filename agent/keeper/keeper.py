@@ -147,16 +147,17 @@ class Keeper:
             name = field.decode(errors="replace")
             try:
                 record = _opened(name, data)
-                job = self._make(record, self._script(record.order))
+                self._make(record, self._script(record.order))
             except RecordError as error:
                 self._let_go(name, error)
-                continue
+        # Only now is it known what branches begin from, which no close may prune.
+        for name, record in dict(self._open).items():
             if record.closing:
                 self.close_job(name)
             elif record.completed is not None:
                 self._outbox.report(record.completed)
             elif record.layout is not None:
-                job.restore(record.layout)
+                self._jobs[name].restore(record.layout)
         if self._place.memory is not None:
             sweep(self._place.memory, {field.decode(errors="replace") for field in records})
 
