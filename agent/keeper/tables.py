@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,6 +49,8 @@ PLACED_S = 0.5  # between two looks at who does what
 AGAIN_S = 2.0  # until a clock that the disk did not take is tried again
 RESULT = "tables.npz"
 
+T = TypeVar("T")
+
 
 class Owner(Protocol):
     """The kept job, as its tables see it. Each call is safe from any thread."""
@@ -76,7 +78,7 @@ class Owner(Protocol):
         """Note that the connection between two nodes has broken; one of them is to be lost."""
 
     def recall_failed(self, error: str) -> None:
-        """Report that what lies in the archives cannot be read; it is tried again."""
+        """Report that what lies in the archives cannot be taken; it is tried again."""
 
     def recalled(self, version: int, because: str) -> None:
         """Report that the job goes on from this version of the archives."""
@@ -475,25 +477,38 @@ class Tables:
     def _recall(self, committed: int) -> bool:
         """Take the newest clock of the archives, if it is newer than that of the disk.
 
-        Return False if they could not be read before the job was closed.
+        Return False if they could not be read, or it not be written, before the job was closed.
         """
         self._vault.drop()
-        for attempt in count():
-            try:
-                found = self._vault.recall(committed, patient=attempt < RECALLS_PATIENT)
-                break
-            except (CheckpointError, OSError, MemoryError) as error:
-                self._owner.recall_failed(str(error) or type(error).__name__)
-                if self._closed.wait(AGAIN_S):
-                    return False
+        found = self._insist(
+            lambda tries: self._vault.recall(committed, patient=tries < RECALLS_PATIENT)
+        )
+        if found is None:
+            return False
         if found.saved is None or found.saved.reached <= self._reached.clock + 1:
             return True
         clock = clock_of(found.saved, self._serving)
+        if not self._insist(lambda _: self._take_clock(clock)):
+            return False
+        self._owner.recalled(found.saved.reached, found.because)
+        return True
+
+    def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
         self._reach(Reached(clock.number, clock.measures))
-        self._owner.recalled(found.saved.reached, found.because)
         return True
+
+    def _insist(self, act: Callable[[int], T]) -> T | None:
+        """Try, and report why it fails, until it does not; None if the job is closed before."""
+        for tries in count():
+            try:
+                return act(tries)
+            except (CheckpointError, OSError, MemoryError) as error:
+                self._owner.recall_failed(str(error) or type(error).__name__)
+                if self._closed.wait(AGAIN_S):
+                    break
+        return None
 
     def _clock(self, number: int) -> Clock:
         """Read a clock that is whole on the disk."""

@@ -1,5 +1,6 @@
 """A clock of served tables is a version like any other: it is found again, or named if it does not fit."""
 
+import errno
 import threading
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from commit_logs import MemoryCommitLog
 from crews import until
 
+from agent.keeper import tables as tables_module
 from agent.keeper.commits import Commit, History
 from agent.keeper.member import Member
 from agent.keeper.storage import clocks
@@ -237,6 +239,15 @@ class Waiting(Nobody):
         self.from_versions.append(version)
 
 
+def history_of(commits: int) -> History:
+    history = History(MemoryCommitLog(), "job")
+    for version in range(1, commits + 1):
+        commit = Commit(generation=1, version=version)
+        history.write(commit)
+        history.note(commit)
+    return history
+
+
 @pytest.mark.parametrize("on_disk", [0, 5])
 @pytest.mark.parametrize("end", ["close", "leave"])
 def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
@@ -248,10 +259,7 @@ def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
     (tmp_path / "elsewhere").rename(tmp_path / "away")
     (tmp_path / "elsewhere").write_text("in the way")
     folder = tmp_path / "tables"
-    history = History(MemoryCommitLog(), "job")
-    for version in range(1, 41):
-        history.note(Commit(generation=1, version=version))
-        history.write(Commit(generation=1, version=version))
+    history = history_of(40)
     if on_disk:
         folder.mkdir()
         for partition, sections in enumerate(clock(on_disk - 1).partitions):
@@ -274,3 +282,29 @@ def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
     until("what was copied", lambda: owner.from_versions, PATIENCE_S)
     tables.close()
     assert (owner.from_versions, history.version) == ([40], 40)
+
+
+def test_a_clock_of_the_archives_that_the_disk_does_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As any other clock is when there is no room: the job waits for that, and does not fail."""
+    monkeypatch.setattr(tables_module, "AGAIN_S", 0.01)
+    Copying(vault(tmp_path, []), 60.0, clock).close(3)
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    write, full = Folder.write, OSError(errno.ENOSPC, "no room on purpose")
+    taken: list[bool] = [True, False]  # so that one of its partitions is there already
+
+    def refusing(folder: Folder, *sections: Any) -> None:
+        if taken and not taken.pop(0):
+            raise full
+        write(folder, *sections)
+
+    monkeypatch.setattr(Folder, "write", refusing)
+    owner: Any = Waiting()
+    folder = tmp_path / "tables"
+    tables = Tables(SERVING, history_of(4), folder, owner, vault(tmp_path, []), 60.0)
+    until("what was copied", lambda: owner.from_versions, PATIENCE_S)
+    tables.close()
+    assert (owner.from_versions, len(owner.unread)) == ([4], 1)
+    assert "no room on purpose" in owner.unread[0]
+    assert alike(tables._clock(3), clock(3))
