@@ -197,12 +197,16 @@ class Keeper:
         self._spare()
         return job
 
-    def _spare(self) -> None:
-        """Keep the versions that open jobs begin from, until these are closed."""
+    def _spare(self) -> set[str]:
+        """Keep the versions that open jobs begin from, until these are closed.
+
+        Return their URLs.
+        """
         with self._lock:
             urls = {record.order.from_url for record in self._open.values()}
             for job in (*self._jobs.values(), *self._kept.values()):
                 job.vault.spare(urls)
+        return urls
 
     # --- what the manager says --------------------------------------------------------------------
 
@@ -299,8 +303,8 @@ class Keeper:
             else:
                 self._owe(name, job)
             del self._jobs[name], self._open[name], self._closing[name]
-        self._spare()
-        self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
+        urls, folder = self._spare(), self._place.checkpoints
+        self._patiently(note_closed)(self._client, folder, name, CLOCK.now_s(), urls)
 
     def _put_away(self) -> None:
         """Keep trying to write closed jobs that the disk did not take, and to copy owed ones.
