@@ -147,16 +147,17 @@ class Keeper:
             name = field.decode(errors="replace")
             try:
                 record = _opened(name, data)
-                job = self._make(record, self._script(record.order))
+                self._make(record, self._script(record.order))
             except RecordError as error:
                 self._let_go(name, error)
-                continue
+        # Only now is it known what branches begin from, which no close may prune.
+        for name, record in dict(self._open).items():
             if record.closing:
                 self.close_job(name)
             elif record.completed is not None:
                 self._outbox.report(record.completed)
             elif record.layout is not None:
-                job.restore(record.layout)
+                self._jobs[name].restore(record.layout)
         if self._place.memory is not None:
             sweep(self._place.memory, {field.decode(errors="replace") for field in records})
 
@@ -196,12 +197,16 @@ class Keeper:
         self._spare()
         return job
 
-    def _spare(self) -> None:
-        """Keep the versions that open jobs begin from, until these are closed."""
+    def _spare(self) -> set[str]:
+        """Keep the versions that open jobs begin from, until these are closed.
+
+        Return their URLs.
+        """
         with self._lock:
             urls = {record.order.from_url for record in self._open.values()}
             for job in (*self._jobs.values(), *self._kept.values()):
                 job.vault.spare(urls)
+        return urls
 
     # --- what the manager says --------------------------------------------------------------------
 
@@ -298,8 +303,8 @@ class Keeper:
             else:
                 self._owe(name, job)
             del self._jobs[name], self._open[name], self._closing[name]
-        self._spare()
-        self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
+        urls, folder = self._spare(), self._place.checkpoints
+        self._patiently(note_closed)(self._client, folder, name, CLOCK.now_s(), urls)
 
     def _put_away(self) -> None:
         """Keep trying to write closed jobs that the disk did not take, and to copy owed ones.

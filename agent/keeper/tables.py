@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,6 +49,8 @@ PLACED_S = 0.5  # between two looks at who does what
 AGAIN_S = 2.0  # until a clock that the disk did not take is tried again
 RESULT = "tables.npz"
 
+T = TypeVar("T")
+
 
 class Owner(Protocol):
     """The kept job, as its tables see it. Each call is safe from any thread."""
@@ -76,7 +78,7 @@ class Owner(Protocol):
         """Note that the connection between two nodes has broken; one of them is to be lost."""
 
     def recall_failed(self, error: str) -> None:
-        """Report that what lies in the archives cannot be read; it is tried again."""
+        """Report that what lies in the archives cannot be taken; it is tried again."""
 
     def recalled(self, version: int, because: str) -> None:
         """Report that the job goes on from this version of the archives."""
@@ -168,6 +170,7 @@ class Tables:
         self._layout: Layout | None = None
         self._entered_s = 0.0
         self._reached = self._read()
+        self._caught_up = False
         self._copying = Copying(vault, every_s, self._clock)
         self._epochs = history.term << 32
         self.brain: Controller | None = None
@@ -219,8 +222,12 @@ class Tables:
         self._copies.close()
 
     def put_away(self) -> None:
-        """Write the newest clock into the archive, of a job that is closed."""
-        self._copying.close(self._reached.clock)
+        """Write the newest clock into the archive, of a job that is closed.
+
+        If the archives could not be read until then, they may have a newer one.
+        """
+        if self._caught_up:
+            self._copying.close(self._reached.clock)
 
     # --- the thread that decides ------------------------------------------------------------------
 
@@ -456,33 +463,52 @@ class Tables:
     def _catch_up(self) -> None:
         """Bring the commits and the disk to one version, after an earlier keeper.
 
-        What the disk does not have of the commits is looked for where its copies are.
+        What the disk does not have of the commits is looked for where its copies are. As long as
+        that cannot be read, the commits stay as they are.
         """
         here, committed = self._reached.clock + 1, self._history.version
-        if not here or here < committed:
-            self._recall(committed)
+        if (not here or here < committed) and not self._recall(committed):
+            return
         if self._history.version > self._reached.clock + 1:
             self._history.rewind(self._reached.clock + 1)
         self._vault.begin_anew(self._history.version)
+        self._caught_up = True
 
-    def _recall(self, committed: int) -> None:
-        """Take the newest clock of the archives, if it is newer than that of the disk."""
+    def _recall(self, committed: int) -> bool:
+        """Take the newest clock of the archives, if it is newer than that of the disk.
+
+        Return False if they could not be read, or it not be written, before the job was closed.
+        """
         self._vault.drop()
-        for attempt in count():
-            try:
-                found = self._vault.recall(committed, patient=attempt < RECALLS_PATIENT)
-                break
-            except (CheckpointError, OSError, MemoryError) as error:
-                self._owner.recall_failed(str(error) or type(error).__name__)
-                if self._closed.wait(AGAIN_S):
-                    return
+        found = self._insist(
+            lambda tries: self._vault.recall(committed, patient=tries < RECALLS_PATIENT)
+        )
+        if found is None:
+            return False
         if found.saved is None or found.saved.reached <= self._reached.clock + 1:
-            return
+            return True
         clock = clock_of(found.saved, self._serving)
+        if not self._insist(lambda _: self._take_clock(clock)):
+            return False
+        self._owner.recalled(found.saved.reached, found.because)
+        return True
+
+    def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
         self._reach(Reached(clock.number, clock.measures))
-        self._owner.recalled(found.saved.reached, found.because)
+        return True
+
+    def _insist(self, act: Callable[[int], T]) -> T | None:
+        """Try, and report why it fails, until it does not; None if the job is closed before."""
+        for tries in count():
+            try:
+                return act(tries)
+            except (CheckpointError, OSError, MemoryError) as error:
+                self._owner.recall_failed(str(error) or type(error).__name__)
+                if self._closed.wait(AGAIN_S):
+                    break
+        return None
 
     def _clock(self, number: int) -> Clock:
         """Read a clock that is whole on the disk."""

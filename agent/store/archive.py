@@ -198,18 +198,18 @@ class Archive:
         If one cannot be read now, its error is raised; with `passed_over`, the error is added to
         that, and the version before it is next.
         """
-        for mark in self.marks()[:TRIES]:
-            if not_above is None or mark.version <= not_above:
-                try:
-                    manifest = self.read(mark)
-                except Damaged as error:
-                    self.set_aside(mark, str(error))
-                except Unavailable as error:
-                    if passed_over is None:
-                        raise
-                    passed_over.append(error)
-                else:
-                    yield manifest
+        wanted = [m for m in self.marks() if not_above is None or m.version <= not_above]
+        for mark in wanted[:TRIES]:
+            try:
+                manifest = self.read(mark)
+            except Damaged as error:
+                self.set_aside(mark, str(error))
+            except Unavailable as error:
+                if passed_over is None:
+                    raise
+                passed_over.append(error)
+            else:
+                yield manifest
 
     def read(self, mark: Mark) -> Manifest:
         key = mark.key(MANIFESTS)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
 
-from agent.store.archive import Archive, Mark, copy, counts
+from agent.store.archive import TRIES, Archive, Mark, copy, counts
 from agent.store.encoding.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 from agent.store.errors import CheckpointError, Damaged, Full, Outdated
 from agent.store.places.sinks import DRAFT, DiskSink
@@ -203,6 +203,18 @@ def test_what_a_branch_begins_from_counts_until_it_has_begun(sink):
     archive.prune()
     assert [mark.version for mark in archive.marks()] == [8, 7]
     assert {key.split("/")[1] for key in sink.sizes(PARTS)} == {"0000000007", "0000000008"}
+
+
+def test_a_named_version_is_read_however_many_newer_ones_are_kept(disk):
+    """As many are looked at as a job keeps at most, and what a branch begins from lies behind those."""
+    archive = Archive(disk, "job", keep=TRIES)
+    branched = save(archive, 1)
+    archive.branched = {1}
+    for version in range(2, TRIES + 2):
+        save(archive, version)
+    archive.prune()
+    assert len(archive.marks()) == TRIES + 1
+    assert Archive(disk, "job", ours=False).newest(1) == branched
 
 
 def test_a_damaged_version_that_a_branch_begins_from_does_not_hinder_pruning(sink):

@@ -8,6 +8,7 @@ person.
 
 import logging
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,19 @@ def note_open(client: Any, job: str) -> None:
     client.zrem(CLOSED_JOBS, job)
 
 
-def note_closed(client: Any, checkpoints: Path, job: str, at_s: float) -> None:
-    """Note when a job was closed; if there are too many, forget those closed longest ago."""
+def note_closed(
+    client: Any, checkpoints: Path, job: str, at_s: float, urls: Iterable[str] = ()
+) -> None:
+    """Note when a job was closed; if there are too many, forget those closed longest ago.
+
+    What open jobs with these URLs begin from stays until they are closed.
+    """
     client.zadd(CLOSED_JOBS, {job: at_s})
+    places = {url.partition("#")[0].rstrip("/") for url in urls}
     for name in client.zrange(CLOSED_JOBS, 0, -CLOSED_MAX - 1):
-        forget(client, checkpoints, name.decode())
-        client.zrem(CLOSED_JOBS, name)
+        if (checkpoints / name.decode()).resolve().as_uri() not in places:
+            forget(client, checkpoints, name.decode())
+            client.zrem(CLOSED_JOBS, name)
 
 
 def forget(client: Any, checkpoints: Path, job: str) -> None:

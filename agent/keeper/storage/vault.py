@@ -678,11 +678,12 @@ class Vault:
             return recovery.newest([], committed, left)
         here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
         found = recovery.newest([here], committed, left, patient=patient, further=further)
-        if found.saved is None and not committed and self._order.from_url:
-            raise CheckpointError(
-                f"nothing sound is stored at {self._order.from_url} to go on from"
-            )
-        return found
+        if found.saved is not None or not (url := self._order.from_url):
+            return found
+        begun = recovery.newest([self._origin(url)], committed, patient=patient)
+        if begun.saved is None:
+            raise CheckpointError(f"nothing sound is stored at {url} to go on from")
+        return begun
 
     def recall_proof(self, saved: Saved) -> Saved | None:
         """Return a provable version from the disk if `saved` is not provable.
@@ -701,16 +702,17 @@ class Vault:
 
     def _elsewhere(self, committed: int) -> list[Shelf]:
         """Where else a version may lie. Of a job without commits we have stored nothing."""
-        if committed and self._place.storage is not None:
-            return [Shelf(OBJECT, self._place.storage.archive(self._job))]
-        if self._order.from_url:
-            url = self._order.from_url
-            source = earlier(url)
-            self._earlier_place = source.sink.name
-            for mark, why in self._unread.items():
-                source.set_aside(mark, why)
-            return [Shelf(OBJECT, source, step_in(url))]
-        return []
+        if not committed or self._place.storage is None:
+            return []
+        return [Shelf(OBJECT, self._place.storage.archive(self._job))]
+
+    def _origin(self, url: str) -> Shelf:
+        """Where the job began, which is searched if nothing of its own is left."""
+        source = earlier(url)
+        self._earlier_place = source.sink.name
+        for mark, why in self._unread.items():
+            source.set_aside(mark, why)
+        return Shelf(OBJECT, source, step_in(url))
 
     def drop(self) -> None:
         """Forget all that is in memory, because the job's history no longer contains it."""

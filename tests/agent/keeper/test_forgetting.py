@@ -1,15 +1,19 @@
 """What closed jobs leave behind is bounded by their number."""
 
+import threading
 from pathlib import Path
 
 import pytest
 from backups import disk, saved
-from crews import RedisProcess
+from crews import SECRET, RedisProcess
 
-from agent.keeper.keeper import connect
+from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage import retention
 from agent.keeper.storage.retention import note_closed, note_open
+from agent.keeper.storage.vault import Place
 from agent.keeper.storage.versions import save
+from agent.keys import CLOSED_JOBS
+from agent.messages import JobOrder
 
 pytestmark = pytest.mark.processes
 
@@ -35,3 +39,33 @@ def test_the_jobs_that_were_closed_longest_ago_are_forgotten(
     for folder in ("checkpoints/b", "checkpoints/d", "d"):  # and nothing outside the folder goes
         assert (tmp_path / folder / "manifests").is_dir()
     client.close()
+
+
+def test_what_an_open_job_began_from_is_not_forgotten(
+    redis_process: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not have begun yet, or lose all of its own. Once it is closed as well, that is as old as it is."""
+    monkeypatch.setattr(retention, "CLOSED_MAX", 1)
+    client = connect(redis_process.url)
+    keeper = Keeper(client, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
+
+    def left_after_closing(job: str) -> list[str]:
+        keeper.close_job(job)
+        for thread in threading.enumerate():
+            if thread.name == "close":
+                thread.join()
+        return sorted(folder.parent.name for folder in tmp_path.glob("*/manifests"))
+
+    try:
+        for at_s, (job, step) in enumerate((("a", "#3"), ("b", ""), ("c", ""))):
+            save(disk(tmp_path / job), 1, saved(3))
+            client.zadd(CLOSED_JOBS, {job: at_s})
+            url = f"{(tmp_path / job).as_uri()}{step}" if job != "c" else ""
+            order = JobOrder(job=f"of {job}", script="t.py", script_sha="", from_url=url)
+            keeper.open_job(order, b"")
+        assert left_after_closing("of c") == ["a", "b"]
+        assert left_after_closing("of a") == ["b"]
+        assert left_after_closing("of b") == []
+    finally:
+        keeper.close()
+        client.close()

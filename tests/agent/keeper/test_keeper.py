@@ -22,7 +22,8 @@ from redis.retry import Retry
 
 from agent.keeper import keeper as keeper_module
 from agent.keeper.commits import Commit, RedisCommitLog
-from agent.keeper.keeper import KEPT_MAX, Keeper, connect
+from agent.keeper.job import KeptJob
+from agent.keeper.keeper import KEPT_MAX, Keeper, OpenJob, connect
 from agent.keeper.storage import vault
 from agent.keeper.storage.memory_log import kept, root_of
 from agent.keeper.storage.vault import Place, Vault
@@ -139,6 +140,42 @@ def test_the_step_that_a_branch_begins_from_is_kept_until_the_branch_is_closed(
         until("the close", lambda: not trained._archive.branched)
         assert trained.write(saved(20))
         assert disk(tmp_path / "job").newest(1) is None
+    finally:
+        keeper.close()
+
+
+def test_a_close_that_is_taken_up_again_knows_what_branches_begin_from(
+    refusing: Refusing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next keeper has read of the branch, too, before it writes and prunes in the closing job's folder."""
+    place = Place(checkpoints=tmp_path)
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    try:
+        keeper.open_job(order(), b"")
+        url = f"{(tmp_path / 'job').as_uri()}#1"
+        keeper.open_job(msgspec.structs.replace(order("branch"), from_url=url), b"")
+        keeper._keep(OpenJob(order=order(), closing=True))  # which is read first
+    finally:
+        keeper.close()
+    make, written = Keeper._make, threading.Event()
+    spared: list[set[int]] = []
+
+    def slow(keeper: Keeper, record: OpenJob, script: bytes) -> KeptJob:
+        if record.order.job == "branch":
+            written.wait(0.5)
+        return make(keeper, record, script)
+
+    def write(job: KeptJob) -> bool:
+        spared.append(set(job.vault._archive.branched))
+        written.set()
+        return True
+
+    monkeypatch.setattr(Keeper, "_make", slow)
+    monkeypatch.setattr(KeptJob, "put_away", write)
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    try:
+        until("the close", lambda: not refusing.hexists(KEPT_JOBS, "job"))
+        assert spared == [{1}]
     finally:
         keeper.close()
 

@@ -464,17 +464,52 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("step", ["", "#8"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_job_that_has_lost_all_of_its_own_goes_back_to_where_it_began(
+    tmp_path: Path, step: str, stored: bool
+) -> None:
+    """Not to step 0, with or without a store of its own; and what it has of its own comes first, whatever it reaches."""
+    old = disk(tmp_path / "job")
+    save(old, 1, saved(8))
+    storage = Storage(url=(tmp_path / "there").as_uri(), every_s=0.0) if stored else None
+    vault = vault_of(tmp_path / "here", [], storage, from_url=old.sink.name + step)
+    assert same(vault.recall(0, patient=True).saved, saved(8))
+    found = vault.recall(20, patient=True)
+    assert same(found.saved, saved(8))
+    assert "12 committed steps are lost" in found.because
+    own = storage.archive("job") if storage is not None else disk(tmp_path / "here" / "job")
+    save(own, 1, saved(10))
+    if not step:
+        save(old, 1, saved(30))
+    assert same(vault.recall(20, patient=True).saved, saved(10))
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_job_does_not_go_back_to_where_it_began_while_its_own_cannot_be_read(
+    tmp_path: Path, patient: bool
+) -> None:
+    """It may have all of the steps, and would lose them for good."""
+    old = disk(tmp_path / "job")
+    save(old, 1, saved(8))
+    (tmp_path / "there").write_text("in the way")
+    storage = Storage(url=(tmp_path / "there").as_uri(), every_s=0.0)
+    vault = vault_of(tmp_path / "here", [], storage, from_url=old.sink.name)
+    with pytest.raises(CheckpointError, match="there"):
+        vault.recall(20, patient=patient)
+
+
 def test_a_job_that_shall_go_on_from_what_is_not_there_does_not_begin_anew(tmp_path: Path) -> None:
-    """Nobody pays for steps that were paid for before. Behind its first step its own versions are what counts."""
+    """Nobody pays for steps that were paid for before. Nor does it behind its first step, if all of its own is lost, too."""
     old = Archive(disk(tmp_path / "old").sink, "old")
     save(old, 1, saved(8))
     (manifest,) = (tmp_path / "old" / "manifests").iterdir()
     manifest.write_bytes(manifest.read_bytes()[:-9])
     for name in ("old", "nothing"):
         vault = vault_of(tmp_path / "here", [], from_url=(tmp_path / name).as_uri())
-        with pytest.raises(CheckpointError, match=f"nothing sound is stored at file:.*{name}"):
-            vault.recall(0, patient=False)
-        assert vault.recall(5, patient=False).saved is None
+        for committed in (0, 5):
+            with pytest.raises(CheckpointError, match=f"nothing sound is stored at file:.*{name}"):
+                vault.recall(committed, patient=False)
 
 
 def test_checkpoints_on_the_disk_are_listed_with_their_address(tmp_path: Path) -> None:

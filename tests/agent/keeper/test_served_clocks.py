@@ -1,5 +1,6 @@
 """A clock of served tables is a version like any other: it is found again, or named if it does not fit."""
 
+import errno
 import threading
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from commit_logs import MemoryCommitLog
 from crews import until
 
-from agent.keeper.commits import History
+from agent.keeper import tables as tables_module
+from agent.keeper.commits import Commit, History
 from agent.keeper.member import Member
 from agent.keeper.storage import clocks
 from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
@@ -221,3 +223,88 @@ def test_who_serves_and_who_computes_is_told_when_it_begins(tmp_path: Path) -> N
     assert parts[0] == Part(KEPT, reliable=True, serves=0, copies=2, blocks=0)
     assert [part.node for part in parts[1:]] == [*WORKERS]
     assert all((part.serves, part.blocks) == (1, 1) for part in parts[1:])
+
+
+class Waiting(Nobody):
+    """The job of tables whose archives are read for the first time."""
+
+    def __init__(self) -> None:
+        self.unread: list[str] = []
+        self.from_versions: list[int] = []
+
+    def recall_failed(self, error: str) -> None:
+        self.unread.append(error)
+
+    def recalled(self, version: int, because: str) -> None:
+        self.from_versions.append(version)
+
+
+def history_of(commits: int) -> History:
+    history = History(MemoryCommitLog(), "job")
+    for version in range(1, commits + 1):
+        commit = Commit(generation=1, version=version)
+        history.write(commit)
+        history.note(commit)
+    return history
+
+
+@pytest.mark.parametrize("on_disk", [0, 5])
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
+    tmp_path: Path, on_disk: int, end: str
+) -> None:
+    """The next keeper looks again for what they say; what an older disk has is not put over it in the archives."""
+    Copying(vault(tmp_path, []), 60.0, clock).close(39)
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    (tmp_path / "elsewhere").rename(tmp_path / "away")
+    (tmp_path / "elsewhere").write_text("in the way")
+    folder = tmp_path / "tables"
+    history = history_of(40)
+    if on_disk:
+        folder.mkdir()
+        for partition, sections in enumerate(clock(on_disk - 1).partitions):
+            Folder(str(folder)).write(partition, on_disk - 1, sections)
+        reached = Reached(on_disk - 1, clock(on_disk - 1).measures)
+        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+
+    owner: Any = Waiting()
+    tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
+    until("a try", lambda: owner.unread, PATIENCE_S)
+    getattr(tables, end)()
+    tables._thread.join(PATIENCE_S)
+    (tmp_path / "elsewhere").unlink()
+    (tmp_path / "away").rename(tmp_path / "elsewhere")
+    if end == "close":
+        tables.put_away()
+    assert history.version == 40
+
+    tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
+    until("what was copied", lambda: owner.from_versions, PATIENCE_S)
+    tables.close()
+    assert (owner.from_versions, history.version) == ([40], 40)
+
+
+def test_a_clock_of_the_archives_that_the_disk_does_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As any other clock is when there is no room: the job waits for that, and does not fail."""
+    monkeypatch.setattr(tables_module, "AGAIN_S", 0.01)
+    Copying(vault(tmp_path, []), 60.0, clock).close(3)
+    (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    write, full = Folder.write, OSError(errno.ENOSPC, "no room on purpose")
+    taken: list[bool] = [True, False]  # so that one of its partitions is there already
+
+    def refusing(folder: Folder, *sections: Any) -> None:
+        if taken and not taken.pop(0):
+            raise full
+        write(folder, *sections)
+
+    monkeypatch.setattr(Folder, "write", refusing)
+    owner: Any = Waiting()
+    folder = tmp_path / "tables"
+    tables = Tables(SERVING, history_of(4), folder, owner, vault(tmp_path, []), 60.0)
+    until("what was copied", lambda: owner.from_versions, PATIENCE_S)
+    tables.close()
+    assert (owner.from_versions, len(owner.unread)) == ([4], 1)
+    assert "no room on purpose" in owner.unread[0]
+    assert alike(tables._clock(3), clock(3))
