@@ -51,6 +51,7 @@ Alarm = Literal[
     "dry",
     "drain",
     "stall",
+    "again",  # an alarm that was put off; its key begins with that alarm's name
 ]
 
 # The version of the stored format; it goes up with every change after which older states cannot be
@@ -519,6 +520,7 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0
+    hears_until_s: float = 0.0  # until then it may have to hear what waited while it stood still
     house: str = ""
     stopping: bool = False
     stopped: bool = False
