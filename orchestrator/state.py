@@ -461,6 +461,9 @@ class Job(msgspec.Struct, kw_only=True):
     lain_s: float = 0.0
     # The status that it gets when it has drained, and why.
     ending: tuple[JobStatus, str] | None = None
+    # When these alarms are due; one that rings earlier was set before the job was resumed.
+    drain_due_s: float = 0.0
+    stall_due_s: float = 0.0
     account: Account
     leases: dict[str, None] = {}
     workers: dict[str, None] = {}
@@ -559,6 +562,12 @@ def next_serial(state: State) -> int:
 
 def set_alarm(state: State, at_s: float, alarm: Alarm, key: str = "") -> None:
     heappush(state.alarms, (max(at_s, state.now_s), alarm, key))
+
+
+def set_stall_alarm(state: State, job: Job, at_s: float) -> None:
+    """Set the job's alarm of silence; an earlier one does not count any more."""
+    job.stall_due_s = max(at_s, state.now_s)
+    set_alarm(state, job.stall_due_s, "stall", job.id)
 
 
 def note(out: list[AnyAction], who: str, because: str) -> None:

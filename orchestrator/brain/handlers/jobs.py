@@ -52,6 +52,7 @@ from orchestrator.state import (
     move_job,
     note,
     set_alarm,
+    set_stall_alarm,
     want_layout,
 )
 from orchestrator.validity import flaw_of_spec
@@ -231,7 +232,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress.at_s = state.now_s
-        set_alarm(state, state.now_s + stragglers.stall_s(state, job), "stall", job.id)
+        set_stall_alarm(state, job, state.now_s + stragglers.stall_s(state, job))
         consider(state, job)
 
 
@@ -279,12 +280,15 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
     # Without the sums the keeper needs a whole state, and loses the steps since its last one if none
     # arrives; so it gets more time.
     part = 0.25 if job.progress.sums_kept else 0.75
-    set_alarm(state, state.now_s + part * state.settings.drain_s, "drain", job.id)
+    job.drain_due_s = state.now_s + part * state.settings.drain_s
+    set_alarm(state, job.drain_due_s, "drain", job.id)
 
 
 def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     job = state.jobs.get(job_id)
-    if job is not None and job.status == "DRAINING" and job.ending is not None:
+    if job is None or state.now_s < job.drain_due_s:
+        return
+    if job.status == "DRAINING" and job.ending is not None:
         finish(state, out, job, *job.ending)
 
 
