@@ -8,7 +8,7 @@ import pytest
 from agent.messages import UNRECORDED, AgentJoined, Progress, WorkerReady
 from cloud.clock import VirtualClock
 from orchestrator.actions import Launch, Regroup, StartWorker, StopWorker, Terminate
-from orchestrator.events import Launched, ManagerStarted, Tick
+from orchestrator.events import BootSeen, Launched, ManagerStarted, Tick
 from orchestrator.live.world import LiveWorld
 
 STILL_S = 40.0
@@ -32,7 +32,7 @@ def test_a_machine_that_began_while_the_manager_stood_still_is_charged_from_its_
     (launch,) = h.only(h.wait(2.0), Launch)
     clock = VirtualClock(h.at_s)
     world = world_at(clock)
-    world._ticks = True  # its first event was long ago
+    world._before_tick = 0  # its first event was long ago
 
     async def play() -> None:
         clock.advance_to(h.at_s + STILL_S)
@@ -61,7 +61,31 @@ def test_the_first_event_is_first_and_ticks_that_are_due_let_others_through() ->
         return [await world.next_event(50.0) for _ in range(6)]
 
     kinds = [type(event) for event in asyncio.run(play())]
-    assert kinds == [ManagerStarted, Tick, ManagerStarted, Tick, ManagerStarted, Tick]
+    assert kinds == [ManagerStarted, Tick, ManagerStarted, ManagerStarted, Tick, Tick]
+
+
+@pytest.mark.parametrize("tick_s", [0.1, 1.9, 3.0])
+def test_what_waits_is_heard_soon_also_where_a_tick_takes_longer_than_its_period(
+    tick_s: float,
+) -> None:
+    """All that waited when a tick had come is heard before the next one."""
+    clock = VirtualClock(0.0)
+    world, period_s, event_s, events = world_at(clock), 2.0, 0.01, 1000
+    for number in range(events):
+        seen = BootSeen(at_s=0.0, machine_id=str(number), phase="node", took_s=1.0)
+        world._queue.put_nowait(("", seen))
+
+    async def play() -> None:
+        due_s = period_s
+        while not world._queue.empty():
+            if isinstance(await world.next_event(due_s), Tick):
+                due_s = clock.now_s() + period_s
+                clock.advance_to(clock.now_s() + tick_s)
+            else:
+                clock.advance_to(clock.now_s() + event_s)
+
+    asyncio.run(play())
+    assert clock.now_s() < events * event_s + 2 * tick_s
 
 
 def news_that_waits(h: Any, kind: str) -> list[Any]:
@@ -112,7 +136,7 @@ def test_news_that_waited_is_heard_before_the_manager_gives_anything_up(
     waiting = news_that_waits(h, kind)
     said, clock = len(h.said), VirtualClock(h.at_s)
     world = world_at(clock)
-    world._ticks = True
+    world._before_tick = 0
 
     async def play() -> None:
         clock.advance_to(h.at_s + still_s)
