@@ -165,11 +165,17 @@ def _ended(machine: Machine, at_s: float) -> ledger.Ended:
 def lose(
     state: State, out: list[AnyAction], lease: Lease, ended: ledger.Ended, because: str
 ) -> None:
-    """End the lease of a machine that was taken, and count a preemption of its job."""
-    job = state.jobs[lease.job]
+    """End the lease of a machine that is gone, and count a preemption of its job if it was taken.
+
+    One that a person has ended, or that has ended itself, was not; but where it never joined, the
+    next one there may do the same.
+    """
+    job, taken = state.jobs[lease.job], ended.by != "user"
+    if not taken and lease.agent == "awaited":
+        leases.penalise(state, out, lease, "NeverJoined", because)
     staffing.abandon(state, out, lease, because)
-    leases.end(state, out, lease, ended._replace(lost=True), because)
-    if job.active:
+    leases.end(state, out, lease, ended._replace(lost=taken), because)
+    if taken and job.active:
         _count_preemption(state, out, job)
     if job.active:
         consider(state, job)
@@ -386,7 +392,9 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
     elif machine.gone and lease.state == "pending":
         _never_ran(state, out, lease, machine, at_s)
     elif machine.gone:
-        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} was taken by the provider")
+        strange = "was ended, and neither by us nor by the provider"
+        how = strange if machine.ended_by == "user" else "was taken by the provider"
+        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} {how}")
     elif machine.state == "stopped" and lease.state != "ending":
         leases.give_back(state, out, lease, f"{machine.id} has stopped, and still costs")
     elif machine.state == "running" and lease.state == "pending":
