@@ -647,7 +647,8 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
     budget = "no budget" if budget_usd is None else f"a budget of {usd(budget_usd)}"
     left_s = None if deadline_s is None else deadline_s - wall_s
     deadline = "no deadline" if left_s is None else f"a deadline in {duration(left_s)}"
-    note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}")
+    ends = "; it ends all the same: resume it then" if job.status == "DRAINING" else ""
+    note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}{ends}")
     if not job.ended:
         check_budgets(state, out)
         consider(state, job)

@@ -29,6 +29,7 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
+from orchestrator import wishes
 from orchestrator.actions import (
     CloseJob,
     Launch,
@@ -1015,6 +1016,25 @@ def test_another_budget_holds_from_now_on(hand: Any) -> None:
     h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
     assert h.job.active
     assert job_view(h.state, h.job, h.at_s).budget_usd == 10.0
+
+
+def test_who_raises_the_budget_of_a_job_that_ends_hears_that_it_ends_all_the_same(
+    hand: Any,
+) -> None:
+    """The wish says it before and the note says it after; the budget holds once it is resumed."""
+    h = hand().running(slots_max=1, budget_usd=10.0)
+    h.committed(10)
+    owed = spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
+    h.see(changed(h, owed + 1e-6))
+    assert h.job.status == "DRAINING"
+    asker, told = wishes.Asker(by="ann", at_s=h.at_s), "it ends all the same: resume it then"
+    wish = wishes.change(job_view(h.state, h.job, h.at_s), 10.0, "kept", asker)
+    assert told in wish.would
+    assert told in h.words(h.see(wish.event))
+    h.wait(h.settings.drain_s)
+    assert (h.job.status, h.job.account.cap_usd) == ("FAILED", 10.0)
+    assert told not in wishes.change(job_view(h.state, h.job, h.at_s), 9.0, "kept", asker).would
+    assert told not in h.words(h.see(changed(h, 9.0)))
 
 
 def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
