@@ -525,6 +525,8 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0
+    # The last time without a manager that was longer than machines live without one: from and to.
+    away: tuple[float, float] | None = None
     hears_until_s: float = 0.0  # until then it may have to hear what waited while it stood still
     house: str = ""
     stopping: bool = False

@@ -83,6 +83,7 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     out: list[AnyAction] = []
     if isinstance(event, ManagerStarted):
         state.skew_s = max(0.0, state.now_s - event.at_s)
+        _note_away(state, event)
     _move_time(state, event)
     _note_standstill(state, event)
     if isinstance(event, PartSetAside):
@@ -116,6 +117,13 @@ def _move_time(state: State, event: AnyEvent) -> None:
     elif not isinstance(event, ManagerStarted):
         at_s = min(at_s, due_s)
     state.now_s = max(state.now_s, at_s)
+
+
+def _note_away(state: State, event: ManagerStarted) -> None:
+    """Note when there was no manager for so long that every machine must have ended itself."""
+    most_s = state.settings.silent_after_s
+    if state.epoch and most_s is not None and event.at_s > state.now_s + most_s:
+        state.away = (state.now_s, event.at_s)
 
 
 def _note_standstill(state: State, event: AnyEvent) -> None:

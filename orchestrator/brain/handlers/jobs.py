@@ -74,6 +74,7 @@ DAMAGED = (
 )
 # A person can make room on the disk meanwhile; the idle machines cost money, so the wait is bounded.
 STORED_S = 600.0
+LISTED_S = 10.0  # in which places answer with their first lists
 NEAR_STEPS, NEAR_S = 10.0, 2.0
 WHY_CHARS_MAX = 500  # of an exception's text; its traceback has all of it
 RESUME = "resume continues from the last committed step"  # only the keeper knows its number
@@ -655,7 +656,13 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
 
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
-    """Drain the jobs whose budget runs out, while the reserve still pays for stopping."""
+    """Drain the jobs whose budget runs out, while the reserve still pays for stopping.
+
+    After a time that no machine outlives, the first lists are awaited, because what is charged
+    until then is too much.
+    """
+    if state.away is not None and state.now_s < state.away[1] + LISTED_S:
+        return
     dry = ledger.runs_out(state, state.account)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:

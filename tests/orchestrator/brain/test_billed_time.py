@@ -360,3 +360,38 @@ def test_a_job_that_held_a_machine_last_is_credited_first(hand: Any) -> None:
     h.listed()
     assert ledger.spent_usd(h.job.account, h.at_s) == pytest.approx(paid_usd)
     assert ledger.spent_usd(heir.account, h.at_s) == pytest.approx(price * 20.0 / HOUR_S)
+
+
+def test_a_machine_that_outlived_no_manager_is_not_charged_for_the_time_without_one(
+    hand: Any,
+) -> None:
+    """It ended itself, so a job whose budget would not pay for a weekend goes on after it."""
+    h = hand(silent_after_s=600.0).running(slots_max=1, budget_usd=1.0, max_preemptions=0)
+    h.listed()
+    price, began_s = h.leases[0].price_usd_per_h, h.leases[0].prices[0][0]
+    h.wait(10.0)
+    h.listed()
+    left_s = h.at_s
+    h.machines.clear()
+    h.at_s += 60 * HOUR_S
+    h.start(epoch=2)
+    h.wait(1.0)
+    h.listed()
+    held_s = left_s - began_s + 600.0
+    for account in (h.job.account, h.state.account):
+        spent = ledger.spent_usd(account, h.at_s)
+        assert price * held_s / HOUR_S <= spent <= price * (held_s + 60.0) / HOUR_S
+    assert h.job.active
+    assert h.job.market.preemptions == 0
+    assert h.only(h.wait(2.0), Launch)
+
+
+def test_a_budget_waits_only_a_moment_for_the_first_list_after_a_time_without_a_manager(
+    hand: Any,
+) -> None:
+    h = hand(silent_after_s=600.0).running(slots_max=1, budget_usd=1.0)
+    h.at_s += 60 * HOUR_S
+    h.start(epoch=2)
+    assert h.job.active
+    h.wait(20.0)
+    assert h.job.status == "DRAINING"
