@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[str, ...] = ()  # where data may be; none means anywhere
     egress_usd_per_gb: float = 0.0
     disk_usd_per_h: float = 0.0  # of every machine as long as it is held; never refunded
+    silent_after_s: float | None = None  # None: machines outlive the time without a manager
     quote_max_age_s: float | None = None  # None: the provider pushes prices, so none is too old
 
     control_period_s: float = 2.0

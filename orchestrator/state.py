@@ -51,6 +51,7 @@ Alarm = Literal[
     "dry",
     "drain",
     "stall",
+    "again",  # an alarm that was put off; its key begins with that alarm's name
 ]
 
 # The version of the stored format; it goes up with every change after which older states cannot be
@@ -152,6 +153,8 @@ class Lease(msgspec.Struct, kw_only=True):
     prices: list[tuple[float, float]] = []
     accrued_usd: float = 0.0
     accrued_at_s: float = 0.0
+    # What the jobs that held it before were charged, the newest last; the rest is the present one's.
+    handed_usd: list[tuple[str, float]] = []
     reserve_usd: float = 0.0  # for giving it back; set when that begins
     draining_since_s: float | None = None
     draining_usd_per_h: float = 0.0
@@ -460,6 +463,9 @@ class Job(msgspec.Struct, kw_only=True):
     lain_s: float = 0.0
     # The status that it gets when it has drained, and why.
     ending: tuple[JobStatus, str] | None = None
+    # When these alarms are due; one that rings earlier was set before the job was resumed.
+    drain_due_s: float = 0.0
+    stall_due_s: float = 0.0
     account: Account
     leases: dict[str, None] = {}
     workers: dict[str, None] = {}
@@ -519,6 +525,9 @@ class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0
+    # The last time without a manager that was longer than machines live without one: from and to.
+    away: tuple[float, float] | None = None
+    hears_until_s: float = 0.0  # until then it may have to hear what waited while it stood still
     house: str = ""
     stopping: bool = False
     stopped: bool = False
@@ -557,6 +566,12 @@ def next_serial(state: State) -> int:
 
 def set_alarm(state: State, at_s: float, alarm: Alarm, key: str = "") -> None:
     heappush(state.alarms, (max(at_s, state.now_s), alarm, key))
+
+
+def set_stall_alarm(state: State, job: Job, at_s: float) -> None:
+    """Set the job's alarm of silence; an earlier one does not count any more."""
+    job.stall_due_s = max(at_s, state.now_s)
+    set_alarm(state, job.stall_due_s, "stall", job.id)
 
 
 def note(out: list[AnyAction], who: str, because: str) -> None:

@@ -132,9 +132,10 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
     event = JobChanged(
         at_s=asker.at_s, job=job.id, budget_usd=budget_usd, deadline_s=deadline_s, by=asker.by
     )
-    return Wish(
-        event=event, would=f"{_of_budget(job, budget)} {_of_deadline(job, deadline, asker)}"
-    )
+    would = f"{_of_budget(job, budget)} {_of_deadline(job, deadline, asker)}"
+    if job.status == "DRAINING":
+        would += " But it has begun to end, and it ends all the same: resume it then."
+    return Wish(event=event, would=would)
 
 
 def final_usd(job: JobView) -> float | None:

@@ -73,6 +73,9 @@ from orchestrator.state import Alarm, State, leases_of, note, set_alarm
 ROUNDING_S = 1e-3
 
 CLOSED_AGAIN_S = 600.0
+LATE_S = 5.0  # a manager that is woken so late stood still
+HEARS_S = 10.0  # how long it then hears what waited before it gives up what was silent
+PATIENT: tuple[Alarm, ...] = ("boot", "worker", "stall")
 
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
@@ -80,12 +83,17 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     out: list[AnyAction] = []
     if isinstance(event, ManagerStarted):
         state.skew_s = max(0.0, state.now_s - event.at_s)
+        _note_away(state, event)
     _move_time(state, event)
+    _note_standstill(state, event)
     if isinstance(event, PartSetAside):
         jobs.set_aside(state, out, event)  # before an alarm that is due meets it
     while state.alarms and state.alarms[0][0] <= state.now_s:
         _, alarm, key = heappop(state.alarms)
-        _ring(state, out, alarm, key)
+        if alarm in PATIENT and state.now_s < state.hears_until_s:
+            set_alarm(state, state.hears_until_s, "again", f"{alarm} {key}")
+        else:
+            _ring(state, out, alarm, key)
     _handle(state, out, event)
     layout_changes.regroup(state, out)
     buying.buy_for_considered(state, out)
@@ -109,6 +117,25 @@ def _move_time(state: State, event: AnyEvent) -> None:
     elif not isinstance(event, ManagerStarted):
         at_s = min(at_s, due_s)
     state.now_s = max(state.now_s, at_s)
+
+
+def _note_away(state: State, event: ManagerStarted) -> None:
+    """Note when there was no manager for so long that every machine must have ended itself."""
+    most_s = state.settings.silent_after_s
+    if state.epoch and most_s is not None and event.at_s > state.now_s + most_s:
+        state.away = (state.now_s, event.at_s)
+
+
+def _note_standstill(state: State, event: AnyEvent) -> None:
+    """Note until when to give nothing up, if the manager stood still or has just started.
+
+    Its alarms ring before what waited meanwhile is heard, so a machine, a worker or a job that has
+    long spoken would count as silent. Each alarm is put off only once, so a manager that is always
+    late gives up what is silent all the same.
+    """
+    due_s = state.alarms[0][0] if state.alarms else state.now_s
+    if isinstance(event, ManagerStarted) or state.now_s > due_s + LATE_S:
+        state.hears_until_s = state.now_s + HEARS_S
 
 
 def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912
@@ -247,8 +274,18 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  
             jobs.on_drain_alarm(state, out, key)
         case "stall":
             layout_changes.on_stall_alarm(state, out, key)
+        case "again":
+            _ring_again(state, out, key)
         case _:
             assert_never(alarm)
+
+
+def _ring_again(state: State, out: list[AnyAction], put_off: str) -> None:
+    """Ring an alarm that was put off until what had waited was heard."""
+    name, _, key = put_off.partition(" ")
+    for alarm in PATIENT:
+        if alarm == name:
+            _ring(state, out, alarm, key)
 
 
 def _control(state: State, out: list[AnyAction]) -> None:

@@ -198,6 +198,7 @@ def settings_from(config: Config) -> Settings:
         egress_usd_per_gb=config.buying.egress_usd_per_gb,
         disk_usd_per_h=config.buying.disk_usd_per_h,
         billing=config.local.billing,
+        silent_after_s=config.silent_after_s,
         quote_max_age_s=config.buying.quote_max_age_s,
         control_period_s=config.manager.control_period_s,
         rethink_s=config.manager.control_period_s,

@@ -133,7 +133,7 @@ class LiveWorld:
         self._quotes = quotes
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ticks = False  # the next event, if one is due
+        self._before_tick = 1  # so many events come before the next tick, also if it is due
         self._shown_at_s = 0.0
         self._metered_at_s = 0.0
         self._newest: State | None = None
@@ -169,27 +169,27 @@ class LiveWorld:
         """Return what comes next; `by_s` is when a `Tick` is due.
 
         A `Tick` that is due goes before what waits, because no other event moves time past it: what
-        a manager that stood still hears late would count as earlier than it was. Two never come in
-        a row while something waits.
+        a manager that stood still hears late would count as earlier than it was. All that waited
+        when one had come is before the next one, also if deciding takes longer than their period.
         """
         if self._broken is not None:
             raise self._broken
         patience_s = max(0.0, by_s - self._clock.now_s())
-        if self._ticks and not patience_s:
+        if not self._before_tick and not patience_s:
             return self._tick()
         try:
             async with asyncio.timeout(patience_s):
                 entry, event = await self._queue.get()
         except TimeoutError:
             return self._tick()
-        self._journal.inbox_id, self._ticks = entry, True
+        self._journal.inbox_id, self._before_tick = entry, max(0, self._before_tick - 1)
         if entry and _place_of(entry) <= self._waited_to and await self._ended_by(entry):
             event = await self._put_aside(entry, event, ENDED)
         # Senders have different clocks, so an event may claim to be later than now.
         return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
 
     def _tick(self) -> Tick:
-        self._journal.inbox_id, self._ticks = "", False
+        self._journal.inbox_id, self._before_tick = "", max(1, self._queue.qsize())
         return Tick(at_s=self._clock.now_s())
 
     async def _follow_inbox(self) -> None:

@@ -5,6 +5,8 @@ found in the provider's list: a machine whose token we intended is adopted, an i
 listed after the grace is dropped, and a machine of ours that no lease claims is terminated.
 """
 
+import math
+
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from cloud.model import DEPLOYMENT_TAG, Leftover, Listing, Machine, Ref, Refusal
 from orchestrator.actions import AnyAction, ListMachines, Terminate
@@ -42,6 +44,7 @@ SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two way
 LIST_AGAIN_S_MAX = 60.0  # between two lists of a place that does not answer
 FAILURES_MAX = 8
 ENDS_FAILED_MAX = 4  # without a refusal, before a person is shown why
+LAST_WORD_S = 30.0  # how much later than it should a machine ends that no manager speaks to
 OWING_S_MAX = 3600.0  # how long a list is asked for only because it may correct a bill
 
 # --- the outcome of a launch -----------------------------------------------------------------
@@ -165,11 +168,17 @@ def _ended(machine: Machine, at_s: float) -> ledger.Ended:
 def lose(
     state: State, out: list[AnyAction], lease: Lease, ended: ledger.Ended, because: str
 ) -> None:
-    """End the lease of a machine that was taken, and count a preemption of its job."""
-    job = state.jobs[lease.job]
+    """End the lease of a machine that is gone, and count a preemption of its job if it was taken.
+
+    One that a person has ended, or that has ended itself, was not; but where it never joined, the
+    next one there may do the same.
+    """
+    job, taken = state.jobs[lease.job], ended.by != "user"
+    if not taken and lease.agent == "awaited":
+        leases.penalise(state, out, lease, "NeverJoined", because)
     staffing.abandon(state, out, lease, because)
-    leases.end(state, out, lease, ended._replace(lost=True), because)
-    if job.active:
+    leases.end(state, out, lease, ended._replace(lost=taken), because)
+    if taken and job.active:
         _count_preemption(state, out, job)
     if job.active:
         consider(state, job)
@@ -386,7 +395,9 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
     elif machine.gone and lease.state == "pending":
         _never_ran(state, out, lease, machine, at_s)
     elif machine.gone:
-        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} was taken by the provider")
+        strange = "was ended, and neither by us nor by the provider"
+        how = strange if machine.ended_by == "user" else "was taken by the provider"
+        lose(state, out, lease, _ended(machine, at_s), f"{machine.id} {how}")
     elif machine.state == "stopped" and lease.state != "ending":
         leases.give_back(state, out, lease, f"{machine.id} has stopped, and still costs")
     elif machine.state == "running" and lease.state == "pending":
@@ -454,13 +465,17 @@ def _settle_missing(
         certain = lease.missed_at_s is not None and awaited
         if not certain and place.listed_at_s < lease.known_at_s + grace_s:
             continue
-        gone_at_s = _gone_at_s(state, lease)
+        alone_until_s = _alone_until_s(state, lease)
+        gone_at_s = min(_gone_at_s(state, lease), alone_until_s)
         if lease.state == "ending":
             ended = ledger.Ended("user", gone_at_s)
             leases.end(state, out, lease, ended, "the provider lists it no more")
         else:
-            ended = ledger.Ended("provider", gone_at_s)
-            lose(state, out, lease, ended, f"{lease.machine_id} vanished from the list")
+            how = "vanished from the list"
+            if alone := alone_until_s < math.inf:
+                how += ": it ends itself if there is no manager for long"
+            ended = ledger.Ended("user" if alone else "provider", gone_at_s)
+            lose(state, out, lease, ended, f"{lease.machine_id} {how}")
 
 
 def _gone_at_s(state: State, lease: Lease) -> float:
@@ -480,6 +495,14 @@ def _gone_at_s(state: State, lease: Lease) -> float:
         ]
         return max(between, default=lease.missed_at_s) if taken else lease.missed_at_s
     return state.now_s if lease.silent_at_s is None else lease.silent_at_s
+
+
+def _alone_until_s(state: State, lease: Lease) -> float:
+    """Return until when a machine can have lived, if no list has had it since it was left alone."""
+    most_s, seen_s = state.settings.silent_after_s, lease.seen_at_s or lease.known_at_s
+    if state.away is None or most_s is None or seen_s > state.away[0]:
+        return math.inf
+    return state.away[0] + most_s + LAST_WORD_S
 
 
 # --- what lists say of machines whose leases have ended ----------------------------------------

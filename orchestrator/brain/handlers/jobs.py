@@ -52,6 +52,7 @@ from orchestrator.state import (
     move_job,
     note,
     set_alarm,
+    set_stall_alarm,
     want_layout,
 )
 from orchestrator.validity import flaw_of_spec
@@ -73,6 +74,7 @@ DAMAGED = (
 )
 # A person can make room on the disk meanwhile; the idle machines cost money, so the wait is bounded.
 STORED_S = 600.0
+LISTED_S = 10.0  # in which places answer with their first lists
 NEAR_STEPS, NEAR_S = 10.0, 2.0
 WHY_CHARS_MAX = 500  # of an exception's text; its traceback has all of it
 RESUME = "resume continues from the last committed step"  # only the keeper knows its number
@@ -231,7 +233,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress.at_s = state.now_s
-        set_alarm(state, state.now_s + stragglers.stall_s(state, job), "stall", job.id)
+        set_stall_alarm(state, job, state.now_s + stragglers.stall_s(state, job))
         consider(state, job)
 
 
@@ -279,12 +281,15 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
     # Without the sums the keeper needs a whole state, and loses the steps since its last one if none
     # arrives; so it gets more time.
     part = 0.25 if job.progress.sums_kept else 0.75
-    set_alarm(state, state.now_s + part * state.settings.drain_s, "drain", job.id)
+    job.drain_due_s = state.now_s + part * state.settings.drain_s
+    set_alarm(state, job.drain_due_s, "drain", job.id)
 
 
 def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     job = state.jobs.get(job_id)
-    if job is not None and job.status == "DRAINING" and job.ending is not None:
+    if job is None or state.now_s < job.drain_due_s:
+        return
+    if job.status == "DRAINING" and job.ending is not None:
         finish(state, out, job, *job.ending)
 
 
@@ -643,14 +648,21 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
     budget = "no budget" if budget_usd is None else f"a budget of {usd(budget_usd)}"
     left_s = None if deadline_s is None else deadline_s - wall_s
     deadline = "no deadline" if left_s is None else f"a deadline in {duration(left_s)}"
-    note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}")
+    ends = "; it ends all the same: resume it then" if job.status == "DRAINING" else ""
+    note(out, job.id, f"has {budget} and {deadline} from now on, set by {event.by}{ends}")
     if not job.ended:
         check_budgets(state, out)
         consider(state, job)
 
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
-    """Drain the jobs whose budget runs out, while the reserve still pays for stopping."""
+    """Drain the jobs whose budget runs out, while the reserve still pays for stopping.
+
+    After a time that no machine outlives, the first lists are awaited, because what is charged
+    until then is too much.
+    """
+    if state.away is not None and state.now_s < state.away[1] + LISTED_S:
+        return
     dry = ledger.runs_out(state, state.account)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:

@@ -43,6 +43,7 @@ from orchestrator.state import (
     newcomer,
     note,
     set_alarm,
+    set_stall_alarm,
     want_layout,
 )
 
@@ -790,12 +791,12 @@ def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
 def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     """Ask for the layout again if nothing is committed; after some tries restart all workers."""
     job = state.jobs.get(job_id)
-    if job is None or not job.active:
+    if job is None or not job.active or state.now_s < job.stall_due_s:
         return
     patience_s = stragglers.stall_s(state, job)
     due_s = job.progress.at_s + patience_s
     early = state.now_s < due_s
-    set_alarm(state, due_s if early else state.now_s + patience_s, "stall", job_id)
+    set_stall_alarm(state, job, due_s if early else state.now_s + patience_s)
     if job.layouts.current is None or not job.layouts.serving or early:
         return
     silent_s = state.now_s - job.progress.at_s

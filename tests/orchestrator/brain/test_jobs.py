@@ -29,6 +29,7 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
+from orchestrator import wishes
 from orchestrator.actions import (
     CloseJob,
     Launch,
@@ -900,6 +901,55 @@ def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
     assert h.only(h.wait(2.0), Launch)
 
 
+def come_back(h: Any) -> None:
+    """The job is cancelled, its checkpoint is there at once, and it is resumed and runs."""
+    h.cancel()
+    h.wait(1.0)
+    step = h.job.progress.step + 1
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=step, state_bytes=9, uri="x"))
+    h.serve()
+    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    h.wait(2.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(step + 1)
+    assert h.job.status == "RUNNING"
+
+
+def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand: Any) -> None:
+    h = hand().running(slots_max=1)
+    h.committed(42)
+    whole_s = 0.75 * h.settings.drain_s
+    h.see(SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20))
+    come_back(h)
+    h.wait(whole_s - 10.0)
+    h.committed(90)
+    h.cancel()
+    h.wait(whole_s - 1.0)
+    assert h.job.status == "DRAINING"
+    h.wait(2.0)
+    assert h.job.status == "CANCELLED"
+
+
+def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand: Any) -> None:
+    def stalls(resumes: int) -> list[float]:
+        h = hand().running(slots_max=1)
+        h.committed(42)
+        for _ in range(resumes):
+            come_back(h)
+        from_s, said = h.at_s, len(h.said)
+        found: list[float] = []
+        while h.job.active:
+            h.wait(1.0)
+            h.serve()
+            heard = h.words(h.said[said:]).count("nothing was committed")
+            found += [h.at_s - from_s] * (heard > len(found))
+        assert "its script hangs" in h.job.because
+        return found
+
+    assert stalls(3) == pytest.approx(stalls(0), abs=20.0)
+
+
 def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand: Any) -> None:
     """It has the same order but for its name and where it begins; the other one goes on, and asking twice makes one."""
     h = hand().running(slots_max=1, budget_usd=9.0, deadline_s=1e9)
@@ -966,6 +1016,25 @@ def test_another_budget_holds_from_now_on(hand: Any) -> None:
     h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
     assert h.job.active
     assert job_view(h.state, h.job, h.at_s).budget_usd == 10.0
+
+
+def test_who_raises_the_budget_of_a_job_that_ends_hears_that_it_ends_all_the_same(
+    hand: Any,
+) -> None:
+    """The wish says it before and the note says it after; the budget holds once it is resumed."""
+    h = hand().running(slots_max=1, budget_usd=10.0)
+    h.committed(10)
+    owed = spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
+    h.see(changed(h, owed + 1e-6))
+    assert h.job.status == "DRAINING"
+    asker, told = wishes.Asker(by="ann", at_s=h.at_s), "it ends all the same: resume it then"
+    wish = wishes.change(job_view(h.state, h.job, h.at_s), 10.0, "kept", asker)
+    assert told in wish.would
+    assert told in h.words(h.see(wish.event))
+    h.wait(h.settings.drain_s)
+    assert (h.job.status, h.job.account.cap_usd) == ("FAILED", 10.0)
+    assert told not in wishes.change(job_view(h.state, h.job, h.at_s), 9.0, "kept", asker).would
+    assert told not in h.words(h.see(changed(h, 9.0)))
 
 
 def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:

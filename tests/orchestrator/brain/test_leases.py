@@ -507,3 +507,38 @@ def test_a_life_on_an_emptied_journal_uses_no_token_of_the_one_before(hand: Any)
         h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings, salt=salt))
         used |= {leases.new_token(h.state) for _ in range(1000)}
     assert len(used) == 2000
+
+
+def ended_by_a_person(h: Any, machine_id: str) -> Any:
+    """Somebody ends it at the cloud's console, or it has ended itself, and the list says so."""
+    gone = {"state": "terminated", "ended_by": "user", "ended_at_s": h.at_s}
+    h.machines[machine_id] = msgspec.structs.replace(h.machines[machine_id], **gone)
+    return h.listed()
+
+
+def test_a_machine_that_a_person_or_it_itself_has_ended_was_not_taken(hand: Any) -> None:
+    """No preemption is counted, of the job or of its pool, and another one is bought."""
+    h = hand().running(slots_max=1, max_preemptions=0)
+    h.listed()
+    (lease,) = h.leases
+    before = h.state.pools[lease.pool.key].record.losses
+    out = ended_by_a_person(h, lease.machine_id)
+    assert (h.job.status, h.job.market.preemptions) == ("RECOVERING", 0)
+    assert h.state.pools[lease.pool.key].record.losses == before
+    assert "was ended, and neither by us nor by the provider" in h.words(out)
+    assert not h.state.blocks
+    assert h.only(h.wait(2.0), Launch)
+
+
+def test_a_pool_whose_machine_ends_before_it_has_joined_is_left_alone(hand: Any) -> None:
+    """It may always do that, so the next one is bought elsewhere."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    machine_id = h.launched(launch)
+    h.listed()
+    ended_by_a_person(h, machine_id)
+    (other,) = h.only(h.wait(2.0), Launch)
+    assert other.request.pool != launch.request.pool
+    assert h.job.market.preemptions == 0
