@@ -66,6 +66,7 @@ from orchestrator.view_builder import view_of
 QUOTES_S = 1.0
 QUOTES_TOLD_S = 60.0  # the longest time between two events with prices, even without news
 CLOSED_S = 600.0
+ROOMS_S = 600.0  # the shortest time between two readings of a quota that is full
 NOTICES_AGAIN_S = 60.0
 UNFORESEEN_MAX = 1000
 QUOTES_S_MAX = 60.0
@@ -286,20 +287,18 @@ class LiveWorld:
         pause_s, failing = 0.0, ""
         while True:
             try:
-                if self._clock.now_s() >= sold_at_s + provider.pace.sold_s:
-                    now_sold = await self._heard(provider, provider.sold(place))
+                if self._clock.now_s() >= sold_at_s + _sold_again_s(provider, sold):
+                    sold = await self._heard(provider, provider.sold(place))
                     sold_at_s = self._clock.now_s()
-                    if now_sold != sold:
-                        sold = now_sold
-                        await self._tell(
-                            CatalogueSeen(
-                                at_s=sold_at_s,
-                                place=place,
-                                sold=sold,
-                                traits=provider.traits,
-                                pace=provider.pace,
-                            )
+                    await self._tell(
+                        CatalogueSeen(
+                            at_s=sold_at_s,
+                            place=place,
+                            sold=sold,
+                            traits=provider.traits,
+                            pace=provider.pace,
                         )
+                    )
                 if self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
                     seen = await self._heard(provider, provider.quotes(place))
                     quoted_at_s = self._clock.now_s()
@@ -538,6 +537,20 @@ class LiveWorld:
 def _again_s(provider: Provider, error: CloudError) -> float | None:
     """Return when to ask a cloud again that was not reached; asking one that hears nothing is no burden."""
     return min(provider.pace.offers_s, QUOTES_S_MAX) if error.code == NOT_REACHED else None
+
+
+def _sold_again_s(provider: Provider, sold: Sold | None) -> float:
+    """Return how long what is sold stays true; where a quota is full, room may be made soon.
+
+    It is told also if it has not changed, because what was bought since then is not in it.
+    """
+    longest_s = provider.pace.sold_s
+    if sold is None:
+        return longest_s
+    families = {"", *(kind.family for kind in sold.types)}
+    bounds = (room for room in sold.rooms if room.family in families)
+    full = any(room.vcpus_used >= room.vcpus_max for room in bounds)
+    return min(longest_s, max(ROOMS_S, provider.pace.offers_s)) if full else longest_s
 
 
 def _place_of(entry: str) -> tuple[int, int]:

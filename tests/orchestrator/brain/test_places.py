@@ -295,6 +295,44 @@ def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
     assert most["large", "on_demand"] is None
 
 
+@pytest.mark.parametrize("gone_before", [False, True])
+def test_what_a_quota_counted_of_ours_comes_back_when_it_has_ended(
+    hand: Any, gone_before: bool
+) -> None:
+    """A machine that was in the reading is replaced at once; one that was gone by then freed nothing."""
+    h = hand(on_demand_allowed=False)
+    h.start()
+    kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
+    pools = tuple(known.pool for known in h.state.pools.values())
+
+    def read(used: int) -> None:
+        room = Room(place=EAST, market="spot", family="g", vcpus_max=4, vcpus_used=used)
+        sold = Sold(types=kinds, pools=pools, rooms=(room,))
+        h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold))
+
+    read(0)
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    (lease,) = h.leases
+    h.wait(60.0)
+    if gone_before:
+        ended = {"state": "terminated", "ended_by": "provider", "ended_at_s": h.at_s - 1.0}
+        h.machines[lease.machine_id] = replace(h.machines[lease.machine_id], **ended)
+    read(4)
+    assert not situation.offers(h.state, h.job)
+    h.wait(2.0)
+    before = len(h.said)
+    if gone_before:
+        h.listed()
+    else:
+        h.taken(lease.machine_id)
+    h.wait(4.0)
+    assert len(h.only(h.said[before:], Launch)) == (0 if gone_before else 1)
+    if not gone_before:
+        assert not situation.offers(h.state, h.job)
+
+
 def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand: Any) -> None:
     """What the view says of a pool is what the bidder was given and what it found; of a job that ends, nothing."""
     h = hand()

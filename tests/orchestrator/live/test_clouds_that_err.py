@@ -1,15 +1,17 @@
 """Whatever a provider raises: the manager's world goes on, and a person is shown it once."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud.clock import VirtualClock
 from cloud.errors import Refused, Unknown
 from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import LaunchRequest, Listing, Pace, Place, Ref
+from cloud.model import LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.events import (
@@ -20,7 +22,7 @@ from orchestrator.events import (
     PlaceClosed,
     Terminated,
 )
-from orchestrator.live.world import LiveWorld
+from orchestrator.live.world import ROOMS_S, LiveWorld
 
 WEST = Place("local", "local-west")
 
@@ -118,6 +120,48 @@ def test_a_cloud_that_was_not_reached_is_asked_again_at_once() -> None:
                 pass
         follow.cancel()
         await world.close()
+
+    asyncio.run(play())
+
+
+class Shop(SimulatedProvider):
+    """One region, asked often, whose keys, catalogue and quota are as a test says."""
+
+    pace = Pace(list_s=1.0, offers_s=0.01, sold_s=3600.0, grace_s=1.0, boot_s=1.0)  # type: ignore[assignment]
+    rooms: tuple[Room, ...] = ()
+
+    async def sold(self, place: Place) -> Sold:
+        return replace(await super().sold(place), rooms=self.rooms)
+
+
+def following(provider: Any, clock: VirtualClock) -> tuple[LiveWorld, "asyncio.Task[None]"]:
+    parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+    world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
+    return world, asyncio.create_task(world._follow_places(provider))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_quota_that_is_full_is_read_again_within_minutes(full: bool) -> None:
+    """What others end, and a quota that was raised, is not waited for until the next day."""
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider.rooms = (
+            Room(place=WEST, market="spot", vcpus_max=4, vcpus_used=4 if full else 3),
+        )
+        world, follow = following(provider, clock)
+        told = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while told < 3:
+                    event = (await world._queue.get())[1]
+                    if isinstance(event, CatalogueSeen) and event.place == WEST:
+                        told += 1
+                        clock.advance_to(clock.now_s() + ROOMS_S)
+        follow.cancel()
+        await world.close()
+        assert told == (3 if full else 1)
 
     asyncio.run(play())
 
