@@ -281,11 +281,13 @@ class LiveWorld:
             await asyncio.sleep(NOTICES_AGAIN_S)
 
     async def _follow_prices(self, provider: Provider, place: Place) -> None:
+        """Report what a place sells, and its prices also while it does not say what it sells."""
         known: set[Quote] = set()
         sold: Sold | None = None
         sold_at_s = quoted_at_s = told_at_s = -math.inf
         pause_s, failing = 0.0, ""
         while True:
+            wrong: CloudError | None = None
             try:
                 if self._clock.now_s() >= sold_at_s + _sold_again_s(provider, sold):
                     sold = await self._heard(provider, provider.sold(place))
@@ -299,29 +301,33 @@ class LiveWorld:
                             pace=provider.pace,
                         )
                     )
-                if self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
+            except CloudError as error:
+                wrong = error
+            try:
+                fresh: tuple[Quote, ...] = ()
+                if sold is not None and self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
                     seen = await self._heard(provider, provider.quotes(place))
                     quoted_at_s = self._clock.now_s()
                     quotes = {quote for quote in seen if not flaw_in(quote, Quote)}
                     fresh = tuple(sorted(quotes - known, key=_oldest_first))
                     known = quotes
-                else:
-                    fresh = ()
-                pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
             except CloudError as error:
-                longer_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
-                pause_s = _again_s(provider, error) or longer_s
-                if error.code != failing:
-                    failing = error.code
-                    why = f"does not say what it sells: {error}; asking again and again"
-                    await self.perform(Note(who=place.key, because=why))
+                wrong = wrong or error
             else:
-                failing = ""
                 now_s = self._clock.now_s()
                 # Without a regular event the prices would be taken for old.
-                if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
+                if sold is not None and (fresh or now_s >= told_at_s + QUOTES_TOLD_S):
                     told_at_s = now_s
                     await self._tell(QuotesSeen(at_s=now_s, place=place, quotes=fresh))
+            if wrong is None:
+                pause_s, failing = min(provider.pace.offers_s, QUOTES_TOLD_S), ""
+            else:
+                longer_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                pause_s = _again_s(provider, wrong) or longer_s
+                if wrong.code != failing:
+                    failing = wrong.code
+                    why = f"does not say what it sells: {wrong}; asking again and again"
+                    await self.perform(Note(who=place.key, because=why))
             await asyncio.sleep(pause_s)
 
     async def _follow_nodes(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cloud.clock import VirtualClock
-from cloud.errors import Refused, Unknown
+from cloud.errors import NotAllowed, Refused, Unknown
 from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
 from cloud.model import LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
@@ -20,9 +20,11 @@ from orchestrator.events import (
     LaunchFailed,
     ListFailed,
     PlaceClosed,
+    QuotesSeen,
     Terminated,
 )
-from orchestrator.live.world import ROOMS_S, LiveWorld
+from orchestrator.live import world
+from orchestrator.live.world import QUOTES_TOLD_S, ROOMS_S, LiveWorld
 
 WEST = Place("local", "local-west")
 
@@ -129,8 +131,16 @@ class Shop(SimulatedProvider):
 
     pace = Pace(list_s=1.0, offers_s=0.01, sold_s=3600.0, grace_s=1.0, boot_s=1.0)  # type: ignore[assignment]
     rooms: tuple[Room, ...] = ()
+    keeps_quiet = False  # of what it sells
+    quoted = 0
+
+    async def quotes(self, place: Place) -> Any:
+        self.quoted += place == WEST
+        return await super().quotes(place)
 
     async def sold(self, place: Place) -> Sold:
+        if self.keeps_quiet:
+            raise NotAllowed("AccessDeniedException: list_service_quotas")
         return replace(await super().sold(place), rooms=self.rooms)
 
 
@@ -162,6 +172,33 @@ def test_a_quota_that_is_full_is_read_again_within_minutes(full: bool) -> None:
         follow.cancel()
         await world.close()
         assert told == (3 if full else 1)
+
+    asyncio.run(play())
+
+
+def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatch: Any) -> None:
+    """A permission that is taken away freezes neither bills nor the prices at which is bought."""
+    monkeypatch.setattr(world, "QUOTES_S", 0.005)
+    monkeypatch.setattr(world, "QUOTES_S_MAX", 0.01)
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        lives, follow = following(provider, clock)
+        async with asyncio.timeout(20):
+            while not isinstance((await lives._queue.get())[1], QuotesSeen):
+                pass
+            provider.keeps_quiet = True
+            clock.advance_to(clock.now_s() + provider.pace.sold_s)
+            before, told = provider.quoted, 0
+            while provider.quoted < before + 3 or told < 3:
+                event = (await lives._queue.get())[1]
+                told += isinstance(event, QuotesSeen) and event.place == WEST
+                clock.advance_to(clock.now_s() + QUOTES_TOLD_S)
+        follow.cancel()
+        await lives.close()
+        said = [line for line in lives._store.lines if WEST.key.encode() in line]
+        assert len([line for line in said if b"does not say what it sells" in line]) == 1
 
     asyncio.run(play())
 
