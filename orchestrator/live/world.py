@@ -144,6 +144,7 @@ class LiveWorld:
         self._broken: BaseException | None = None
         self._waited_to = (0, 0)  # the last entry that waited in the inbox when this life began
         self._unforeseen: set[str] = set()
+        self._reopened: set[Place] = set()  # what each of them sells is to be told anew
 
     async def open(self, first: AnyEvent) -> None:
         """Begin to collect events. `first` is the event that a manager's life starts with."""
@@ -255,6 +256,7 @@ class LiveWorld:
     async def _follow_places(self, provider: Provider) -> None:
         """Follow every place that is open; ask now and then for those that were closed."""
         followed: set[Place] = set()
+        shut: set[Place] = set()
         while True:
             closed_s = CLOSED_S
             try:
@@ -264,10 +266,15 @@ class LiveWorld:
                 closed_s = _again_s(provider, error) or CLOSED_S
             for place in places:
                 if isinstance(place, Closed):
+                    shut |= followed & {place.place}
+                    self._reopened.discard(place.place)
                     await self._tell(PlaceClosed(at_s=self._clock.now_s(), closed=place))
                 elif place not in followed:
                     followed.add(place)
                     self._spawn(self._follow_prices(provider, place))
+                elif place in shut:
+                    shut.remove(place)
+                    self._reopened.add(place)
             closed = any(isinstance(place, Closed) for place in places)
             await asyncio.sleep(closed_s if closed else provider.pace.sold_s)
 
@@ -289,9 +296,11 @@ class LiveWorld:
         while True:
             wrong: CloudError | None = None
             try:
-                if self._clock.now_s() >= sold_at_s + _sold_again_s(provider, sold):
+                due_s = sold_at_s + _sold_again_s(provider, sold)
+                if self._clock.now_s() >= due_s or place in self._reopened:
                     sold = await self._heard(provider, provider.sold(place))
                     sold_at_s = self._clock.now_s()
+                    self._reopened.discard(place)
                     await self._tell(
                         CatalogueSeen(
                             at_s=sold_at_s,

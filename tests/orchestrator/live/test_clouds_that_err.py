@@ -11,9 +11,10 @@ from cloud.clock import VirtualClock
 from cloud.errors import NotAllowed, Refused, Unknown
 from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
+from cloud.model import Closed, LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.brain.decide import decide
 from orchestrator.events import (
     CatalogueSeen,
     EndFailed,
@@ -25,6 +26,7 @@ from orchestrator.events import (
 )
 from orchestrator.live import world
 from orchestrator.live.world import QUOTES_TOLD_S, ROOMS_S, LiveWorld
+from orchestrator.state import State
 
 WEST = Place("local", "local-west")
 
@@ -35,8 +37,6 @@ class Errant(SimulatedProvider):
     error: Exception = KeyError("Reservations")
 
     async def places(self) -> Any:
-        from cloud.model import Closed
-
         return [*await super().places(), Closed(Place("local", "local-north"), "no key for it")]
 
     async def list(self, place: Place) -> Listing:
@@ -133,6 +133,11 @@ class Shop(SimulatedProvider):
     rooms: tuple[Room, ...] = ()
     keeps_quiet = False  # of what it sells
     quoted = 0
+    closed = False
+
+    async def places(self) -> Any:
+        closed = Closed(WEST, "ExpiredToken: the keys have expired")
+        return [closed if self.closed and x == WEST else x for x in await super().places()]
 
     async def quotes(self, place: Place) -> Any:
         self.quoted += place == WEST
@@ -199,6 +204,31 @@ def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatc
         await lives.close()
         said = [line for line in lives._store.lines if WEST.key.encode() in line]
         assert len([line for line in said if b"does not say what it sells" in line]) == 1
+
+    asyncio.run(play())
+
+
+def test_a_region_that_opens_again_is_bought_from_again(monkeypatch: Any) -> None:
+    """Keys had expired and were renewed; what it sells is what it was."""
+    monkeypatch.setattr(world, "CLOSED_S", 0.01)
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider.pace = replace(provider.pace, sold_s=0.02)
+        lives, follow = following(provider, clock)
+        state, was = State(), []
+        async with asyncio.timeout(20):
+            while len(was) < 3:
+                event = (await lives._queue.get())[1]
+                state, _ = decide(state, event)
+                here = state.places.get(WEST.key)
+                if here is not None and bool(here.closed) == (len(was) == 1):
+                    was.append(here.closed)
+                    provider.closed = len(was) == 1
+        follow.cancel()
+        await lives.close()
+        assert "ExpiredToken" in was[1]
 
     asyncio.run(play())
 
