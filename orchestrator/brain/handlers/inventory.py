@@ -56,7 +56,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
     elif lease.state == "intended" and (event.machine.state == "failed" or event.machine.gone):
         _settle_listed(state, out, lease, event.machine)
     elif lease.state == "intended":
-        adopt(state, out, lease, event.machine)
+        adopt(state, out, lease, leases.by_our_clock(state, lease, event.machine))
         leases.keep_within_hour(state, out)
 
 
@@ -361,6 +361,7 @@ def _may_use(state: State, token: str) -> bool:
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record what changed about a listed machine that a lease claims."""
+    machine = leases.by_our_clock(state, lease, machine)
     _note_seen(state, lease, machine)
     at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
     given_back = lease.state == "ending" and machine.ended_by != "provider"
@@ -493,6 +494,7 @@ def _correct(state: State, machine: Machine, asked_at_s: float) -> None:
     lease = settled(state, machine.token, machine.index)
     if lease is None or lease.dated or lease.machine_id not in ("", machine.id):
         return
+    machine = leases.by_our_clock(state, lease, machine)
     if state.dropped.pop(lease.token, None) is not None:
         lease.machine_id = machine.id
         lease.disk_from_s = max(lease.intended_at_s, min(machine.launched_at_s, state.now_s))
@@ -667,22 +669,21 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
     if notice.kind == "rebalance":
         note(out, notice.machine_id, "the cloud says that it may be taken soon; it works on")
         return
+    deadline_s = notice.deadline_s + (lease.clock_ahead_s or 0.0)
     if lease.announced and lease.goes_at_s is not None:
-        later_s = notice.deadline_s - lease.goes_at_s
+        later_s = deadline_s - lease.goes_at_s
         if -SAME_NOTICE_S <= later_s <= SAME_NOTICE_S:
             lease.goes_at_s += min(later_s, 0.0)  # it came by two ways: the earlier deadline holds
             return
-    left_s = notice.deadline_s - state.now_s
+    left_s = deadline_s - state.now_s
     why = f"{notice.machine_id} will be taken in {left_s:.0f} s"
     silent = lease.agent == "silent" and lease.goes_at_s is not None
-    lease.goes_at_s = (
-        min(lease.goes_at_s or 0.0, notice.deadline_s) if silent else notice.deadline_s
-    )
+    lease.goes_at_s = min(lease.goes_at_s or 0.0, deadline_s) if silent else deadline_s
     if lease.state not in ("noticed", "leaving"):
         move_lease(lease, "noticed", state.now_s, why)
     note(out, notice.machine_id, why)
     margin_s = state.settings.notice_margin_s + state.settings.morph_s
-    set_alarm(state, notice.deadline_s - margin_s, "notice", lease.token)
+    set_alarm(state, deadline_s - margin_s, "notice", lease.token)
     consider(state, state.jobs[lease.job])
 
 

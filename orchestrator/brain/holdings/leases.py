@@ -7,11 +7,14 @@ import re
 from collections import Counter
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
 from bidding.model import Acquire
 from cloud.clock import HOUR_S
 from cloud.model import (
     DEPLOYMENT_TAG,
     LaunchRequest,
+    Machine,
     Market,
     Place,
     Pool,
@@ -470,6 +473,27 @@ def keep_ended(state: State, lease: Lease) -> None:
         oldest = next(iter(state.ended_leases))
         state.owing.pop(oldest, None)
         del state.ended_leases[oldest]
+
+
+def by_our_clock(state: State, lease: Lease, machine: Machine) -> Machine:
+    """Return the machine with its cloud's dates as our clock had them.
+
+    Either clock may be wrong, and ours goes on from where it was after it was set back. A launch is
+    between our intent and our hearing of it; by how much it has to be moved there, all dates of the
+    machine are. So what lies between them stays as long as the cloud says.
+    """
+    if lease.clock_ahead_s is None and machine.launched_at_s:  # some first answers do not say
+        launched_s = max(lease.intended_at_s, min(machine.launched_at_s, state.now_s))
+        lease.clock_ahead_s = launched_s - machine.launched_at_s
+    if not lease.clock_ahead_s:
+        return machine
+    began_s, ended_s = machine.began_at_s, machine.ended_at_s
+    return replace(
+        machine,
+        launched_at_s=machine.launched_at_s + lease.clock_ahead_s,
+        began_at_s=None if began_s is None else began_s + lease.clock_ahead_s,
+        ended_at_s=None if ended_s is None else ended_s + lease.clock_ahead_s,
+    )
 
 
 # --- small readings ------------------------------------------------------------------------------------
