@@ -204,6 +204,7 @@ def on_end_failed(state: State, out: list[AnyAction], event: EndFailed) -> None:
     lease, place = leases.lease_of(state, event.ref.id), leases.place_of(state, event.ref.place)
     if not event.refused and (lease is None or lease.terminations < ENDS_FAILED_MAX):
         return
+    place.listing_wanted = True  # the one that no longer shows it may have come before
     if place.cannot_end != event.error:
         place.cannot_end = event.error
         what = f"{event.ref.id} cannot be ended, and goes on costing"

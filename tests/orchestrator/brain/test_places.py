@@ -159,6 +159,29 @@ def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:
     assert leases.boot_s(h.state, WEST) == 600.0
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_end_that_was_refused_is_looked_at_in_a_list(hand: Any, ended: bool) -> None:
+    """The refusal may come after the list that settled the machine, and there is no list else."""
+    h = hand()
+    h.running(slots_max=1)
+    (held,) = h.machines.values()
+    h.cancel()
+    if ended:
+        done = {"state": "terminated", "ended_by": "user", "ended_at_s": h.at_s}
+        h.machines[held.id] = replace(held, **done)
+        h.wait(2.0)
+        h.listed()
+        assert not h.leases
+    h.see(EndFailed(at_s=h.at_s, ref=held.ref, error="not allowed", refused=True))
+    h.submit("next", slots_max=1)
+    before = len(h.said)
+    for _ in range(30):
+        h.wait(2.0)
+        if h.only(h.said[before:], ListMachines):
+            h.listed()
+    assert bool(h.only(h.said[before:], Launch)) == ended
+
+
 @pytest.mark.parametrize(
     ("error", "spot", "on_demand", "elsewhere"),
     [
