@@ -136,6 +136,7 @@ class Lease(msgspec.Struct, kw_only=True):
     address: str = ""  # as its cloud lists it
     boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
     known_at_s: float = 0.0
+    clock_ahead_s: float | None = None  # of our clock, at least, as its launch showed
     agent: AgentState = "awaited"
     # Why it is to be given back as soon as the job can do without it; empty if it is not.
     released: str = ""

@@ -66,6 +66,7 @@ from orchestrator.view_builder import view_of
 QUOTES_S = 1.0
 QUOTES_TOLD_S = 60.0  # the longest time between two events with prices, even without news
 CLOSED_S = 600.0
+ROOMS_S = 600.0  # the shortest time between two readings of a quota that is full
 NOTICES_AGAIN_S = 60.0
 UNFORESEEN_MAX = 1000
 QUOTES_S_MAX = 60.0
@@ -143,6 +144,7 @@ class LiveWorld:
         self._broken: BaseException | None = None
         self._waited_to = (0, 0)  # the last entry that waited in the inbox when this life began
         self._unforeseen: set[str] = set()
+        self._reopened: set[Place] = set()  # what each of them sells is to be told anew
 
     async def open(self, first: AnyEvent) -> None:
         """Begin to collect events. `first` is the event that a manager's life starts with."""
@@ -254,6 +256,7 @@ class LiveWorld:
     async def _follow_places(self, provider: Provider) -> None:
         """Follow every place that is open; ask now and then for those that were closed."""
         followed: set[Place] = set()
+        shut: set[Place] = set()
         while True:
             closed_s = CLOSED_S
             try:
@@ -263,10 +266,15 @@ class LiveWorld:
                 closed_s = _again_s(provider, error) or CLOSED_S
             for place in places:
                 if isinstance(place, Closed):
+                    shut |= followed & {place.place}
+                    self._reopened.discard(place.place)
                     await self._tell(PlaceClosed(at_s=self._clock.now_s(), closed=place))
                 elif place not in followed:
                     followed.add(place)
                     self._spawn(self._follow_prices(provider, place))
+                elif place in shut:
+                    shut.remove(place)
+                    self._reopened.add(place)
             closed = any(isinstance(place, Closed) for place in places)
             await asyncio.sleep(closed_s if closed else provider.pace.sold_s)
 
@@ -280,49 +288,55 @@ class LiveWorld:
             await asyncio.sleep(NOTICES_AGAIN_S)
 
     async def _follow_prices(self, provider: Provider, place: Place) -> None:
+        """Report what a place sells, and its prices also while it does not say what it sells."""
         known: set[Quote] = set()
         sold: Sold | None = None
         sold_at_s = quoted_at_s = told_at_s = -math.inf
         pause_s, failing = 0.0, ""
         while True:
+            wrong: CloudError | None = None
             try:
-                if self._clock.now_s() >= sold_at_s + provider.pace.sold_s:
-                    now_sold = await self._heard(provider, provider.sold(place))
+                due_s = sold_at_s + _sold_again_s(provider, sold)
+                if self._clock.now_s() >= due_s or place in self._reopened:
+                    sold = await self._heard(provider, provider.sold(place))
                     sold_at_s = self._clock.now_s()
-                    if now_sold != sold:
-                        sold = now_sold
-                        await self._tell(
-                            CatalogueSeen(
-                                at_s=sold_at_s,
-                                place=place,
-                                sold=sold,
-                                traits=provider.traits,
-                                pace=provider.pace,
-                            )
+                    self._reopened.discard(place)
+                    await self._tell(
+                        CatalogueSeen(
+                            at_s=sold_at_s,
+                            place=place,
+                            sold=sold,
+                            traits=provider.traits,
+                            pace=provider.pace,
                         )
-                if self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
+                    )
+            except CloudError as error:
+                wrong = error
+            try:
+                fresh: tuple[Quote, ...] = ()
+                if sold is not None and self._clock.now_s() >= quoted_at_s + provider.pace.offers_s:
                     seen = await self._heard(provider, provider.quotes(place))
                     quoted_at_s = self._clock.now_s()
                     quotes = {quote for quote in seen if not flaw_in(quote, Quote)}
                     fresh = tuple(sorted(quotes - known, key=_oldest_first))
                     known = quotes
-                else:
-                    fresh = ()
-                pause_s = min(provider.pace.offers_s, QUOTES_TOLD_S)
             except CloudError as error:
-                longer_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
-                pause_s = _again_s(provider, error) or longer_s
-                if error.code != failing:
-                    failing = error.code
-                    why = f"does not say what it sells: {error}; asking again and again"
-                    await self.perform(Note(who=place.key, because=why))
+                wrong = wrong or error
             else:
-                failing = ""
                 now_s = self._clock.now_s()
                 # Without a regular event the prices would be taken for old.
-                if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
+                if sold is not None and (fresh or now_s >= told_at_s + QUOTES_TOLD_S):
                     told_at_s = now_s
                     await self._tell(QuotesSeen(at_s=now_s, place=place, quotes=fresh))
+            if wrong is None:
+                pause_s, failing = min(provider.pace.offers_s, QUOTES_TOLD_S), ""
+            else:
+                longer_s = min(max(2 * pause_s, 2 * QUOTES_S), QUOTES_S_MAX)
+                pause_s = _again_s(provider, wrong) or longer_s
+                if wrong.code != failing:
+                    failing = wrong.code
+                    why = f"does not say what it sells: {wrong}; asking again and again"
+                    await self.perform(Note(who=place.key, because=why))
             await asyncio.sleep(pause_s)
 
     async def _follow_nodes(self) -> None:
@@ -538,6 +552,20 @@ class LiveWorld:
 def _again_s(provider: Provider, error: CloudError) -> float | None:
     """Return when to ask a cloud again that was not reached; asking one that hears nothing is no burden."""
     return min(provider.pace.offers_s, QUOTES_S_MAX) if error.code == NOT_REACHED else None
+
+
+def _sold_again_s(provider: Provider, sold: Sold | None) -> float:
+    """Return how long what is sold stays true; where a quota is full, room may be made soon.
+
+    It is told also if it has not changed, because what was bought since then is not in it.
+    """
+    longest_s = provider.pace.sold_s
+    if sold is None:
+        return longest_s
+    families = {"", *(kind.family for kind in sold.types)}
+    bounds = (room for room in sold.rooms if room.family in families)
+    full = any(room.vcpus_used >= room.vcpus_max for room in bounds)
+    return min(longest_s, max(ROOMS_S, provider.pace.offers_s)) if full else longest_s
 
 
 def _place_of(entry: str) -> tuple[int, int]:

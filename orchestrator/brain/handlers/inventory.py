@@ -44,7 +44,6 @@ SAME_NOTICE_S = 5.0  # between the deadlines of one notice that comes by two way
 LIST_AGAIN_S_MAX = 60.0  # between two lists of a place that does not answer
 FAILURES_MAX = 8
 ENDS_FAILED_MAX = 4  # without a refusal, before a person is shown why
-LAST_WORD_S = 30.0  # how much later than it should a machine ends that no manager speaks to
 OWING_S_MAX = 3600.0  # how long a list is asked for only because it may correct a bill
 
 # --- the outcome of a launch -----------------------------------------------------------------
@@ -59,7 +58,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
     elif lease.state == "intended" and (event.machine.state == "failed" or event.machine.gone):
         _settle_listed(state, out, lease, event.machine)
     elif lease.state == "intended":
-        adopt(state, out, lease, event.machine)
+        adopt(state, out, lease, leases.by_our_clock(state, lease, event.machine))
         leases.keep_within_hour(state, out)
 
 
@@ -213,6 +212,7 @@ def on_end_failed(state: State, out: list[AnyAction], event: EndFailed) -> None:
     lease, place = leases.lease_of(state, event.ref.id), leases.place_of(state, event.ref.place)
     if not event.refused and (lease is None or lease.terminations < ENDS_FAILED_MAX):
         return
+    place.listing_wanted = True  # the one that no longer shows it may have come before
     if place.cannot_end != event.error:
         place.cannot_end = event.error
         what = f"{event.ref.id} cannot be ended, and goes on costing"
@@ -370,6 +370,7 @@ def _may_use(state: State, token: str) -> bool:
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """Record what changed about a listed machine that a lease claims."""
+    machine = leases.by_our_clock(state, lease, machine)
     _note_seen(state, lease, machine)
     at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
     given_back = lease.state == "ending" and machine.ended_by != "provider"
@@ -465,8 +466,8 @@ def _settle_missing(
         certain = lease.missed_at_s is not None and awaited
         if not certain and place.listed_at_s < lease.known_at_s + grace_s:
             continue
-        alone_until_s = _alone_until_s(state, lease)
-        gone_at_s = min(_gone_at_s(state, lease), alone_until_s)
+        alone_until_s = leases.alone_until_s(state, lease)
+        gone_at_s = min(leases.gone_at_s(state, lease), alone_until_s)
         if lease.state == "ending":
             ended = ledger.Ended("user", gone_at_s)
             leases.end(state, out, lease, ended, "the provider lists it no more")
@@ -476,33 +477,6 @@ def _settle_missing(
                 how += ": it ends itself if there is no manager for long"
             ended = ledger.Ended("user" if alone else "provider", gone_at_s)
             lose(state, out, lease, ended, f"{lease.machine_id} {how}")
-
-
-def _gone_at_s(state: State, lease: Lease) -> float:
-    """Return since when a machine has been gone that the list does not show.
-
-    That is the first list without it; if it was taken, then rather when its cloud had announced it
-    or when its agent was lost, where that was after the last list with it. If no list ever had it,
-    its last sign of life was its agent's, because a machine that lived on would be in a list by now.
-    """
-    if lease.missed_at_s is not None:
-        announced_s = lease.goes_at_s if lease.announced else None
-        taken = lease.state != "ending"
-        between = [
-            at_s
-            for at_s in (announced_s, lease.silent_at_s)
-            if at_s is not None and (lease.seen_at_s or 0.0) < at_s < lease.missed_at_s
-        ]
-        return max(between, default=lease.missed_at_s) if taken else lease.missed_at_s
-    return state.now_s if lease.silent_at_s is None else lease.silent_at_s
-
-
-def _alone_until_s(state: State, lease: Lease) -> float:
-    """Return until when a machine can have lived, if no list has had it since it was left alone."""
-    most_s, seen_s = state.settings.silent_after_s, lease.seen_at_s or lease.known_at_s
-    if state.away is None or most_s is None or seen_s > state.away[0]:
-        return math.inf
-    return state.away[0] + most_s + LAST_WORD_S
 
 
 # --- what lists say of machines whose leases have ended ----------------------------------------
@@ -516,6 +490,7 @@ def _correct(state: State, machine: Machine, asked_at_s: float) -> None:
     lease = settled(state, machine.token, machine.index)
     if lease is None or lease.dated or lease.machine_id not in ("", machine.id):
         return
+    machine = leases.by_our_clock(state, lease, machine)
     if state.dropped.pop(lease.token, None) is not None:
         lease.machine_id = machine.id
         lease.disk_from_s = max(lease.intended_at_s, min(machine.launched_at_s, state.now_s))
@@ -690,22 +665,21 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
     if notice.kind == "rebalance":
         note(out, notice.machine_id, "the cloud says that it may be taken soon; it works on")
         return
+    deadline_s = notice.deadline_s + (lease.clock_ahead_s or 0.0)
     if lease.announced and lease.goes_at_s is not None:
-        later_s = notice.deadline_s - lease.goes_at_s
+        later_s = deadline_s - lease.goes_at_s
         if -SAME_NOTICE_S <= later_s <= SAME_NOTICE_S:
             lease.goes_at_s += min(later_s, 0.0)  # it came by two ways: the earlier deadline holds
             return
-    left_s = notice.deadline_s - state.now_s
+    left_s = deadline_s - state.now_s
     why = f"{notice.machine_id} will be taken in {left_s:.0f} s"
     silent = lease.agent == "silent" and lease.goes_at_s is not None
-    lease.goes_at_s = (
-        min(lease.goes_at_s or 0.0, notice.deadline_s) if silent else notice.deadline_s
-    )
+    lease.goes_at_s = min(lease.goes_at_s or 0.0, deadline_s) if silent else deadline_s
     if lease.state not in ("noticed", "leaving"):
         move_lease(lease, "noticed", state.now_s, why)
     note(out, notice.machine_id, why)
     margin_s = state.settings.notice_margin_s + state.settings.morph_s
-    set_alarm(state, notice.deadline_s - margin_s, "notice", lease.token)
+    set_alarm(state, deadline_s - margin_s, "notice", lease.token)
     consider(state, state.jobs[lease.job])
 
 

@@ -3,15 +3,19 @@
 What is heard of them is in `handlers.inventory`. A launch is an intent in the journal before it is a call.
 """
 
+import math
 import re
 from collections import Counter
 from hashlib import blake2b
+
+from msgspec.structs import replace
 
 from bidding.model import Acquire
 from cloud.clock import HOUR_S
 from cloud.model import (
     DEPLOYMENT_TAG,
     LaunchRequest,
+    Machine,
     Market,
     Place,
     Pool,
@@ -47,6 +51,7 @@ UNFIT = re.compile(r"[^a-z0-9]+")
 LIFE = re.compile(r"(?:.*-)?([0-9a-f]{12})-\d+-\d+(?:-\d+)?")
 LIVES_MAX = 1000
 ROUNDING = 1e-9
+LAST_WORD_S = 30.0  # how much later than it should a machine ends that no manager speaks to
 
 # --- what one costs ------------------------------------------------------------------------------------
 
@@ -472,6 +477,27 @@ def keep_ended(state: State, lease: Lease) -> None:
         del state.ended_leases[oldest]
 
 
+def by_our_clock(state: State, lease: Lease, machine: Machine) -> Machine:
+    """Return the machine with its cloud's dates as our clock had them.
+
+    Either clock may be wrong, and ours goes on from where it was after it was set back. A launch is
+    between our intent and our hearing of it; by how much it has to be moved there, all dates of the
+    machine are. So what lies between them stays as long as the cloud says.
+    """
+    if lease.clock_ahead_s is None and machine.launched_at_s:  # some first answers do not say
+        launched_s = max(lease.intended_at_s, min(machine.launched_at_s, state.now_s))
+        lease.clock_ahead_s = launched_s - machine.launched_at_s
+    if not lease.clock_ahead_s:
+        return machine
+    began_s, ended_s = machine.began_at_s, machine.ended_at_s
+    return replace(
+        machine,
+        launched_at_s=machine.launched_at_s + lease.clock_ahead_s,
+        began_at_s=None if began_s is None else began_s + lease.clock_ahead_s,
+        ended_at_s=None if ended_s is None else ended_s + lease.clock_ahead_s,
+    )
+
+
 # --- small readings ------------------------------------------------------------------------------------
 
 
@@ -498,3 +524,30 @@ def boot_s(state: State, place: Place) -> float:
     """Return how long a machine of this place may take to join."""
     pace = place_of(state, place).pace
     return max(state.settings.boot_timeout_s, pace.boot_s if pace is not None else 0.0)
+
+
+def gone_at_s(state: State, lease: Lease) -> float:
+    """Return since when a machine has been gone that the list does not show.
+
+    That is the first list without it; if it was taken, then rather when its cloud had announced it
+    or when its agent was lost, where that was after the last list with it. If no list ever had it,
+    its last sign of life was its agent's, because a machine that lived on would be in a list by now.
+    """
+    if lease.missed_at_s is not None:
+        announced_s = lease.goes_at_s if lease.announced else None
+        taken = lease.state != "ending"
+        between = [
+            at_s
+            for at_s in (announced_s, lease.silent_at_s)
+            if at_s is not None and (lease.seen_at_s or 0.0) < at_s < lease.missed_at_s
+        ]
+        return max(between, default=lease.missed_at_s) if taken else lease.missed_at_s
+    return state.now_s if lease.silent_at_s is None else lease.silent_at_s
+
+
+def alone_until_s(state: State, lease: Lease) -> float:
+    """Return until when a machine can have lived, if no list has had it since it was left alone."""
+    most_s, seen_s = state.settings.silent_after_s, lease.seen_at_s or lease.known_at_s
+    if state.away is None or most_s is None or seen_s > state.away[0]:
+        return math.inf
+    return state.away[0] + most_s + LAST_WORD_S

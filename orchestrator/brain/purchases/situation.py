@@ -186,21 +186,30 @@ def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | 
 
 
 def vcpus_bought(state: State) -> Bought:
-    """What was bought since the quotas of each place were read, by place, market and family; "" is all."""
+    """What was bought since the quotas of each place were read, by place, market and family; "" is all.
+
+    What was there then, and has ended since, counts against it.
+    """
     found: Bought = Counter()
-    for lease in state.leases.values():
+    if not any(place.rooms for place in state.places.values()):
+        return found
+    for lease in (*state.leases.values(), *state.ended_leases.values()):
         place = state.places[lease.pool.place.key]
-        if place.rooms and lease.intended_at_s >= place.rooms_at_s:
+        if lease.ended_at_s is None:
+            sign = int(lease.intended_at_s >= place.rooms_at_s)
+        else:
+            freed = lease.disk_from_s < place.rooms_at_s < lease.gone_at_s and not lease.lingers
+            sign = -int(freed)
+        if place.rooms and sign:
             for family in {lease.type.family, ""}:
-                found[place.key, lease.request.market, family] += lease.type.vcpus
+                found[place.key, lease.request.market, family] += sign * lease.type.vcpus
     return found
 
 
 def room_left(state: State, known: PoolState, market: Market, bought: Bought) -> int | None:
     """How many machines the quotas leave; None where none is known to bound them.
 
-    What was bought since the quotas were read counts as well, and what has ended does not come back before
-    they are read again.
+    What was bought since the quotas were read counts as well; what of ours has ended since comes back.
     """
     place, kind = state.places[known.pool.place.key], known.kind
     rooms = [
@@ -209,7 +218,7 @@ def room_left(state: State, known: PoolState, market: Market, bought: Bought) ->
     if not rooms or kind.vcpus < 1:
         return None
     return min(
-        max(0, room.vcpus_max - room.vcpus_used - bought[place.key, market, room.family])
+        max(0, room.vcpus_max - max(0, room.vcpus_used + bought[place.key, market, room.family]))
         // kind.vcpus
         for room in rooms
     )

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import JobCompleted
+from agent.messages import JobCompleted, NoticeSeen
 from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
-from cloud.model import Place, Quote, Sold, Traits
+from cloud.model import Notice, Place, Quote, Sold, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain.holdings import ledger
 from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside, QuotesSeen
@@ -395,3 +395,46 @@ def test_a_budget_waits_only_a_moment_for_the_first_list_after_a_time_without_a_
     assert h.job.active
     h.wait(20.0)
     assert h.job.status == "DRAINING"
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("ahead_s", [600.0, 60.0, -60.0, -600.0])
+def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(
+    hand: Any, ahead_s: float, corrected: bool
+) -> None:
+    """A cloud's dates are by its clock; ours, once it was ahead, goes on from where it was."""
+    h = hand(launch_grace_s=30.0, on_demand_allowed=False)
+    true_s = h.at_s
+    h.at_s += ahead_s
+    h.start()
+    if corrected:
+        h.wait(10.0)
+        h.at_s = true_s + 10.0
+        h.start(epoch=2)
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    off_s = 0.0 if corrected else ahead_s
+    began_s = h.at_s
+    machine_id = h.launched(launch, at_s=began_s - off_s)
+    h.joined(machine_id)
+    h.listed()
+    h.wait(400.0)
+    notice = Notice(machine_id=machine_id, kind="terminate", deadline_s=h.at_s + 120.0 - off_s)
+    h.see(NoticeSeen(at_s=h.at_s, notice=notice))
+    assert h.leases[0].goes_at_s == pytest.approx(h.state.now_s + 120.0, abs=4.0)
+    h.wait(60.0)
+    assert h.leases[0].state in ("noticed", "leaving")
+    h.wait(59.0)
+    ended_s = h.at_s
+    h.machines[machine_id] = replace(
+        h.machines[machine_id],
+        state="terminated",
+        ended_by="provider",
+        ended_at_s=ended_s - off_s,
+    )
+    h.wait(3.0)
+    h.listed()
+    (lease,) = h.state.ended_leases.values()
+    due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
+    assert lease.cost_usd == pytest.approx(due_usd, rel=1e-6)
+    assert ledger.spent_usd(h.job.account, h.state.now_s) >= due_usd * (1 - 1e-6)

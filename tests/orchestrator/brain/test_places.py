@@ -159,6 +159,29 @@ def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:
     assert leases.boot_s(h.state, WEST) == 600.0
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_end_that_was_refused_is_looked_at_in_a_list(hand: Any, ended: bool) -> None:
+    """The refusal may come after the list that settled the machine, and there is no list else."""
+    h = hand()
+    h.running(slots_max=1)
+    (held,) = h.machines.values()
+    h.cancel()
+    if ended:
+        done = {"state": "terminated", "ended_by": "user", "ended_at_s": h.at_s}
+        h.machines[held.id] = replace(held, **done)
+        h.wait(2.0)
+        h.listed()
+        assert not h.leases
+    h.see(EndFailed(at_s=h.at_s, ref=held.ref, error="not allowed", refused=True))
+    h.submit("next", slots_max=1)
+    before = len(h.said)
+    for _ in range(30):
+        h.wait(2.0)
+        if h.only(h.said[before:], ListMachines):
+            h.listed()
+    assert bool(h.only(h.said[before:], Launch)) == ended
+
+
 @pytest.mark.parametrize(
     ("error", "spot", "on_demand", "elsewhere"),
     [
@@ -293,6 +316,44 @@ def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
     assert most["small", "spot"] == 1
     assert ("large", "spot") not in most
     assert most["large", "on_demand"] is None
+
+
+@pytest.mark.parametrize("gone_before", [False, True])
+def test_what_a_quota_counted_of_ours_comes_back_when_it_has_ended(
+    hand: Any, gone_before: bool
+) -> None:
+    """A machine that was in the reading is replaced at once; one that was gone by then freed nothing."""
+    h = hand(on_demand_allowed=False)
+    h.start()
+    kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
+    pools = tuple(known.pool for known in h.state.pools.values())
+
+    def read(used: int) -> None:
+        room = Room(place=EAST, market="spot", family="g", vcpus_max=4, vcpus_used=used)
+        sold = Sold(types=kinds, pools=pools, rooms=(room,))
+        h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold))
+
+    read(0)
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    (lease,) = h.leases
+    h.wait(60.0)
+    if gone_before:
+        ended = {"state": "terminated", "ended_by": "provider", "ended_at_s": h.at_s - 1.0}
+        h.machines[lease.machine_id] = replace(h.machines[lease.machine_id], **ended)
+    read(4)
+    assert not situation.offers(h.state, h.job)
+    h.wait(2.0)
+    before = len(h.said)
+    if gone_before:
+        h.listed()
+    else:
+        h.taken(lease.machine_id)
+    h.wait(4.0)
+    assert len(h.only(h.said[before:], Launch)) == (0 if gone_before else 1)
+    if not gone_before:
+        assert not situation.offers(h.state, h.job)
 
 
 def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand: Any) -> None:

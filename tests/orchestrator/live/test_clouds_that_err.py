@@ -1,26 +1,32 @@
 """Whatever a provider raises: the manager's world goes on, and a person is shown it once."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud.clock import VirtualClock
-from cloud.errors import Refused, Unknown
+from cloud.errors import NotAllowed, Refused, Unknown
 from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
-from cloud.model import LaunchRequest, Listing, Pace, Place, Ref
+from cloud.model import Closed, LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.brain.decide import decide
 from orchestrator.events import (
     CatalogueSeen,
     EndFailed,
     LaunchFailed,
     ListFailed,
     PlaceClosed,
+    QuotesSeen,
     Terminated,
 )
-from orchestrator.live.world import LiveWorld
+from orchestrator.live import world
+from orchestrator.live.world import QUOTES_TOLD_S, ROOMS_S, LiveWorld
+from orchestrator.state import State
 
 WEST = Place("local", "local-west")
 
@@ -31,8 +37,6 @@ class Errant(SimulatedProvider):
     error: Exception = KeyError("Reservations")
 
     async def places(self) -> Any:
-        from cloud.model import Closed
-
         return [*await super().places(), Closed(Place("local", "local-north"), "no key for it")]
 
     async def list(self, place: Place) -> Listing:
@@ -118,6 +122,113 @@ def test_a_cloud_that_was_not_reached_is_asked_again_at_once() -> None:
                 pass
         follow.cancel()
         await world.close()
+
+    asyncio.run(play())
+
+
+class Shop(SimulatedProvider):
+    """One region, asked often, whose keys, catalogue and quota are as a test says."""
+
+    pace = Pace(list_s=1.0, offers_s=0.01, sold_s=3600.0, grace_s=1.0, boot_s=1.0)  # type: ignore[assignment]
+    rooms: tuple[Room, ...] = ()
+    keeps_quiet = False  # of what it sells
+    quoted = 0
+    closed = False
+
+    async def places(self) -> Any:
+        closed = Closed(WEST, "ExpiredToken: the keys have expired")
+        return [closed if self.closed and x == WEST else x for x in await super().places()]
+
+    async def quotes(self, place: Place) -> Any:
+        self.quoted += place == WEST
+        return await super().quotes(place)
+
+    async def sold(self, place: Place) -> Sold:
+        if self.keeps_quiet:
+            raise NotAllowed("AccessDeniedException: list_service_quotas")
+        return replace(await super().sold(place), rooms=self.rooms)
+
+
+def following(provider: Any, clock: VirtualClock) -> tuple[LiveWorld, "asyncio.Task[None]"]:
+    parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+    world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
+    return world, asyncio.create_task(world._follow_places(provider))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_quota_that_is_full_is_read_again_within_minutes(full: bool) -> None:
+    """What others end, and a quota that was raised, is not waited for until the next day."""
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider.rooms = (
+            Room(place=WEST, market="spot", vcpus_max=4, vcpus_used=4 if full else 3),
+        )
+        world, follow = following(provider, clock)
+        told = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while told < 3:
+                    event = (await world._queue.get())[1]
+                    if isinstance(event, CatalogueSeen) and event.place == WEST:
+                        told += 1
+                        clock.advance_to(clock.now_s() + ROOMS_S)
+        follow.cancel()
+        await world.close()
+        assert told == (3 if full else 1)
+
+    asyncio.run(play())
+
+
+def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatch: Any) -> None:
+    """A permission that is taken away freezes neither bills nor the prices at which is bought."""
+    monkeypatch.setattr(world, "QUOTES_S", 0.005)
+    monkeypatch.setattr(world, "QUOTES_S_MAX", 0.01)
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        lives, follow = following(provider, clock)
+        async with asyncio.timeout(20):
+            while not isinstance((await lives._queue.get())[1], QuotesSeen):
+                pass
+            provider.keeps_quiet = True
+            clock.advance_to(clock.now_s() + provider.pace.sold_s)
+            before, told = provider.quoted, 0
+            while provider.quoted < before + 3 or told < 3:
+                event = (await lives._queue.get())[1]
+                told += isinstance(event, QuotesSeen) and event.place == WEST
+                clock.advance_to(clock.now_s() + QUOTES_TOLD_S)
+        follow.cancel()
+        await lives.close()
+        said = [line for line in lives._store.lines if WEST.key.encode() in line]
+        assert len([line for line in said if b"does not say what it sells" in line]) == 1
+
+    asyncio.run(play())
+
+
+def test_a_region_that_opens_again_is_bought_from_again(monkeypatch: Any) -> None:
+    """Keys had expired and were renewed; what it sells is what it was."""
+    monkeypatch.setattr(world, "CLOSED_S", 0.01)
+
+    async def play() -> None:
+        clock = VirtualClock(1.0)
+        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider.pace = replace(provider.pace, sold_s=0.02)
+        lives, follow = following(provider, clock)
+        state, was = State(), []
+        async with asyncio.timeout(20):
+            while len(was) < 3:
+                event = (await lives._queue.get())[1]
+                state, _ = decide(state, event)
+                here = state.places.get(WEST.key)
+                if here is not None and bool(here.closed) == (len(was) == 1):
+                    was.append(here.closed)
+                    provider.closed = len(was) == 1
+        follow.cancel()
+        await lives.close()
+        assert "ExpiredToken" in was[1]
 
     asyncio.run(play())
 
