@@ -253,7 +253,8 @@ class Session:
         the same step, this adds to the gradients, as torch does; gradients do not outlive the step.
         """
         loop = self._loop
-        return loop.backward(*cut(loss_of, batch, dim, loop.microbatches, self._cuts))
+        given = [data.given for data in loop.data]
+        return loop.backward(*cut(loss_of, batch, dim, loop.microbatches, self._cuts, given))
 
     def clip_grad_norm_(
         self,

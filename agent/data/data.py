@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from agent.data import random_streams
+from agent.data.batch import Parts
 from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
 from agent.data.order import Batches, Order, Rows, number
@@ -121,6 +122,8 @@ class Data:
         self._ahead: Ahead | None = None
         self._rows: dict[int, list[Rows]] = {}
         self._current: Microbatches | None = None
+        # What the last whole batch is made of, if it is a list of tensors with a row per sample.
+        self.given: Parts | None = None
         # Whether the script takes a microbatch of a step more than once.
         self.repeats = False
         self._said: set[str] = set()
@@ -164,7 +167,12 @@ class Data:
             )
         if self._whole:
             self.expect(step, ALL, 1)
-            return self.fetch(step, ALL)
+            batch, parts = self.fetch(step, ALL), None
+            if (found := Parts.of(batch)) is not None:
+                rows = len(self._request(step, ALL).rows) or self.batch_size
+                parts = found if found.have(rows) else None
+            self.given = parts
+            return batch
         if self._current is None or self._current.step != step:
             if self._current is not None:
                 self._current.forget()
