@@ -165,6 +165,8 @@ class Data:
                 f"had {self._samples} before; its length may not change, because the order of "
                 "samples is made from it"
             )
+        if self._order is not None and self._steps is not None:
+            self._order.begin(step // self._steps)
         if self._whole:
             self.expect(step, ALL, 1)
             batch, parts = self.fetch(step, ALL), None

@@ -87,6 +87,33 @@ def test_what_is_fetched_ahead_is_bounded_and_ends_with_the_training():
     assert dataset.fetched.value == 5 * 4
 
 
+def test_order_that_goes_by_what_changes_is_refused_if_it_was_asked_ahead():
+    """Without processes it is asked as its epoch begins."""
+    hard = [0]
+
+    def order(epoch: int) -> list[int]:
+        return [(hard[0] + i) % SAMPLES for i in range(16)]
+
+    def train(processes: int) -> list[int]:
+        data, found, hard[0] = _data(Drawn(SAMPLES), processes, order=order), [], 0
+        try:
+            for step in range(6):
+                microbatches = data.at(step)
+                microbatches.expect(0, M, 6)
+                found.append(int(microbatches[0][0][0]))
+                hard[0] += step % 2  # at the end of an epoch
+        finally:
+            data.close()
+        return found
+
+    assert train(0) == [0, 8, 1, 9, 2, 10]
+    with pytest.raises(
+        Misuse, match=r"order\(1\) gave other samples when it was asked ahead"
+    ) as no:
+        train(2)
+    assert "\n" not in str(no.value)
+
+
 def test_worker_without_a_share_starts_no_process():
     data = _data(Where(SAMPLES))
     data.expect(0, 2, 0)
