@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 from agent.data import random_streams
+from agent.data.attributes import Attributes, attributes, same
 from agent.data.batch import Parts
 from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
@@ -120,6 +121,8 @@ class Data:
             self._open_map(drop_last, options)
         self._direct: Direct | None = None
         self._ahead: Ahead | None = None
+        # Those of the data set when its processes were begun.
+        self._attributes: Attributes = []
         self._rows: dict[int, list[Rows]] = {}
         self._current: Microbatches | None = None
         # What the last whole batch is made of, if it is a list of tensors with a row per sample.
@@ -167,6 +170,7 @@ class Data:
             )
         if self._order is not None and self._steps is not None:
             self._order.begin(step // self._steps)
+        self._follow_changes(step)
         if self._whole:
             self.expect(step, ALL, 1)
             batch, parts = self.fetch(step, ALL), None
@@ -188,8 +192,20 @@ class Data:
         if self._ahead is None:
             workers = 1 if self._cut is not None else self._workers
             fetch = Fetch(self._source(), self._collate, self._seed)
+            self._attributes = attributes(self._dataset)
             self._ahead = Ahead(fetch, self._request, workers, pin=_pinned())
         self._ahead.expect(step, FetchShare(first, count, end))
+
+    def _follow_changes(self, step: int) -> None:
+        """Have processes begun again if the script has changed the data set since they began.
+
+        What a stream is read with counts from its next epoch on.
+        """
+        midway = self._cut is not None and step % (self._steps or step + 1) > 0
+        if self._ahead is None or midway or same(attributes(self._dataset), self._attributes):
+            return
+        self.close()
+        self._say(f"{self._name} was changed by the script, so processes that fetch begin again")
 
     def close(self) -> None:
         """End the processes that fetch ahead."""
@@ -228,6 +244,7 @@ class Data:
         if self._direct is None:
             self._own = self._source()
             self._direct = Direct(Fetch(self._own, self._collate, self._seed), pin=_pinned())
+        before = attributes(self._dataset) if self._ahead is not None else None
         try:
             fetched = self._direct.get(self._request(step, microbatch))
         except Ended as end:
@@ -239,6 +256,9 @@ class Data:
             self._steps = end.steps
             fetched = self._direct.get(self._request(step, microbatch))
         self._say_passed(self._own.passed(), step)
+        # What a data set notes for itself as it is read, each process notes for itself.
+        if before is not None and same(before, self._attributes):
+            self._attributes = attributes(self._dataset)
         return fetched
 
     def _request(self, step: int, microbatch: int) -> Request:
