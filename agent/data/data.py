@@ -443,6 +443,12 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Take a DataLoader apart into data set and options; the session makes its own loader."""
     if isinstance(dataset, DataLoader):
         loader = dataset
+        if not _is_stream(loader.dataset) and _batches_itself(loader):
+            raise Misuse(
+                f"session.data(DataLoader(...)): its {type(loader.batch_sampler).__name__} says which samples make a batch, "
+                "but a batch of session.data has batch_size of them: make the loader's batches, for epoch in session.epochs(n, "
+                "loader): for batch in session.each([*loader])"
+            )
         if not _is_stream(loader.dataset) and not _is_plain(loader):
             raise Misuse(
                 f"session.data(DataLoader(...)): its {type(loader.sampler).__name__} says which samples come when, but order and "
@@ -466,11 +472,14 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return dataset, options
 
 
+def _batches_itself(loader: DataLoader[Any]) -> bool:
+    """Return whether a sampler of the script's makes the batches."""
+    return loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+
+
 def _is_plain(loader: DataLoader[Any]) -> bool:
     """Return whether it goes through all samples once, in their order or shuffled."""
     sampler = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return False
     if isinstance(sampler, RandomSampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     return isinstance(sampler, SequentialSampler)
