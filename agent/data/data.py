@@ -46,7 +46,10 @@ INSTEAD = {
     "persistent_workers": "nothing: processes stay",
     "pin_memory": "nothing: memory is pinned where there is an accelerator",
     "generator": "seed=",
-    "worker_init_fn": "nothing: streams are seeded before each microbatch",
+    "worker_init_fn": (
+        "nothing: streams are seeded before each microbatch; what a process opens for itself belongs "
+        "into __getitem__, at its first call"
+    ),
     "timeout": "nothing: a process that is lost is noticed",
 }
 
@@ -457,6 +460,12 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             )
         if loader.batch_size is None:
             raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
+        # Torch calls it in processes only; most seed streams there, as the session does anyway.
+        if loader.worker_init_fn is not None and options.get("num_workers", loader.num_workers):
+            say(
+                "worker_init_fn of the DataLoader is not called: streams are seeded before each microbatch, and what a process "
+                "opens for itself belongs into the data set's __getitem__, at its first call"
+            )
         known = {
             "batch_size": loader.batch_size,
             "shuffle": isinstance(loader.sampler, RandomSampler),

@@ -302,3 +302,14 @@ def test_a_loader_with_a_batch_sampler_is_told_how_its_batches_are_gone_through(
     with pytest.raises(Misuse, match=r"its Buckets says.*session\.each\(\[\*loader\]\)") as refused:
         opened(loader, {"batch_size": 4})
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "says"), [(2, {}, 1), (0, {}, 0), (2, {"num_workers": 0}, 0)]
+)
+def test_a_loader_whose_processes_begin_otherwise_is_told_so(workers, options, says, capfd) -> None:
+    """It goes on, because most such functions seed, and torch calls them in processes only."""
+    loader = DataLoader(Drawn(8), batch_size=4, num_workers=workers, worker_init_fn=print)
+    assert opened(loader, options)[0] is loader.dataset
+    told = capfd.readouterr().err
+    assert told.count("worker_init_fn of the DataLoader is not called") == told.count("\n") == says
