@@ -45,6 +45,12 @@ class Pieces(Sequence[Any]):
                 f"{WHO}: a batch of {sizes[0]} cannot be cut into {count} microbatches: give larger ones"
             )
         self._rows = sizes[0]
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        if any(0 < leaf.ndim <= dim and len(leaf) == self._rows for leaf in tensors):
+            raise Misuse(
+                f"{WHO}: the batch is cut along dimension {dim}, which a tensor of {self._rows} entries, as many as rows, has "
+                "not: give all with rows first, and transpose in loss_of; what is not cut loss_of takes from the script"
+            )
         self._bounds = split(self._rows, count)
 
     def __len__(self) -> int:

@@ -35,6 +35,13 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch: Any, count: int, what: str
         cut(lambda x, y: x, batch, 0, count)
 
 
+def test_labels_without_the_dimension_that_is_cut_are_refused() -> None:
+    """Each piece would get all of them."""
+    with pytest.raises(Misuse, match=r"dimension 1.*of 6 entries.*transpose in loss_of") as refused:
+        cut(len, (torch.zeros(4, 6), torch.zeros(6)), 1, 2)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_loss_gets_the_parts_of_a_piece() -> None:
     loss_of, pieces = cut(lambda x, y: x.sum() * y.sum(), (torch.ones(4), torch.ones(4)), 0, 2)
     assert [float(loss_of(piece)) for piece in pieces] == [4.0, 4.0]
