@@ -110,7 +110,10 @@ class Session:
         stragglers: Stragglers = "wait",
     ) -> None:
         if _sessions:
-            raise Misuse("the script made a second session; one holds everything that is trained")
+            raise Misuse(
+                "the script made a second session; one holds everything that is trained: what is trained one after the other, as "
+                "the folds of a cross-validation, is a job each, with the fold as an argument of the script"
+            )
         joined = _world if _world is not None else Alone()
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.

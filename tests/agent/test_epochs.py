@@ -94,3 +94,9 @@ def test_items_taken_beside_an_epoch_do_not_count(
     by_hand: Callable[[str], None], body: str
 ) -> None:
     by_hand(START + body + "\nassert session.step == 8, session.step")
+
+
+def test_a_second_session_is_told_how_folds_are_trained(by_hand: Callable[[str], None]) -> None:
+    with pytest.raises(Misuse, match="folds of a cross-validation, is a job each") as refused:
+        by_hand(START + "Session(model, optimizer)")
+    assert "\n" not in str(refused.value)
