@@ -22,6 +22,11 @@ from agent.world import Abandoned, Facts, World
 
 SENT_BACK = "others were lost with what only they had, and a loop that is left does no step again"
 
+ONCE = (
+    "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; with "
+    "session.steps(n) use data.at(step); validate with a plain DataLoader"
+)
+
 
 class Loop:
     """The one loop of a session."""
@@ -39,6 +44,8 @@ class Loop:
         self.microbatches = microbatches or world.microbatches
         self.facts = Facts(0, 0)
         self._turns = 0
+        # The epoch that the script is in, and its length, in a loop over epochs.
+        self._epoch, self._length = 0, 0
         self.data: list[Data] = []
         self._optimizers = Optimizers(
             replica.objects,
@@ -79,8 +86,10 @@ class Loop:
     def epochs(self, count: int, length: int) -> Iterator[int]:
         """Go through the epochs that are still to do, each of `length` steps."""
         self.begin(count * length)
+        self._length = length
         while self.arrive():
             epoch, place = divmod(self.replica.turn, length)
+            self._epoch = epoch
             if place:
                 # The script's code at the start of this epoch was done already, with these numbers.
                 self._set_aside()
@@ -90,20 +99,23 @@ class Loop:
             if not through and self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(
                     f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.turn}; "
-                    "go through all of it, or leave the loop over session.epochs(...) as well"
+                    "go through all of it, or leave the loop over session.epochs(...) as well; for an epoch of n samples, "
+                    "session.data(..., order=lambda epoch: range(n))"
                 )
 
     def steps_of_epoch(self, length: int) -> Iterator[int]:
         """Go through the steps of the epoch that the loop over `epochs` is in."""
         self._take_up()
-        if self.replica.stage != "open":
-            raise Misuse(
-                "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
-                "with session.steps(n) use data.at(step)"
-            )
-        epoch = self.replica.turn // length
+        turn = self.replica.turn
+        again = length == self._length and turn // length != self._epoch
+        if self.replica.stage != "open" or again:
+            raise Misuse(ONCE)
+        epoch = turn // length
         while True:
+            turn = self.replica.turn
             yield from self._one_step()
+            # A script that takes one item only has not gone through anything.
+            self._check_way(turn, length)
             # The next boundary comes after what the script does at the end of its epoch.
             if self.replica.turn % length == 0:
                 return
@@ -114,6 +126,22 @@ class Loop:
                 # one.
                 self._set_aside()
                 return
+
+    def _check_way(self, turn: int, length: int) -> None:
+        """Refuse a loop that has ended `turn` if the epoch goes by something else."""
+        if not self._length:
+            raise Misuse(ONCE)
+        if length != self._length:
+            raise Misuse(
+                f"step {turn}: the script goes through {length} steps, and an epoch has {self._length}: give what it goes "
+                "through to session.epochs(n, mine); validate with a plain DataLoader, and take batches of a second data "
+                "set by data.at(session.step)"
+            )
+        if self.replica.turn != turn + 1:
+            raise Misuse(
+                f"step {turn}: two loops go through the epoch at once; go through one of them, and take batches of the "
+                "other data set by data.at(session.step)"
+            )
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
         """Do one phase of the step; let it run out if the job has gone on without this worker."""

@@ -110,7 +110,10 @@ class Session:
         stragglers: Stragglers = "wait",
     ) -> None:
         if _sessions:
-            raise Misuse("the script made a second session; one holds everything that is trained")
+            raise Misuse(
+                "the script made a second session; one holds everything that is trained: what is trained one after the other, as "
+                "the folds of a cross-validation, is a job each, with the fold as an argument of the script"
+            )
         joined = _world if _world is not None else Alone()
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.
@@ -253,7 +256,8 @@ class Session:
         the same step, this adds to the gradients, as torch does; gradients do not outlive the step.
         """
         loop = self._loop
-        return loop.backward(*cut(loss_of, batch, dim, loop.microbatches, self._cuts))
+        given = [data.given for data in loop.data]
+        return loop.backward(*cut(loss_of, batch, dim, loop.microbatches, self._cuts, given))
 
     def clip_grad_norm_(
         self,

@@ -114,7 +114,8 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
     if not count or (expected and count != expected):
         raise Misuse(
             f"{WHERE}: {count} microbatches in step {replica.turn}, where {expected or 'at least one'} are expected; "
-            "every call has the same number of them"
+            "every call has the same number of them; the parts of a whole batch are given one by one, "
+            "session.backward(loss_of, *batch)"
         )
     if not torch.is_grad_enabled():
         raise Misuse(f"{WHERE} is called under torch.no_grad(), where nothing has a gradient")

@@ -10,8 +10,8 @@ no such dimension, is given to each piece whole.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -45,6 +45,12 @@ class Pieces(Sequence[Any]):
                 f"{WHO}: a batch of {sizes[0]} cannot be cut into {count} microbatches: give larger ones"
             )
         self._rows = sizes[0]
+        tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        if any(0 < leaf.ndim <= dim and len(leaf) == self._rows for leaf in tensors):
+            raise Misuse(
+                f"{WHO}: the batch is cut along dimension {dim}, which a tensor of {self._rows} entries, as many as rows, has "
+                "not: give all with rows first, and transpose in loss_of; what is not cut loss_of takes from the script"
+            )
         self._bounds = split(self._rows, count)
 
     def __len__(self) -> int:
@@ -81,14 +87,50 @@ class Pieces(Sequence[Any]):
         return isinstance(leaf, torch.Tensor) and leaf.ndim > self._dim
 
 
+class Parts(NamedTuple):
+    """The shapes and types of a batch that is a list of tensors."""
+
+    each: tuple[tuple[torch.Size, torch.dtype], ...]
+
+    @classmethod
+    def of(cls, batch: Any) -> "Parts | None":
+        """Return those of this batch; None if it is no list of tensors."""
+        if not isinstance(batch, list | tuple) or not batch:
+            return None
+        if not all(isinstance(part, torch.Tensor) for part in batch):
+            return None
+        return cls(tuple((part.shape, part.dtype) for part in batch))
+
+    def have(self, rows: int) -> bool:
+        """Return whether each has so many rows."""
+        return all(shape[:1] == (rows,) for shape, _ in self.each)
+
+    @property
+    def differ(self) -> bool:
+        """Return whether they are of several kinds, as microbatches never are."""
+        return len({(len(shape), dtype) for shape, dtype in self.each}) > 1
+
+
 def cut(
-    loss_of: Any, batch: tuple[Any, ...], dim: int, count: int, whole: bool = False
+    loss_of: Any,
+    batch: tuple[Any, ...],
+    dim: int,
+    count: int,
+    whole: bool = False,
+    given: Collection[Parts | None] = (),
 ) -> tuple[Callable[[Any], Any], Sequence[Any]]:
     """Return a function of one microbatch, and the microbatches.
 
     A batch that is one sequence has its microbatches already. One tensor alone is such a sequence,
-    unless it is `whole`: the session was given their number, so it gets batches to cut.
+    unless it is `whole`: the session was given their number, so it gets batches to cut. Then a list
+    of tensors that looks like a batch, or like one of those `given` to the script, is refused.
     """
+    parts = Parts.of(batch[0]) if whole and len(batch) == 1 else None
+    if parts is not None and (parts.differ or parts in given):
+        raise Misuse(
+            f"session.backward(loss_of, batch): a list is that of the microbatches, and these {len(parts.each)} tensors "
+            f"are the parts of one batch: give them one by one, {WHO}"
+        )
     alone = len(batch) == 1 and not (whole and isinstance(batch[0], torch.Tensor))
     if alone and not isinstance(batch[0], Mapping):
         return loss_of, batch[0]

@@ -28,6 +28,8 @@ from torch.utils.data import (
 )
 
 from agent.data import random_streams
+from agent.data.attributes import Attributes, attributes, same
+from agent.data.batch import Parts
 from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
 from agent.data.order import Batches, Order, Rows, number
@@ -44,7 +46,10 @@ INSTEAD = {
     "persistent_workers": "nothing: processes stay",
     "pin_memory": "nothing: memory is pinned where there is an accelerator",
     "generator": "seed=",
-    "worker_init_fn": "nothing: streams are seeded before each microbatch",
+    "worker_init_fn": (
+        "nothing: streams are seeded before each microbatch; what a process opens for itself belongs "
+        "into __getitem__, at its first call"
+    ),
     "timeout": "nothing: a process that is lost is noticed",
 }
 
@@ -119,8 +124,12 @@ class Data:
             self._open_map(drop_last, options)
         self._direct: Direct | None = None
         self._ahead: Ahead | None = None
+        # Those of the data set when its processes were begun.
+        self._attributes: Attributes = []
         self._rows: dict[int, list[Rows]] = {}
         self._current: Microbatches | None = None
+        # What the last whole batch is made of, if it is a list of tensors with a row per sample.
+        self.given: Parts | None = None
         # Whether the script takes a microbatch of a step more than once.
         self.repeats = False
         self._said: set[str] = set()
@@ -162,9 +171,17 @@ class Data:
                 f"had {self._samples} before; its length may not change, because the order of "
                 "samples is made from it"
             )
+        if self._order is not None and self._steps is not None:
+            self._order.begin(step // self._steps)
+        self._follow_changes(step)
         if self._whole:
             self.expect(step, ALL, 1)
-            return self.fetch(step, ALL)
+            batch, parts = self.fetch(step, ALL), None
+            if (found := Parts.of(batch)) is not None:
+                rows = len(self._request(step, ALL).rows) or self.batch_size
+                parts = found if found.have(rows) else None
+            self.given = parts
+            return batch
         if self._current is None or self._current.step != step:
             if self._current is not None:
                 self._current.forget()
@@ -178,8 +195,20 @@ class Data:
         if self._ahead is None:
             workers = 1 if self._cut is not None else self._workers
             fetch = Fetch(self._source(), self._collate, self._seed)
+            self._attributes = attributes(self._dataset)
             self._ahead = Ahead(fetch, self._request, workers, pin=_pinned())
         self._ahead.expect(step, FetchShare(first, count, end))
+
+    def _follow_changes(self, step: int) -> None:
+        """Have processes begun again if the script has changed the data set since they began.
+
+        What a stream is read with counts from its next epoch on.
+        """
+        midway = self._cut is not None and step % (self._steps or step + 1) > 0
+        if self._ahead is None or midway or same(attributes(self._dataset), self._attributes):
+            return
+        self.close()
+        self._say(f"{self._name} was changed by the script, so processes that fetch begin again")
 
     def close(self) -> None:
         """End the processes that fetch ahead."""
@@ -218,6 +247,7 @@ class Data:
         if self._direct is None:
             self._own = self._source()
             self._direct = Direct(Fetch(self._own, self._collate, self._seed), pin=_pinned())
+        before = attributes(self._dataset) if self._ahead is not None else None
         try:
             fetched = self._direct.get(self._request(step, microbatch))
         except Ended as end:
@@ -229,6 +259,9 @@ class Data:
             self._steps = end.steps
             fetched = self._direct.get(self._request(step, microbatch))
         self._say_passed(self._own.passed(), step)
+        # What a data set notes for itself as it is read, each process notes for itself.
+        if before is not None and same(before, self._attributes):
+            self._attributes = attributes(self._dataset)
         return fetched
 
     def _request(self, step: int, microbatch: int) -> Request:
@@ -413,6 +446,12 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Take a DataLoader apart into data set and options; the session makes its own loader."""
     if isinstance(dataset, DataLoader):
         loader = dataset
+        if not _is_stream(loader.dataset) and _batches_itself(loader):
+            raise Misuse(
+                f"session.data(DataLoader(...)): its {type(loader.batch_sampler).__name__} says which samples make a batch, "
+                "but a batch of session.data has batch_size of them: make the loader's batches, for epoch in session.epochs(n, "
+                "loader): for batch in session.each([*loader])"
+            )
         if not _is_stream(loader.dataset) and not _is_plain(loader):
             raise Misuse(
                 f"session.data(DataLoader(...)): its {type(loader.sampler).__name__} says which samples come when, but order and "
@@ -421,6 +460,12 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             )
         if loader.batch_size is None:
             raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
+        # Torch calls it in processes only; most seed streams there, as the session does anyway.
+        if loader.worker_init_fn is not None and options.get("num_workers", loader.num_workers):
+            say(
+                "worker_init_fn of the DataLoader is not called: streams are seeded before each microbatch, and what a process "
+                "opens for itself belongs into the data set's __getitem__, at its first call"
+            )
         known = {
             "batch_size": loader.batch_size,
             "shuffle": isinstance(loader.sampler, RandomSampler),
@@ -436,11 +481,14 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return dataset, options
 
 
+def _batches_itself(loader: DataLoader[Any]) -> bool:
+    """Return whether a sampler of the script's makes the batches."""
+    return loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+
+
 def _is_plain(loader: DataLoader[Any]) -> bool:
     """Return whether it goes through all samples once, in their order or shuffled."""
     sampler = loader.sampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return False
     if isinstance(sampler, RandomSampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     return isinstance(sampler, SequentialSampler)

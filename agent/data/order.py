@@ -107,6 +107,9 @@ class Order:
         self.batches = batches
         self._shuffle, self._seed, self._chosen = shuffle, seed, chosen
         self._kept: dict[int, np.ndarray] = {}
+        # The epoch that the script is in, and those whose order a person's function gave before.
+        self._begun = 0
+        self._ahead: set[int] = set()
 
     def rows(self, epoch: int, place: int) -> list[Rows]:
         """Return the samples of each microbatch of a step."""
@@ -116,10 +119,25 @@ class Order:
         of_epoch = self._of_epoch(epoch)
         return [tuple(of_epoch[begin:end].tolist()) for begin, end in pairwise(bounds)]
 
+    def begin(self, epoch: int) -> None:
+        """Refuse an order that was asked for ahead and is another one now that its epoch begins."""
+        self._begun = epoch
+        if epoch not in self._ahead:
+            return
+        self._ahead.discard(epoch)
+        if epoch in self._kept and not np.array_equal(self._ordered(epoch), self._kept[epoch]):
+            raise Misuse(
+                f"session.data(order=...): order({epoch}) gave other samples when it was asked ahead of its epoch, for "
+                "num_workers: let it go by the epoch alone; or keep what else it goes by in session.state, changed between "
+                "epochs only, and give num_workers=0"
+            )
+
     def _of_epoch(self, epoch: int) -> np.ndarray:
         if epoch not in self._kept:
             while len(self._kept) >= EPOCHS_KEPT:
                 del self._kept[next(iter(self._kept))]
+            if self._chosen is not None and epoch > self._begun:
+                self._ahead.add(epoch)
             self._kept[epoch] = self._ordered(epoch)
         return self._kept[epoch]
 

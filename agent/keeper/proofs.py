@@ -25,6 +25,7 @@ VERSIONS_MAX = 256
 FORMAT = 3  # what is looked at in a step differs from format 2, and digests from format 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
+REST = "~rest"  # see `agent.store.layers`, which needs torch
 
 NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
 NEAR_CHANGE = 2e-2  # of what a step has changed, where that is known
@@ -395,11 +396,7 @@ class _Judge:
         return f"{at}: {thing} {self._than(fact)}. {_advice(what, known.script_step)}"
 
     def _state_differs(self, name: str, fact: Fact, reached: Reached, known: Known) -> str:
-        what = (
-            name
-            if name == SESSION_STATE
-            else f"the state of {'' if name[:1].isupper() else 'layer '}{name}"
-        )
+        what = NAMES.get(name, f"the state of {'' if name[:1].isupper() else 'layer '}{name}")
         step = known.script_step
         if self._begun is not None and reached.version == self._begun.version:
             where, why = f"step {step}, as it begins", RESTORED
@@ -410,7 +407,7 @@ class _Judge:
             if known.phase == 0 and self._begun is None and not is_shown(step - 1):
                 # It may have arisen in one of the steps before.
                 where = f"by {where}"
-            why = BEHIND_STATE if name == SESSION_STATE else BEHIND
+            why = {SESSION_STATE: BEHIND_STATE, REST: BEHIND_REST}.get(name, BEHIND)
         return f"{where}: {what} {self._than(fact)}. {why}"
 
 
@@ -440,6 +437,15 @@ BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "
     "itself, not from this worker's own microbatches, clock or variables"
 )
+BEHIND_REST = (
+    "A buffer that is not saved, as a cache of keys and values, is written to on every worker or on none: call its module "
+    "on all, not `if session.leader:`. What session.state or an object given to Session(...) keeps has to follow from the "
+    "step, from what backward returns and from itself"
+)
+NAMES = {
+    SESSION_STATE: SESSION_STATE,
+    REST: "a tensor of no layer (a buffer with persistent=False, or one of session.state or another object)",
+}
 RESTORED = (
     "What was saved was not restored as it was: load_state_dict of what is given to Session(...) has to take back all that "
     "its state_dict says"

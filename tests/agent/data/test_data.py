@@ -9,7 +9,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import Drawn, Owner, bits, plain
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from agent.data.data import Data, opened
 from agent.errors import Misuse
@@ -283,3 +290,26 @@ def test_a_loader_is_taken_apart() -> None:
 def test_a_loader_with_an_order_of_its_own_is_refused(sampler) -> None:
     with pytest.raises(Misuse, match=r"says which samples come when.*order="):
         opened(DataLoader(Drawn(8), batch_size=4, sampler=sampler), {})
+
+
+def test_a_loader_with_a_batch_sampler_is_told_how_its_batches_are_gone_through() -> None:
+    class Buckets(BatchSampler):
+        """Batches of the sizes that it likes."""
+
+    loader = DataLoader(
+        Drawn(8), batch_sampler=Buckets(SequentialSampler(range(8)), 4, drop_last=False)
+    )
+    with pytest.raises(Misuse, match=r"its Buckets says.*session\.each\(\[\*loader\]\)") as refused:
+        opened(loader, {"batch_size": 4})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "says"), [(2, {}, 1), (0, {}, 0), (2, {"num_workers": 0}, 0)]
+)
+def test_a_loader_whose_processes_begin_otherwise_is_told_so(workers, options, says, capfd) -> None:
+    """It goes on, because most such functions seed, and torch calls them in processes only."""
+    loader = DataLoader(Drawn(8), batch_size=4, num_workers=workers, worker_init_fn=print)
+    assert opened(loader, options)[0] is loader.dataset
+    told = capfd.readouterr().err
+    assert told.count("worker_init_fn of the DataLoader is not called") == told.count("\n") == says

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from samples import Drawn, Owner, bits, plain
+from torch.utils.data import Subset
 
 from agent.data.data import Data
 from agent.errors import Misuse
@@ -85,6 +86,75 @@ def test_what_is_fetched_ahead_is_bounded_and_ends_with_the_training():
         _ = [_where(data, step, i) for i in range(2)]
     data.close()
     assert dataset.fetched.value == 5 * 4
+
+
+def test_order_that_goes_by_what_changes_is_refused_if_it_was_asked_ahead():
+    """Without processes it is asked as its epoch begins."""
+    hard = [0]
+
+    def order(epoch: int) -> list[int]:
+        return [(hard[0] + i) % SAMPLES for i in range(16)]
+
+    def train(processes: int) -> list[int]:
+        data, found, hard[0] = _data(Drawn(SAMPLES), processes, order=order), [], 0
+        try:
+            for step in range(6):
+                microbatches = data.at(step)
+                microbatches.expect(0, M, 6)
+                found.append(int(microbatches[0][0][0]))
+                hard[0] += step % 2  # at the end of an epoch
+        finally:
+            data.close()
+        return found
+
+    assert train(0) == [0, 8, 1, 9, 2, 10]
+    with pytest.raises(
+        Misuse, match=r"order\(1\) gave other samples when it was asked ahead"
+    ) as no:
+        train(2)
+    assert "\n" not in str(no.value)
+
+
+class Sized(Drawn):
+    """Samples as long as the script says, and a count of its own that nobody compares."""
+
+    size = 1
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.calls = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((self.size,), index)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_script_sets_in_its_data_set_counts_from_the_next_step_on(processes, whole, capfd):
+    dataset = Sized(16)
+    data = _data(Subset(dataset, range(16)), processes, whole=whole)
+    for step in range(6):
+        dataset.size = 1 + step // 2
+        batch = data.at(step)
+        if not whole:
+            batch.expect(0, M, 6)
+        (found,) = {len(sample) for part in batch for sample in ([part] if whole else part)}
+        assert found == dataset.size
+    data.close()
+    assert capfd.readouterr().err.count("Subset was changed by the script") == (processes > 0)
+
+
+def test_what_a_data_set_notes_for_itself_begins_no_process_again():
+    data = _data(Sized(SAMPLES))
+    begun = set()
+    for step in range(4):
+        microbatches = data.at(step)
+        microbatches.expect(0, 2, 4)
+        begun |= {each.pid for each in multiprocessing.active_children()}
+        assert len(microbatches[:]) == M  # two of them are fetched here
+    data.close()
+    assert len(begun) == 2
 
 
 def test_worker_without_a_share_starts_no_process():

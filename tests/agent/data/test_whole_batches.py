@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from samples import Drawn, Owner, Read
+from torch.utils.data import TensorDataset
 
 from agent.data.batch import Pieces, cut, supervised
 from agent.data.data import Data
@@ -34,6 +35,13 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch: Any, count: int, what: str
         cut(lambda x, y: x, batch, 0, count)
 
 
+def test_labels_without_the_dimension_that_is_cut_are_refused() -> None:
+    """Each piece would get all of them."""
+    with pytest.raises(Misuse, match=r"dimension 1.*of 6 entries.*transpose in loss_of") as refused:
+        cut(len, (torch.zeros(4, 6), torch.zeros(6)), 1, 2)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_loss_gets_the_parts_of_a_piece() -> None:
     loss_of, pieces = cut(lambda x, y: x.sum() * y.sum(), (torch.ones(4), torch.ones(4)), 0, 2)
     assert [float(loss_of(piece)) for piece in pieces] == [4.0, 4.0]
@@ -57,6 +65,29 @@ def test_one_tensor_is_a_batch_where_the_session_knows_into_how_many_it_is_cut()
         [6.0, 7.0],
     ]
     assert cut(len, ([batch],), 0, 4, whole=True)[1] == [batch]
+
+
+def test_a_batch_that_is_a_list_is_not_taken_for_its_microbatches() -> None:
+    """It is known by the batch that the script was given, wherever it was copied; a list of its own goes on."""
+    dataset = TensorDataset(torch.randn(8, 3), torch.randn(8, 3))
+    data = Data(Owner(), dataset, batch_size=4, microbatches=2, whole=True)
+    pair = [part.clone() for part in data.at(1)]
+    with pytest.raises(Misuse, match=r"session\.backward\(loss_of, \*batch\)") as refused:
+        cut(len, (pair,), 0, 2, True, [data.given])
+    assert "\n" not in str(refused.value)
+    with pytest.raises(Misuse, match="2 tensors are the parts of one batch"):
+        cut(len, ([torch.zeros(4, 3), torch.zeros(4)],), 0, 2, True)
+    for own in ([torch.zeros(2, 3), torch.zeros(2, 3)], [(part,) for part in pair]):
+        assert cut(len, (own,), 0, 2, True, [data.given])[1] is own
+
+
+def test_microbatches_that_collate_fn_makes_are_given_on() -> None:
+    def halves(rows: list[Any]) -> list[torch.Tensor]:
+        return [torch.tensor([row[0] for row in rows[at::2]]) for at in range(2)]
+
+    data = Data(Owner(), Drawn(8), batch_size=4, microbatches=2, whole=True, collate_fn=halves)
+    batch = data.at(0)
+    assert cut(len, (batch,), 0, 2, True, [data.given])[1] is batch
 
 
 def test_a_supervised_loss_measures_the_same_output() -> None:

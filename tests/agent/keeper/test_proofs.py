@@ -7,6 +7,7 @@ from agent.keeper import proofs
 from agent.keeper.proofs import SESSION_STATE, VERSIONS_MAX, Proofs, Question, judge
 from agent.messages import JobOrder
 from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
+from agent.store.layers import REST
 
 ORDER = JobOrder(job="job", script="train.py", script_sha="1")
 
@@ -78,6 +79,16 @@ def test_what_a_script_keeps_in_its_state_is_named_so() -> None:
     known.hear("a", prepared(5, reached=reached(5, name=SESSION_STATE)))
     line = known.hear("b", prepared(5, reached=reached(5, 1, name=SESSION_STATE)))
     assert line.startswith("step 4: session.state is another on b than on a.")
+
+
+def test_tensors_of_no_layer_are_told_by_where_they_may_be() -> None:
+    """As a cache that is filled where `session.leader` generates."""
+    known = Proofs()
+    known.hear("a", prepared(5, reached=reached(5, name=REST)))
+    line = known.hear("b", prepared(5, reached=reached(5, 1, name=REST)))
+    assert line.startswith("step 4: a tensor of no layer (a buffer with persistent=False, or")
+    assert "not `if session.leader:`" in line
+    assert "\n" not in line and REST not in line and proofs.REST == REST
 
 
 def test_the_same_worker_is_compared_with_itself() -> None:
