@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from agent.checks.graph import Outside
 from agent.checks.optimizers import Optimizers
@@ -79,6 +80,33 @@ class Result(float):
             raise Misuse(
                 f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
             ) from None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Let a function of torch have it as a number, or where that takes none as a tensor."""
+        try:
+            return _given(func, float, args, kwargs or {})
+        except (TypeError, AttributeError):
+            return _given(func, lambda one: torch.tensor(float(one)), args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be written as a tensor of one number, which torch.load reads without leave."""
+        number = torch.tensor(float(self), dtype=torch.float64)
+        return number.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __copy__(self) -> "Result":
+        return self
+
+    def __deepcopy__(self, _: object) -> "Result":
+        return self
+
+
+def _given(func: Callable[..., Any], made: Callable[[Result], Any], args: Any, kwargs: Any) -> Any:
+    """Call `func` with what is made of each result among its arguments."""
+    args, kwargs = pytree.tree_map_only(Result, made, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 class _Nothing(dict[str, float]):
