@@ -342,6 +342,7 @@ class Step:
         if notes is not None:
             notes.skip()
         returned = called(loss_of, given, replica.scaler)
+        self._check_unmade()
         if not self._seen:
             self._seen = True
             self._outside.look(returned.loss)
@@ -353,6 +354,19 @@ class Step:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
         return returned.numbers(self._scale)
+
+    def _check_unmade(self) -> None:
+        """Refuse gradients that `loss_of` has left: the microbatch's would be added to them.
+
+        No parameter has one before it is called. Zeros, as `zero_grad` may leave, change nothing.
+        """
+        for name, param in self._replica.space.params.items():
+            gradient = param.grad
+            if gradient is not None and (gradient.is_sparse or gradient.any()):
+                raise Misuse(
+                    f"step {self._replica.turn}: loss_of called backward() and left a gradient in {name!r}, to which those "
+                    "of the microbatch would be added: use torch.autograd.grad(...), or call zero_grad() before it returns"
+                )
 
     def _check_finite(self, summed: Summed) -> None:
         """Refuse a sum that is not finite, before the commit.
