@@ -453,10 +453,13 @@ class Step:
         """Compute these microbatches of a process's first step once before, to compare results.
 
         They are copies, because loss_of may write into its microbatch; if it does, it gets a copy
-        each time.
+        each time. What they have written to in the model is named here: results that differ could
+        not tell what they differ by.
         """
         if self._tried:
             return
+        replica = self._replica
+        replica.still.begin()
         self._copies, writes = True, False
         for microbatch in dict.fromkeys(tried):
             given = self._given(microbatches, microbatch)
@@ -464,6 +467,9 @@ class Step:
             self._compute_aside(loss_of, given, microbatch)
             writes |= versions_of(given) != versions
         self._copies, self._tried = writes, True
+        replica.form.check(replica.turn)
+        replica.still.check(replica.turn)
+        replica.still.begin()
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and then dropped."""

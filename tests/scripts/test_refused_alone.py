@@ -1,0 +1,54 @@
+"""What a script is told that is run alone, as most are at first."""
+
+from pathlib import Path
+
+import pytest
+from kinds import Player
+
+SCRIPT = """
+import torch
+from orchestrator import Session
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.code = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x):
+        found = super().forward(x)
+        {writes}
+        return (found - self.code).square().mean()
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches={microbatches})
+for step in session.steps(3):
+    session.backward(lambda x: model(x), torch.randn(16, 4))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        ("self.code.data.mul_(0.9)", "step 0: loss_of writes to the parameter 'code'"),
+        (
+            "self.code = torch.nn.Parameter(self.code * 0.9, False)",
+            "step 0: the parameter 'code' is not the same object as when",
+        ),
+    ],
+    ids=["data", "anew"],
+)
+def test_a_codebook_that_the_forward_writes_to_is_named(
+    writes: str, said: str, microbatches: int, player: Player, tmp_path: Path
+) -> None:
+    """Not only that two calls of one microbatch differ, which it causes."""
+    with pytest.raises(AssertionError, match=said):
+        player.play(SCRIPT.format(writes=writes, microbatches=microbatches), tmp_path / "alone")
+
+
+def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
+    player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
