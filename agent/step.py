@@ -42,6 +42,7 @@ from agent.world import Beginning, Interrupted, World
 LossOf = Callable[[Any], Any]
 
 WHERE = "session.backward(loss_of, microbatches)"
+USED_UP = "backward through the graph a second time"  # in torch's error
 
 
 class Result(float):
@@ -349,11 +350,24 @@ class Step:
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.FORWARD, microbatch)
-        (returned.loss / self._microbatches).backward()  # type: ignore[no-untyped-call]
+        self._go_back(returned.loss / self._microbatches)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
         return returned.numbers(self._scale)
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        """Make the gradients of one microbatch."""
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if USED_UP not in str(error):
+                raise
+            raise Misuse(
+                f"step {self._replica.turn}: the loss depends on what was computed with gradients outside of this call of "
+                "loss_of, as exp(log_alpha) before session.backward(...); another microbatch's backward has used that up: "
+                "compute it in loss_of, or detach() it"
+            ) from error
 
     def _check_unmade(self) -> None:
         """Refuse gradients that `loss_of` has left: the microbatch's would be added to them.

@@ -50,5 +50,18 @@ def test_a_codebook_that_the_forward_writes_to_is_named(
         player.play(SCRIPT.format(writes=writes, microbatches=microbatches), tmp_path / "alone")
 
 
+def test_a_graph_that_was_made_outside_of_the_loss_is_told(player: Player, tmp_path: Path) -> None:
+    """Torch alone would advise to retain it."""
+    script = SCRIPT.format(writes="pass", microbatches=2)
+    script = script.replace(
+        "    session.backward(lambda x: model(x),",
+        "    scale = model.bias.exp()\n    session.backward(lambda x: (model(x) * scale).mean(),",
+    )
+    with pytest.raises(
+        AssertionError, match=r"Misuse: step 0: .* compute it in loss_of, or detach"
+    ):
+        player.play(script, tmp_path / "alone")
+
+
 def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
     player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
