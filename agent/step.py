@@ -391,7 +391,8 @@ class Step:
             return
         loss = summed.total.loss / self._microbatches
         said = (
-            f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite"
+            f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite: find out why, or leave "
+            "such steps out, as a script does that checks its loss: orchestrator submit --nan skip"
         )
         if math.isnan(loss) and self._replica.space.gradients_finite(summed.total):
             said = (

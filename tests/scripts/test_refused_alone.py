@@ -63,5 +63,12 @@ def test_a_graph_that_was_made_outside_of_the_loss_is_told(player: Player, tmp_p
         player.play(script, tmp_path / "alone")
 
 
+def test_a_loss_that_is_not_finite_is_told_with_what_to_do(player: Player, tmp_path: Path) -> None:
+    """A script's own check, which would leave the step out, comes after this one."""
+    script = SCRIPT.format(writes="found = found / (step != 1)", microbatches=2)
+    with pytest.raises(AssertionError, match=r"step 1: the loss is .* submit --nan skip"):
+        player.play(script, tmp_path / "alone")
+
+
 def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
     player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
