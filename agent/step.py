@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from agent.checks.graph import Outside
 from agent.checks.optimizers import Optimizers
@@ -41,6 +42,7 @@ from agent.world import Beginning, Interrupted, World
 LossOf = Callable[[Any], Any]
 
 WHERE = "session.backward(loss_of, microbatches)"
+USED_UP = "backward through the graph a second time"  # in torch's error
 
 
 class Result(float):
@@ -79,6 +81,33 @@ class Result(float):
             raise Misuse(
                 f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
             ) from None
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Let a function of torch have it as a number, or where that takes none as a tensor."""
+        try:
+            return _given(func, float, args, kwargs or {})
+        except (TypeError, AttributeError):
+            return _given(func, lambda one: torch.tensor(float(one)), args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be written as a tensor of one number, which torch.load reads without leave."""
+        number = torch.tensor(float(self), dtype=torch.float64)
+        return number.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __copy__(self) -> "Result":
+        return self
+
+    def __deepcopy__(self, _: object) -> "Result":
+        return self
+
+
+def _given(func: Callable[..., Any], made: Callable[[Result], Any], args: Any, kwargs: Any) -> Any:
+    """Call `func` with what is made of each result among its arguments."""
+    args, kwargs = pytree.tree_map_only(Result, made, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 class _Nothing(dict[str, float]):
@@ -315,17 +344,44 @@ class Step:
         if notes is not None:
             notes.skip()
         returned = called(loss_of, given, replica.scaler)
+        self._check_unmade()
         if not self._seen:
             self._seen = True
             self._outside.look(returned.loss)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.FORWARD, microbatch)
-        (returned.loss / self._microbatches).backward()  # type: ignore[no-untyped-call]
+        self._go_back(returned.loss / self._microbatches)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
         return returned.numbers(self._scale)
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        """Make the gradients of one microbatch."""
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if USED_UP not in str(error):
+                raise
+            raise Misuse(
+                f"step {self._replica.turn}: the loss depends on what was computed with gradients outside of this call of "
+                "loss_of, as exp(log_alpha) before session.backward(...); another microbatch's backward has used that up: "
+                "compute it in loss_of, or detach() it"
+            ) from error
+
+    def _check_unmade(self) -> None:
+        """Refuse gradients that `loss_of` has left: the microbatch's would be added to them.
+
+        No parameter has one before it is called. Zeros, as `zero_grad` may leave, change nothing.
+        """
+        for name, param in self._replica.space.params.items():
+            gradient = param.grad
+            if gradient is not None and (gradient.is_sparse or gradient.any()):
+                raise Misuse(
+                    f"step {self._replica.turn}: loss_of called backward() and left a gradient in {name!r}, to which those "
+                    "of the microbatch would be added: use torch.autograd.grad(...), or call zero_grad() before it returns"
+                )
 
     def _check_finite(self, summed: Summed) -> None:
         """Refuse a sum that is not finite, before the commit.
@@ -336,7 +392,8 @@ class Step:
             return
         loss = summed.total.loss / self._microbatches
         said = (
-            f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite"
+            f"step {self._replica.turn}: the loss is {loss}, or one of its gradients is not finite: find out why, or leave "
+            "such steps out, as a script does that checks its loss: orchestrator submit --nan skip"
         )
         if math.isnan(loss) and self._replica.space.gradients_finite(summed.total):
             said = (
@@ -412,10 +469,13 @@ class Step:
         """Compute these microbatches of a process's first step once before, to compare results.
 
         They are copies, because loss_of may write into its microbatch; if it does, it gets a copy
-        each time.
+        each time. What they have written to in the model is named here: results that differ could
+        not tell what they differ by.
         """
         if self._tried:
             return
+        replica = self._replica
+        replica.still.begin()
         self._copies, writes = True, False
         for microbatch in dict.fromkeys(tried):
             given = self._given(microbatches, microbatch)
@@ -423,6 +483,9 @@ class Step:
             self._compute_aside(loss_of, given, microbatch)
             writes |= versions_of(given) != versions
         self._copies, self._tried = writes, True
+        replica.form.check(replica.turn)
+        replica.still.check(replica.turn)
+        replica.still.begin()
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and then dropped."""

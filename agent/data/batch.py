@@ -4,7 +4,7 @@
         session.backward(supervised(model, criterion), inputs, target)
 
 The tensors of a batch are cut along one dimension into pieces whose sizes differ by one at most.
-They may lie in tuples, lists and dicts, as `collate_fn` returns them. So are lists with one entry
+They may lie in tuples, lists and mappings, as `collate_fn` returns them. So are lists with one entry
 for each row that are not made of tensors: lengths, captions, names. What else is no tensor, or has
 no such dimension, is given to each piece whole.
 """
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from agent.data.order import split
 from agent.errors import Misuse
+from agent.pipeline.flatten import with_mappings_opened
 
 WHO = "session.backward(loss_of, *batch)"
 
@@ -26,8 +27,8 @@ class Pieces(Sequence[Any]):
     """The microbatches of a batch; each is cut when it is asked for, without a copy."""
 
     def __init__(self, batch: Any, dim: int, count: int) -> None:
-        self._batch, self._dim = batch, dim
-        leaves = [leaf for leaf in pytree.tree_leaves(batch) if self._is_cut(leaf)]
+        self._batch, self._dim = with_mappings_opened(batch), dim
+        leaves = [leaf for leaf in pytree.tree_leaves(self._batch) if self._is_cut(leaf)]
         sizes = sorted({leaf.shape[dim] for leaf in leaves})
         if len(sizes) != 1:
             what = f"sizes {', '.join(map(str, sizes))}" if sizes else "no tensor"

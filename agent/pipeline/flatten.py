@@ -8,7 +8,7 @@ every microbatch.
 
 import copy
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,6 +102,19 @@ def cloned(leaves: Sequence[Any]) -> list[Any]:
 
 def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
     return pytree.tree_unflatten(list(leaves), spec)
+
+
+def with_mappings_opened(batch: Any) -> Any:
+    """Return the batch as `pytree` can go through its mappings, those of libraries as well.
+
+    What `pytree` makes of it has the libraries' own dictionaries again. A batch that is another
+    mapping becomes a dict.
+    """
+    if isinstance(batch, Mapping) and pytree.tree_is_leaf(batch):
+        batch = batch if isinstance(batch, UserDict) else dict(batch)
+    return pytree.tree_map(
+        lambda value: _opened(value) if isinstance(value, UserDict) else value, batch
+    )
 
 
 def _opened(value: Any) -> Any:

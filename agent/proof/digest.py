@@ -217,7 +217,8 @@ class _Laid:
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(tensors) == 1:
-        return tensors[0].detach().reshape(-1)
+        # Made of its own bits, one after another, as those of several are.
+        return tensors[0].detach().reshape(-1).contiguous().resolve_conj().resolve_neg()
     with torch.no_grad():
         laid: torch.Tensor = torch._C._nn.flatten_dense_tensors([*tensors])
     return laid

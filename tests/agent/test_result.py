@@ -1,6 +1,9 @@
 """A result is used where the loss of the original script was used."""
 
 import copy
+import io
+import pickle
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,6 +37,46 @@ def test_a_result_answers_as_a_tensor_without_a_gradient_does() -> None:
     assert RESULT.detach().cpu().numpy() == np.float32(0.5)
     assert copy.deepcopy(RESULT) == RESULT
     assert not hasattr(RESULT, "los_")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (lambda x: torch.stack([x, x, torch.tensor(1.5)]).tolist(), [0.5, 0.5, 1.5]),
+        (torch.isnan, False),
+        (torch.isfinite, True),
+        (lambda x: torch.sqrt(torch.square(x)), 0.5),
+        (lambda x: torch.maximum(x, torch.tensor(0.25)), 0.5),
+        (lambda x: torch.nn.functional.relu(input=x), 0.5),
+        (lambda x: torch.nn.functional.mse_loss(x, torch.tensor(1.5)), 1.0),
+        (lambda x: torch.full((), x), 0.5),
+    ],
+)
+def test_functions_of_torch_take_a_result_as_a_tensor(found: Any, wanted: object) -> None:
+    assert found(RESULT) == wanted
+    with pytest.raises(TypeError, match="matmul"):
+        torch.matmul(RESULT, "a")
+
+
+def test_a_result_beside_a_tensor_counts_as_the_number_that_it_is() -> None:
+    """With all its bits, and without a say in the type."""
+    third = Result(1 / 3)
+    wide = torch.ones(2, dtype=torch.float64)
+    assert torch.equal(wide * third, wide * (1 / 3))
+    assert torch.equal(torch.add(wide, third), wide + 1 / 3)
+    assert (torch.ones(2, dtype=torch.bfloat16) * third).dtype == torch.bfloat16
+    assert (third * wide).tolist() == [1 / 3, 1 / 3]
+
+
+def test_a_saved_result_is_read_without_leave() -> None:
+    """As torch.load reads by default: the class of no library is needed for it."""
+    third, file = Result(1 / 3, {"accuracy": 0.75}), io.BytesIO()
+    torch.save({"loss": third, "losses": [third]}, file)
+    file.seek(0)
+    found = torch.load(file)
+    assert (float(found["loss"]), found["losses"]) == (1 / 3, [1 / 3])
+    assert pickle.loads(pickle.dumps(third)) == 1 / 3
+    assert copy.copy(third)["accuracy"] == copy.deepcopy([third])[0]["accuracy"] == 0.75
 
 
 def test_a_second_backward_is_told_what_was_done() -> None:

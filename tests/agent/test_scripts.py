@@ -35,6 +35,13 @@ for step in session.steps(4):
     optimizer.step()
 """
 
+ATTACK = """
+def attack(x):
+    delta = torch.zeros_like(x, requires_grad=True)
+    model(x + delta).sum().backward()
+    return x + delta.grad.sign()
+"""
+
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +196,13 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "loss_of changed the model or the optimizer",
     ),
+    "gradients that the loss makes by itself": (
+        START
+        + ATTACK
+        + "for step in session.steps(2): session.backward(lambda b: model(attack(b)).sum(), [x, x])\n",
+        "refused",
+        "step 0: loss_of called backward() and left a gradient in 'weight'",
+    ),
     "trained later": (
         START
         + "for step in session.steps(2):\n"
@@ -331,6 +345,22 @@ def test_a_step_may_be_left_out(crew: Crew) -> None:
         "session = ", "model.register_buffer('mask', torch.zeros(0), persistent=False)\nsession = "
     ) + STEP.replace("optimizer.step()", "optimizer.zero_grad(set_to_none=step % 4 > 0)")
     crew.begin(2, script + "    model.mask = torch.ones(step)\n")
+    assert crew.completed().step == 4
+
+
+def test_a_loss_may_make_gradients_that_it_clears(crew: Crew) -> None:
+    """To nothing or to zero, for each microbatch."""
+    clearing = """
+def loss_of(b):
+    x = attack(b[0])
+    optimizer.zero_grad(set_to_none=b[1])
+    return model(x).sum()
+for step in session.steps(4):
+    session.backward(loss_of, [(x, True), (x, False)])
+    assert {*model.weight.grad[0].tolist()} <= {0.0, 4.0}
+    optimizer.step()
+"""
+    crew.begin(1, START + ATTACK + clearing)
     assert crew.completed().step == 4
 
 

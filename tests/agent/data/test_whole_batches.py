@@ -1,5 +1,7 @@
 """Batches as scripts give them to `session.backward`: cut into microbatches, whole, and item by item."""
 
+from collections import UserDict
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -19,6 +21,43 @@ def test_pieces_of_a_batch_lie_along_one_dimension() -> None:
     assert torch.equal(torch.cat([piece[0] for piece in pieces], 1), x)
     assert torch.equal(torch.cat([piece[1]["h"][0] for piece in pieces], 1), h[0])
     assert all(piece[2:] == (3, 0.5) for piece in pieces)
+
+
+class Encoding(UserDict[str, Any]):
+    """As libraries of language models return it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_dictionaries_of_libraries_are_cut(alone: bool) -> None:
+    """And are of their own class in each piece."""
+    ids, names = torch.arange(8).view(4, 2), ["a", "b", "c", "d"]
+    encoding = Encoding(ids=ids, names=names, deep=Encoding(mask=ids > 3))
+    pieces = [
+        piece if alone else piece[0]
+        for piece in Pieces(encoding if alone else (encoding, torch.zeros(4)), 0, 2)
+    ]
+    assert {type(piece) for piece in pieces} == {Encoding}
+    assert [piece.ids.tolist() for piece in pieces] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert [piece["names"] for piece in pieces] == [["a", "b"], ["c", "d"]]
+    assert [piece["deep"].mask.tolist() for piece in pieces] == [
+        [[False] * 2] * 2,
+        [[True] * 2] * 2,
+    ]
+    assert encoding.ids is ids
+
+
+def test_any_other_mapping_is_cut_as_a_dict_is() -> None:
+    """Beside other parts of a batch it is settings, which each piece has whole."""
+    given = MappingProxyType({"x": torch.arange(4)})
+    _, pieces = cut(len, (given,), 0, 2)
+    assert [piece["x"].tolist() for piece in pieces] == [[0, 1], [2, 3]]
+    _, pieces = cut(len, (torch.arange(4), given), 0, 2)
+    assert all(piece[1] is given for piece in pieces)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,23 @@ def test_what_is_not_contiguous_or_needs_a_gradient_is_read() -> None:
     assert bits_of([turned]) == bits_of([weight.t().contiguous()])
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12).view(6, 2)[:, 0],
+        torch.tensor(3.5, dtype=torch.float64).expand(4),
+        torch.complex(torch.arange(3.0), torch.ones(3)).conj(),
+        torch.complex(torch.arange(3.0), torch.ones(3)).conj().imag,
+    ],
+    ids=["column", "expanded", "conjugate", "negative"],
+)
+def test_a_view_is_read_alone_as_among_others(tensor: torch.Tensor) -> None:
+    """A target may be a column of a table, or one number for all rows."""
+    plain = tensor.clone().contiguous().resolve_conj().resolve_neg()
+    assert bits_of([tensor]) == bits_of([plain])
+    assert bits_of([tensor, tensor]) == bits_of([plain, plain])
+
+
 def test_every_layer_has_its_turn() -> None:
     """As many as fit into the budget at a time; also in the steps that are always shown."""
     sizes = {f"l{n}": Size(random.Random(n).randrange(1, 50), 1) for n in range(40)}

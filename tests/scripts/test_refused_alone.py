@@ -1,0 +1,74 @@
+"""What a script is told that is run alone, as most are at first."""
+
+from pathlib import Path
+
+import pytest
+from kinds import Player
+
+SCRIPT = """
+import torch
+from orchestrator import Session
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.code = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x):
+        found = super().forward(x)
+        {writes}
+        return (found - self.code).square().mean()
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches={microbatches})
+for step in session.steps(3):
+    session.backward(lambda x: model(x), torch.randn(16, 4))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        ("self.code.data.mul_(0.9)", "step 0: loss_of writes to the parameter 'code'"),
+        (
+            "self.code = torch.nn.Parameter(self.code * 0.9, False)",
+            "step 0: the parameter 'code' is not the same object as when",
+        ),
+    ],
+    ids=["data", "anew"],
+)
+def test_a_codebook_that_the_forward_writes_to_is_named(
+    writes: str, said: str, microbatches: int, player: Player, tmp_path: Path
+) -> None:
+    """Not only that two calls of one microbatch differ, which it causes."""
+    with pytest.raises(AssertionError, match=said):
+        player.play(SCRIPT.format(writes=writes, microbatches=microbatches), tmp_path / "alone")
+
+
+def test_a_graph_that_was_made_outside_of_the_loss_is_told(player: Player, tmp_path: Path) -> None:
+    """Torch alone would advise to retain it."""
+    script = SCRIPT.format(writes="pass", microbatches=2)
+    script = script.replace(
+        "    session.backward(lambda x: model(x),",
+        "    scale = model.bias.exp()\n    session.backward(lambda x: (model(x) * scale).mean(),",
+    )
+    with pytest.raises(
+        AssertionError, match=r"Misuse: step 0: .* compute it in loss_of, or detach"
+    ):
+        player.play(script, tmp_path / "alone")
+
+
+def test_a_loss_that_is_not_finite_is_told_with_what_to_do(player: Player, tmp_path: Path) -> None:
+    """A script's own check, which would leave the step out, comes after this one."""
+    script = SCRIPT.format(writes="found = found / (step != 1)", microbatches=2)
+    with pytest.raises(AssertionError, match=r"step 1: the loss is .* submit --nan skip"):
+        player.play(script, tmp_path / "alone")
+
+
+def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
+    player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
