@@ -139,7 +139,7 @@ class Regrouping:
     def _held_up(self) -> bool:
         """Whether all wait for a backup, so that no commit comes with which to ask again."""
         here = self._roster.started and not self._closed and not self.waits
-        return here and self._roster.complete and not self._vault.open
+        return here and self._roster.complete and not (self._vault.open or self.committing())
 
     # --- a layout begins --------------------------------------------------------------------------
 
@@ -167,14 +167,10 @@ class Regrouping:
         assert layout is not None
         if self._entrance.blocks(layout):
             return
-        holders = roster.holders()
-        if not holders and vault.landing:
+        if not roster.holders() and vault.landing:
             return  # a snapshot that is whole becomes a version first: see `look`
-        reached = vault.reached
+        reached, holders = vault.reached, self._sources(layout)
         catch_up = self._catch_up(layout, holders)
-        if catch_up and reached != self._history.version:
-            # No worker can be brought into the middle of a step: all begin it again.
-            holders, catch_up = (), False
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
             if self._recalling or not self._go_back(reached):
@@ -189,6 +185,15 @@ class Regrouping:
             holders = roster.holders()
         self._tell(layout, holders, catch_up=catch_up)
         roster.started, roster.sources = True, holders
+
+    def _sources(self, layout: Layout) -> tuple[str, ...]:
+        """Return the holders; none if the layout cannot begin with what they hold.
+
+        No worker can be brought into the middle of a step without its sums: all begin it again.
+        """
+        holders = self._roster.holders()
+        led = self._vault.reached == self._history.version
+        return holders if led or not self._catch_up(layout, holders) else ()
 
     def _catch_up(self, layout: Layout, holders: tuple[str, ...]) -> bool:
         """Whether joining workers have to replay commits, because they cannot be sent a state.
@@ -323,8 +328,9 @@ class Regrouping:
 
     def _take_over(self, saved: Saved, because: str, proof: Saved | None) -> None:
         """Go on from a recalled version unless more is here, and keep it for proofs."""
-        vault = self._vault
-        if self._roster.holders():
+        vault, roster, layout = self._vault, self._roster, self._roster.layout
+        begins = not roster.started and roster.complete
+        if self._sources(layout) if layout is not None and begins else roster.holders():
             vault.keep(saved)
         elif saved.reached > (-1 if vault.reached is None else vault.reached):
             vault.adopt(saved)
