@@ -50,6 +50,7 @@ class Regrouping:
         self._waiting_since_s = 0.0  # 0 until the first look
         self._recalling = self._recalled = False  # stored versions are being read; were read
         self._nothing = False  # is stored: they were read while no state was here, and in vain
+        self._lost = False  # the backup, while they are being read
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # called when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
@@ -293,13 +294,13 @@ class Regrouping:
     def _recall(self) -> None:
         """Read stored versions on a separate thread, because no worker or keeper has a state."""
         if not self._recalling:
-            self._recalling = True
+            self._recalling, self._lost = True, False
             threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
 
     def lose_backup(self) -> None:
         """Forget a backup that workers cannot read, and read again what is stored."""
         self._vault.drop()
-        self._recalled = self._nothing = False
+        self._recalled, self._nothing, self._lost = False, False, True
 
     def _read_beside(self) -> None:
         found, proof, vault, version = None, None, self._vault, self._history.version
@@ -315,8 +316,11 @@ class Regrouping:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):
                         break
         with self._changed:
-            self._recalling, self._recalled = False, True
+            self._recalling, self._recalled = False, not self._lost
             if self._closed:
+                return
+            if self._lost:  # it may be what was found, or the reason that nothing was read
+                self._recall()
                 return
             self._nothing = vault.backup is None and found is not None and found.saved is None
             if found is not None and found.saved is not None:

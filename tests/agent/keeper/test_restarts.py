@@ -9,7 +9,9 @@ from players import House
 
 from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
+from agent.keeper.storage.recovery import Found
 from agent.layout import Layout
+from agent.messages import CheckpointWritten
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +58,12 @@ def comes(house: House, name: str) -> None:
         "proven": player.let_in or player.holds,
     }
     player.come()
+
+
+def writes(house: House) -> None:
+    house.job.write_checkpoint()
+    reports = house.said.reports
+    house.until("a checkpoint", lambda: any(isinstance(one, CheckpointWritten) for one in reports))
 
 
 @pytest.mark.parametrize("lasting", [True, False])
@@ -106,8 +114,7 @@ def test_a_layout_with_another_worker_behind_a_restart_between_two_commits(
     """The holder is in the middle of a step, and nobody else can be brought there from it: what is stored is gone on from."""
     house = begun(made(lasting=lasting, phases=3, backup_every_steps=4), "a", commits=6)
     if not lasting:
-        house.job.write_checkpoint()
-        house.until("a checkpoint", lambda: [*house.folder.glob("job/manifests/*")])
+        writes(house)
     house.joins("b")
     house.commits(1)
     house.until("the newcomer", lambda: "b" in house.ready)
@@ -124,3 +131,31 @@ def test_a_layout_with_another_worker_behind_a_restart_between_two_commits(
     house.until("both to go on", lambda: all(one.holds for one in house.players.values()))
     assert house.version == (7 if lasting else 6)
     house.commits(3)
+
+
+def test_a_backup_that_is_lost_while_what_is_stored_is_read(made: Callable[..., House]) -> None:
+    """Nothing was read as long as it was here; so it is read then, and not taken for nothing."""
+    house = begun(made(lasting=False, backup_every_steps=4), "a", commits=3)
+    layout = house.players["a"].layout
+    assert layout is not None
+    restarts(house, layout)
+    comes(house, "a")
+    house.commits(3)
+    writes(house)
+    right, vault = house.players["a"].state.tolist(), house.job.vault
+    recall, regrouping = vault.recall, house.job._regrouping
+
+    def recall_late(committed: int, *, patient: bool) -> Found:
+        found = recall(committed, patient=patient)
+        if vault.backup is not None:
+            regrouping.lose_backup()
+        return found
+
+    vault.recall = recall_late  # type: ignore[method-assign]
+    house.dies("a")
+    regrouping._recall_proof()
+    house.settles()
+    newcomer = house.joins("b")
+    house.begins("b")
+    house.until("it to go on", lambda: newcomer.holds)
+    assert (house.version, newcomer.state.tolist()) == (6, right)
