@@ -159,3 +159,33 @@ def test_a_backup_that_is_lost_while_what_is_stored_is_read(made: Callable[..., 
     house.begins("b")
     house.until("it to go on", lambda: newcomer.holds)
     assert (house.version, newcomer.state.tolist()) == (6, right)
+
+
+def test_a_layout_without_the_holders_was_written_and_nobody_had_heard_of_it(
+    made: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker dials the next keeper first, which waits for those that have the newest version."""
+    monkeypatch.setattr(layouts, "RECONNECT_S", 20.0)
+    house = begun(made(lasting=False, backup_every_steps=4), "a", commits=8)
+    right = house.players["a"].state.tolist()
+    newcomer = house.joins("b")
+    house.until("the newcomer", lambda: "b" in house.ready)
+    newcomer.let_in = True
+    restarts(house, house.lay_out("b"))
+    comes(house, "b")
+    assert house.job._regrouping.waits
+    comes(house, "a")
+    house.until("it to go on", lambda: newcomer.holds)
+    assert (house.version, newcomer.state.tolist()) == (8, right)
+
+
+def test_nobody_comes_who_has_the_newest_version(made: Callable[..., House]) -> None:
+    """The layout's workers are waited for no longer than others after a restart."""
+    house = begun(made(lasting=False, backup_every_steps=4), "a", commits=8)
+    newcomer = house.joins("b")
+    house.until("the newcomer", lambda: "b" in house.ready)
+    newcomer.let_in = True
+    restarts(house, house.lay_out("b"))
+    comes(house, "b")
+    house.until("it to go on without", lambda: newcomer.holds)
+    assert house.version == 0
