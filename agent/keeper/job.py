@@ -611,9 +611,12 @@ class KeptJob:
     def _next_commit(self) -> commits.Commit | None:
         """Return the commit that can be written now, and none until that one is written."""
         layout = self.roster.layout
-        if layout is None or self._committing or self.closed or not self.vault.open:
+        if layout is None or self._committing or self.closed:
             return None
         if self._regrouping.waits or not self._round.whole(layout):
+            return None
+        # A state is saved between two steps of the script only, so a step that has begun is ended.
+        if not self.vault.open and not self._round.phase(layout):
             return None
         if self.roster.left == self.history.version or self._is_held(layout):
             return None

@@ -50,6 +50,7 @@ class Regrouping:
         self._waiting_since_s = 0.0  # 0 until the first look
         self._recalling = self._recalled = False  # stored versions are being read; were read
         self._nothing = False  # is stored: they were read while no state was here, and in vain
+        self._lost = False  # the backup, while they are being read
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # called when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
@@ -139,7 +140,7 @@ class Regrouping:
     def _held_up(self) -> bool:
         """Whether all wait for a backup, so that no commit comes with which to ask again."""
         here = self._roster.started and not self._closed and not self.waits
-        return here and self._roster.complete and not self._vault.open
+        return here and self._roster.complete and not (self._vault.open or self.committing())
 
     # --- a layout begins --------------------------------------------------------------------------
 
@@ -167,14 +168,10 @@ class Regrouping:
         assert layout is not None
         if self._entrance.blocks(layout):
             return
-        holders = roster.holders()
-        if not holders and vault.landing:
+        if not roster.holders() and vault.landing:
             return  # a snapshot that is whole becomes a version first: see `look`
-        reached = vault.reached
+        reached, holders = vault.reached, self._sources(layout)
         catch_up = self._catch_up(layout, holders)
-        if catch_up and reached != self._history.version:
-            # No worker can be brought into the middle of a step: all begin it again.
-            holders, catch_up = (), False
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
             if self._recalling or not self._go_back(reached):
@@ -189,6 +186,15 @@ class Regrouping:
             holders = roster.holders()
         self._tell(layout, holders, catch_up=catch_up)
         roster.started, roster.sources = True, holders
+
+    def _sources(self, layout: Layout) -> tuple[str, ...]:
+        """Return the holders; none if the layout cannot begin with what they hold.
+
+        No worker can be brought into the middle of a step without its sums: all begin it again.
+        """
+        holders = self._roster.holders()
+        led = self._vault.reached == self._history.version
+        return holders if led or not self._catch_up(layout, holders) else ()
 
     def _catch_up(self, layout: Layout, holders: tuple[str, ...]) -> bool:
         """Whether joining workers have to replay commits, because they cannot be sent a state.
@@ -288,13 +294,13 @@ class Regrouping:
     def _recall(self) -> None:
         """Read stored versions on a separate thread, because no worker or keeper has a state."""
         if not self._recalling:
-            self._recalling = True
+            self._recalling, self._lost = True, False
             threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
 
     def lose_backup(self) -> None:
         """Forget a backup that workers cannot read, and read again what is stored."""
         self._vault.drop()
-        self._recalled = self._nothing = False
+        self._recalled, self._nothing, self._lost = False, False, True
 
     def _read_beside(self) -> None:
         found, proof, vault, version = None, None, self._vault, self._history.version
@@ -310,8 +316,11 @@ class Regrouping:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):
                         break
         with self._changed:
-            self._recalling, self._recalled = False, True
+            self._recalling, self._recalled = False, not self._lost
             if self._closed:
+                return
+            if self._lost:  # it may be what was found, or the reason that nothing was read
+                self._recall()
                 return
             self._nothing = vault.backup is None and found is not None and found.saved is None
             if found is not None and found.saved is not None:
@@ -323,8 +332,9 @@ class Regrouping:
 
     def _take_over(self, saved: Saved, because: str, proof: Saved | None) -> None:
         """Go on from a recalled version unless more is here, and keep it for proofs."""
-        vault = self._vault
-        if self._roster.holders():
+        vault, roster, layout = self._vault, self._roster, self._roster.layout
+        begins = not roster.started and roster.complete
+        if self._sources(layout) if layout is not None and begins else roster.holders():
             vault.keep(saved)
         elif saved.reached > (-1 if vault.reached is None else vault.reached):
             vault.adopt(saved)

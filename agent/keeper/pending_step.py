@@ -45,6 +45,10 @@ class Round:
         """Return the step of the script that it belongs to."""
         return self._prepared[layout.workers[0]].script_step
 
+    def phase(self, layout: Layout) -> int:
+        """Return which of the commits of the script's step it is; 0 is the first."""
+        return self._prepared[layout.workers[0]].phase
+
     def loss(self, layout: Layout) -> float:
         return self._prepared[layout.workers[0]].loss
 

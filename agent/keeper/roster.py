@@ -175,18 +175,19 @@ class Roster:
         return () if _is_partial(found.values()) else tuple(found)
 
     def lacks_owners(self) -> bool:
-        """Return whether workers are here that hold some layers of the newest version, and not all.
+        """Return whether those that are here do not hold all layers of what is committed.
 
-        The newest layout may leave out a worker that holds the others, so that nothing else says
-        that it is still on its way.
+        The newest layout may leave out a worker that holds the others, or the only one that holds
+        any, so that nothing else says that it is still on its way.
         """
         newest, generation = self._history.version, self._history.generation
-        return _is_partial(
+        found = [
             m.held
             for m in self.members.values()
             # The newest commit may not have reached a worker of its layout yet.
             if m.version == newest or (m.version == newest - 1 and m.generation == generation)
-        )
+        ]
+        return _is_partial(found) or (newest > 0 and not found)
 
     def copies(self, holders: Collection[str]) -> int:
         """Return how many machines that stay could go on alone with what these workers hold.

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from crews import Crew, played_alone, until
 
+from agent.messages import WorkerLost
+
 pytestmark = pytest.mark.processes
 
 STEPS = 24
@@ -95,6 +97,28 @@ def test_a_joining_worker_has_what_was_set_once(crew: Crew, tmp_path: Path) -> N
     crew.completed()
     lines, weights = alone
     printed = [line for line in crew.printed() if line.startswith("step")]
+    assert set(printed) <= set(lines)
+    until("the weights", (tmp_path / "out.pt").exists)
+    assert (tmp_path / "out.pt").read_bytes() == weights
+
+
+def test_the_keeper_is_killed_between_two_commits_of_a_step(mortal: Crew, tmp_path: Path) -> None:
+    """The next one has no state, and gets none before the step has ended: it commits the rest of the step without one."""
+    slow = SCRIPT.replace("def made(x):", "def made(x):\n    time.sleep(0.04)").replace(
+        "import sys", "import sys\nimport time"
+    )
+    (tmp_path / "train.py").write_text(slow)
+    lines, weights = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
+    mortal.begin(2, slow, str(tmp_path / "out.pt"))
+    for step in (9, 21, 33):
+        mortal.reach(step)
+        until("the middle of a step", lambda: mortal.step % 2)
+        mortal.keeper.kill()
+        assert mortal.step % 2
+        mortal.keeper.start()
+    mortal.completed()
+    assert mortal.of(WorkerLost) == []
+    printed = [line for line in mortal.printed() if line.startswith("step")]
     assert set(printed) <= set(lines)
     until("the weights", (tmp_path / "out.pt").exists)
     assert (tmp_path / "out.pt").read_bytes() == weights

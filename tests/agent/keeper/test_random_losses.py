@@ -42,9 +42,10 @@ def state_at(version: int) -> list[int]:
 
 
 class Scene:
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, phases: int) -> None:
         self.draw = random.Random(seed)
-        self.house = House(folder, backup_every_steps=self.draw.choice([2, 3, 5]))
+        every = self.draw.choice([2, 3, 5])
+        self.house = House(folder, phases=phases, backup_every_steps=every)
         self.house.memory = root_of(folder)
         self.house.open()
         self.house.settles = self.tick  # so that all may happen in the middle of anything
@@ -137,9 +138,10 @@ class Scene:
         assert last.state.tolist() == state_at(self.newest + 2)
 
 
+@pytest.mark.parametrize("phases", [1, 3])
 @pytest.mark.parametrize("seed", seeds(*range(20)))
-def test_no_committed_step_is_lost(tmp_path: Path, seed: int) -> None:
-    scene = Scene(tmp_path / "disk", seed)
+def test_no_committed_step_is_lost(tmp_path: Path, seed: int, phases: int) -> None:
+    scene = Scene(tmp_path / "disk", seed, phases)
     for name in ("join", "join", "lay out"):
         scene.act(name)
     try:
