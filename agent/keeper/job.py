@@ -256,6 +256,7 @@ class KeptJob:
             return True
         if self._served is not None:  # the disk has each clock
             self._served.tables.put_away()
+            self.vault.clear()
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
         beside = self.vault.beside

@@ -182,10 +182,12 @@ class MemoryLog:
         with self._lock:
             self._write(f"{PROOF}{version}", records)
 
-    def note_state(self, saved: Saved) -> bool:
+    def note_state(self, saved: Saved, *, recalled: bool = False) -> bool:
         """Make this state and what follows it what the next keeper finds. Return whether it can."""
         with self._lock:
             backup = saved.backup
+            if recalled:
+                self._sums.clear()  # the records of these steps may name other memory
             if backup.stored is not None:  # the next keeper finds it in the store
                 self._sums.clear()
                 self._remove(STATE)
@@ -297,7 +299,6 @@ class MemoryLog:
                     (self._folder / _sum_of(step)).read_bytes(), type=Sum
                 )
                 redo.append(LoggedSum(step, found.present, self._body(found.body)))
-                self._sums.add(step)
         return Saved(backup, tuple(redo), records)
 
     def _body(self, ref: Ref) -> memoryview:

@@ -677,7 +677,10 @@ class Vault:
         if left is not None and left.reached >= committed:
             return recovery.newest([], committed, left)
         here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
-        found = recovery.newest([here], committed, left, patient=patient, further=further)
+        room = self.memory.take  # so that the next keeper finds it, too
+        found = recovery.newest(
+            [here], committed, left, patient=patient, further=further, room=room
+        )
         if found.saved is None and not committed and self._order.from_url:
             raise CheckpointError(
                 f"nothing sound is stored at {self._order.from_url} to go on from"
@@ -741,7 +744,7 @@ class Vault:
             self.proofs.learn(self._question)
         self._noted, self._noted_whole = saved.backup.version, bool(saved.records)
         if self._lasting is not None:
-            self._lasting.note_state(saved)
+            self._lasting.note_state(saved, recalled=True)
 
     def leave(self) -> None:
         """Leave what is in memory to the next keeper, because this one ends."""

@@ -26,8 +26,9 @@ from agent.keeper.storage.memory_log import (
     root_of,
     sweep,
 )
+from agent.keeper.storage.vault import Place, Vault
 from agent.keys import OPEN_JOBS
-from agent.messages import Recalled, RecallFailed, Rewound
+from agent.messages import JobOrder, Recalled, RecallFailed, Rewound
 from agent.store.encoding.format import lay_out
 from agent.store.errors import Unavailable, Unknown
 from agent.store.memory import RETURNING_BYTES_MIN
@@ -255,6 +256,37 @@ def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
     second.note_sum(more := logged(second, 5))
     second.leave()
     assert same(found(shared, 6), Saved(left.backup, (*left.redo, more)))
+
+
+@pytest.mark.parametrize("branched", [False, True])
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_read_is_there_for_the_next_keeper_as_well(
+    shared: Path, tmp_path: Path, size: int, left: int, branched: bool
+) -> None:
+    """A job goes on from the disk, or from an earlier job's versions: its steps are in memory from the first one on. Of an
+    earlier keeper there may be something left in memory that does not reach as far."""
+    disk, place = MemoryLog(shared / "disk"), Place(checkpoints=tmp_path, memory=shared)
+    sums = tuple(logged(disk, step, size) for step in (4, 5, 6))
+    order = JobOrder(job="earlier" if branched else "job", script="train.py", script_sha="")
+    writer = Vault(order, Place(checkpoints=tmp_path), lambda report: None)
+    assert writer.write(Saved(state(disk, 4), sums))
+    if left and not branched:
+        lived(shared / "job", 3, left)[0].leave()
+    url = (tmp_path / "earlier").as_uri() if branched else ""
+    order = JobOrder(job="job", script="train.py", script_sha="", from_url=url)
+    keeper = Vault(order, place, lambda report: None)
+    recalled = keeper.recall(0 if branched else 7, patient=True).saved
+    assert same(recalled, Saved(state(disk, 4), sums))
+    keeper.adopt(recalled)
+    for step in (7, 8, 9):
+        keeper.promise(step, one := logged(keeper.memory, step, size))
+        keeper.log(one)
+    expected = Saved(state(disk, 4), tuple(logged(disk, step, size) for step in range(4, 10)))
+    keeper.leave()
+    del keeper, recalled, one
+    found = Vault(order, place, lambda report: None).recall(10, patient=True)
+    assert same(found.saved, expected), found.because
 
 
 def test_without_room_memory_is_the_process_own(
