@@ -257,18 +257,23 @@ class MemoryLog:
     def find(self, committed: int) -> Saved | None:
         """Return what the previous keeper left, up to what was committed, and take it over.
 
-        Raise `Held` while that keeper still ends, as what it holds may be the only copy.
+        Raise `Held` while that keeper still ends, as what it holds may be the only copy, and
+        `Unavailable` for an error that may pass.
         """
         with self._lock:
             try:
                 return self._find(committed)
             except (
-                OSError,
+                FileNotFoundError,
                 ValueError,
                 msgspec.MsgspecError,
             ) as error:  # ValueError: an empty file cannot be mapped
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
+            except OSError as error:
+                why = str(error)
+        # Not from within, because the error would keep what is mapped already.
+        raise Unavailable(f"{self._folder} cannot be read now ({why}); it is tried again")
 
     def _find(self, committed: int) -> Saved | None:
         if self._left or not (self._folder / STATE).exists():

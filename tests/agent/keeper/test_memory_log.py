@@ -1,18 +1,23 @@
 """What a keeper leaves in memory: found by the next one, as it was, or not at all."""
 
+import errno
 import fcntl
+import mmap
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
+import players
 import pytest
 import redis
 from backups import same
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
+from players import House
 
 from agent.keeper.storage import memory_log
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
@@ -189,6 +194,72 @@ def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
         found(shared, 5)
     memory.leave()
     assert same(found(shared, 5), held)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+@pytest.mark.parametrize("after", [0, 3])
+def test_what_cannot_be_read_now_is_not_taken_for_gone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, number: int, after: int
+) -> None:
+    """Too many files are open, or there is no room to map them: it may be the only copy."""
+    memory, held = lived(shared, 3, 2)
+    memory.leave()
+    refusing(monkeypatch, number, after)
+    memory = MemoryLog(shared)
+    with pytest.raises(Unavailable, match=os.strerror(number)):
+        memory.find(5)
+    assert not memory._areas, "what was mapped already is let go of"
+    monkeypatch.undo()
+    assert same(memory.find(5), held)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, after: int = 0) -> None:
+    """Let no more than so many files be mapped."""
+    mapped, mapping = count(), mmap.mmap
+
+    def refuse(handle: int, length: int) -> mmap.mmap:
+        if next(mapped) < after:
+            return mapping(handle, length)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+
+
+def test_a_job_whose_memory_cannot_be_read_now_is_closed_later(
+    large: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.job.forsake()
+    large.open()
+    large.job.close()
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        refusing(patch, errno.EMFILE)
+        large.job.put_away()
+    assert large.job.put_away()
+    large.open()
+    goes_on(large, "b")
+    assert not [one for one in large.said.reports if isinstance(one, Rewound)]
+
+
+@pytest.fixture
+def large(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """A job with five commits, of which only memory has the last ones; its worker is gone."""
+    size = 2 * RETURNING_BYTES_MIN
+    monkeypatch.setattr(players, "SIZE", size)
+    monkeypatch.setattr(players, "FORM", lay_out("l", [("model/l", "I64", (size // 8,))]))
+    house = House(tmp_path)
+    house.memory = shared
+    house.open()
+    goes_on(house, "a")
+    house.commits(5)
+    house.dies("a")
+    return house
+
+
+def goes_on(house: House, name: str) -> None:
+    house.joins(name)
+    house.until("it to be ready", lambda: name in house.ready)
+    house.begins(name)
+    house.until("it to go on", lambda: house.players[name].holds)
 
 
 def test_a_record_that_was_being_written_does_not_count(shared: Path) -> None:
