@@ -551,9 +551,13 @@ class Vault:
 
     @property
     def _kept_base(self) -> Base | None:
-        """The base that the next keeper finds: the older one until the newest is provable."""
-        newest = self._newest
-        return self._older if newest is not None and self._older is not None else newest
+        """The base that the next keeper finds: the older one until the newest is provable.
+
+        But a committed step is worth more than a step to prove.
+        """
+        newest, older = self._newest, self._older
+        reaches = newest is not None and older is not None and older.reached == newest.reached
+        return older if reaches else newest
 
     def look(self) -> None:
         """Update the questions after new records of the newest steps have arrived."""
