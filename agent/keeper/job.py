@@ -261,8 +261,11 @@ class KeptJob:
         saved = self.vault.saved or self.vault.left(self.history.version)
         beside = self.vault.beside
         away = saved is None or self.vault.write(saved, beside=beside, last=True, copied_s=COPIED_S)
-        if away:
-            self.vault.clear()
+        with self._reopening:
+            if away and self.closed:  # not taken up again while it was written
+                with self._lock:
+                    self.vault.drop()
+                self.vault.clear()
         return away
 
     def lets_in(self, worker: str) -> bool:

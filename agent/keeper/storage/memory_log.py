@@ -263,11 +263,8 @@ class MemoryLog:
         with self._lock:
             try:
                 return self._find(committed)
-            except (
-                FileNotFoundError,
-                ValueError,
-                msgspec.MsgspecError,
-            ) as error:  # ValueError: an empty file cannot be mapped
+            except (FileNotFoundError, ValueError, msgspec.MsgspecError) as error:
+                # ValueError: an empty file cannot be mapped
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
             except OSError as error:
@@ -330,13 +327,19 @@ class MemoryLog:
         """Remove the folder, because all of it is on the disk; no keeper will find it again."""
         with self._lock, contextlib.suppress(OSError):
             if self._holds():
-                self._returning.rest()
+                self._returning = Returning(self._make)  # the areas that come back have no files
                 self._areas.clear()
                 self._sums.clear()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 assert self._held is not None
                 os.close(self._held)
                 self._held = None
+            self._left = True
+
+    def take_up(self) -> None:
+        """Use the folder again if it was cleared."""
+        if self._left:
+            self._left, self._returning = False, Returning(self._make)
 
 
 def _put(path: str, data: bytes) -> None:

@@ -680,11 +680,9 @@ class Vault:
         left = self.left(committed)
         if left is not None and left.reached >= committed:
             return recovery.newest([], committed, left)
-        here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
+        here, more = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
         room = self.memory.take  # so that the next keeper finds it, too
-        found = recovery.newest(
-            [here], committed, left, patient=patient, further=further, room=room
-        )
+        found = recovery.newest([here], committed, left, patient=patient, further=more, room=room)
         if found.saved is None and not committed and self._order.from_url:
             raise CheckpointError(
                 f"nothing sound is stored at {self._order.from_url} to go on from"
@@ -732,6 +730,8 @@ class Vault:
         self.since, self._generation, self._assembly = version, None, None
         self.sharding.whole = None
         self._committed = version
+        if self._lasting is not None:
+            self._lasting.take_up()
 
     def go_back(self, version: int) -> None:
         """Go back to a version, because everything newer is lost."""

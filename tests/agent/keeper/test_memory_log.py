@@ -240,6 +240,33 @@ def test_a_job_whose_memory_cannot_be_read_now_is_closed_later(
     assert not [one for one in large.said.reports if isinstance(one, Rewound)]
 
 
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_a_job_that_is_opened_again_when_it_is_put_away_is_in_memory(
+    large: House, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """While the disk takes it or right behind: keeper and worker are killed before there is a new state, and no step is lost."""
+    write = large.job.vault.write
+
+    def is_slow(*args: object, **options: object) -> bool:
+        written = write(*args, **options)  # type: ignore[arg-type]
+        if meanwhile:
+            large.job.reopen()
+        return written
+
+    monkeypatch.setattr(large.job.vault, "write", is_slow)
+    large.job.close()
+    assert large.job.put_away()
+    large.job.reopen()
+    goes_on(large, "b")
+    large.commits(2)
+    large.dies("b")
+    large.job.forsake()
+    large.open()
+    goes_on(large, "c")
+    assert large.players["c"].version == 7
+    assert not [one for one in large.said.reports if isinstance(one, Rewound)]
+
+
 @pytest.fixture
 def large(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     """A job with five commits, of which only memory has the last ones; its worker is gone."""
@@ -300,7 +327,10 @@ def test_what_a_keeper_left_goes_when_the_next_one_has_a_state(shared: Path) -> 
     third = MemoryLog(job)
     assert third.find(9)
     third.clear()
+    third.take(SIZES[1])  # by who still reads what is stored
     assert not job.exists()
+    third.take_up()
+    assert third.note_state(Saved(state(third, 9), ()))
 
 
 def test_steps_that_were_missed_end_what_is_found(shared: Path) -> None:
