@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -825,7 +826,8 @@ class Vault:
         with self._writing:
             try:
                 if beside is not None:
-                    versions.save(self._archive, self._taken_over(), beside)
+                    with suppress(CheckpointError):  # the newest counts, whatever became of it
+                        versions.save(self._archive, self._taken_over(), beside)
                 manifest = versions.save(self._archive, self._taken_over(), saved)
                 if ended and manifest.redo:
                     manifest = self._written_whole(saved)
