@@ -256,12 +256,16 @@ class KeptJob:
             return True
         if self._served is not None:  # the disk has each clock
             self._served.tables.put_away()
+            self.vault.clear()
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
         beside = self.vault.beside
         away = saved is None or self.vault.write(saved, beside=beside, last=True, copied_s=COPIED_S)
-        if away:
-            self.vault.clear()
+        with self._reopening:
+            if away and self.closed:  # not taken up again while it was written
+                with self._lock:
+                    self.vault.drop()
+                self.vault.clear()
         return away
 
     def lets_in(self, worker: str) -> bool:

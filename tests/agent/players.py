@@ -174,7 +174,7 @@ class Player:
         self.house, self.name, self.twist = house, name, twist
         self.unbuilt: Unbuilt | None = hello.pop("unbuilt", None)
         self.hello, self.machine = hello, "m"
-        self.state, self.version = np.arange(8, dtype=np.int64), 0
+        self.state, self.version = np.arange(SIZE // 8, dtype=np.int64), 0
         self.steps = 0  # that its script has been through by itself
         self.layout: Layout | None = None
         self.holds, self.redo_to = False, -1
@@ -228,7 +228,7 @@ class Player:
         return Reached(version=version, layers=(Digest("l", bits, (norm,)),), machine=self.machine)
 
     def sum_of(self, version: int) -> np.ndarray:
-        return np.full(8, version + 1, dtype=np.int64)
+        return np.full(SIZE // 8, version + 1, dtype=np.int64)
 
     def apply(self, total: np.ndarray) -> None:
         """The optimizer's step, and what the script makes of it beside."""

@@ -182,10 +182,12 @@ class MemoryLog:
         with self._lock:
             self._write(f"{PROOF}{version}", records)
 
-    def note_state(self, saved: Saved) -> bool:
+    def note_state(self, saved: Saved, *, recalled: bool = False) -> bool:
         """Make this state and what follows it what the next keeper finds. Return whether it can."""
         with self._lock:
             backup = saved.backup
+            if recalled:
+                self._sums.clear()  # the records of these steps may name other memory
             if backup.stored is not None:  # the next keeper finds it in the store
                 self._sums.clear()
                 self._remove(STATE)
@@ -255,18 +257,20 @@ class MemoryLog:
     def find(self, committed: int) -> Saved | None:
         """Return what the previous keeper left, up to what was committed, and take it over.
 
-        Raise `Held` while that keeper still ends, as what it holds may be the only copy.
+        Raise `Held` while that keeper still ends, as what it holds may be the only copy, and
+        `Unavailable` for an error that may pass.
         """
         with self._lock:
             try:
                 return self._find(committed)
-            except (
-                OSError,
-                ValueError,
-                msgspec.MsgspecError,
-            ) as error:  # ValueError: an empty file cannot be mapped
+            except (FileNotFoundError, ValueError, msgspec.MsgspecError) as error:
+                # ValueError: an empty file cannot be mapped
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
+            except OSError as error:
+                why = str(error)
+        # Not from within, because the error would keep what is mapped already.
+        raise Unavailable(f"{self._folder} cannot be read now ({why}); it is tried again")
 
     def _find(self, committed: int) -> Saved | None:
         if self._left or not (self._folder / STATE).exists():
@@ -297,7 +301,6 @@ class MemoryLog:
                     (self._folder / _sum_of(step)).read_bytes(), type=Sum
                 )
                 redo.append(LoggedSum(step, found.present, self._body(found.body)))
-                self._sums.add(step)
         return Saved(backup, tuple(redo), records)
 
     def _body(self, ref: Ref) -> memoryview:
@@ -324,13 +327,19 @@ class MemoryLog:
         """Remove the folder, because all of it is on the disk; no keeper will find it again."""
         with self._lock, contextlib.suppress(OSError):
             if self._holds():
-                self._returning.rest()
+                self._returning = Returning(self._make)  # the areas that come back have no files
                 self._areas.clear()
                 self._sums.clear()
                 shutil.rmtree(self._folder, ignore_errors=True)
                 assert self._held is not None
                 os.close(self._held)
                 self._held = None
+            self._left = True
+
+    def take_up(self) -> None:
+        """Use the folder again if it was cleared."""
+        if self._left:
+            self._left, self._returning = False, Returning(self._make)
 
 
 def _put(path: str, data: bytes) -> None:

@@ -14,10 +14,11 @@ import msgspec
 
 from agent.errors import CheckpointError
 from agent.keeper.storage import versions
-from agent.keeper.storage.backup import Saved
+from agent.keeper.storage.backup import Room, Saved
 from agent.store.archive import TRIES, Archive, Mark
 from agent.store.encoding.format import Manifest
 from agent.store.errors import Damaged, Unavailable, Unknown
+from agent.store.memory import ordinary
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +48,12 @@ def newest(
     *,
     patient: bool = True,
     further: Callable[[], Sequence[Shelf]] = tuple,
+    room: Room = ordinary,
 ) -> Found:
     """Return the newest of what lies on the shelves and of what was `left` in memory.
 
     The shelves are in order of preference. Places `further` away are searched only if the others
-    do not reach what is committed, whatever they seemed to have.
+    do not reach what is committed, whatever they seemed to have. What is read lies in `room`.
     """
     places, asked = [*shelves], False
     limits, unread = dict[int, int](), list[CheckpointError]()
@@ -73,7 +75,7 @@ def newest(
         at, chosen = best
         shelf = places[at]
         try:
-            saved = versions.load(shelf.archive, chosen)
+            saved = versions.load(shelf.archive, chosen, room)
         except Damaged as error:
             shelf.archive.set_aside(Mark(chosen.version, chosen.generation), str(error))
         except Unavailable as error:

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -551,9 +552,13 @@ class Vault:
 
     @property
     def _kept_base(self) -> Base | None:
-        """The base that the next keeper finds: the older one until the newest is provable."""
-        newest = self._newest
-        return self._older if newest is not None and self._older is not None else newest
+        """The base that the next keeper finds: the older one until the newest is provable.
+
+        But a committed step is worth more than a step to prove.
+        """
+        newest, older = self._newest, self._older
+        reaches = newest is not None and older is not None and older.reached == newest.reached
+        return older if reaches else newest
 
     def look(self) -> None:
         """Update the questions after new records of the newest steps have arrived."""
@@ -676,11 +681,12 @@ class Vault:
         left = self.left(committed)
         if left is not None and left.reached >= committed:
             return recovery.newest([], committed, left)
-        here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
-        found = recovery.newest([here], committed, left, patient=patient, further=further)
+        here, more = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
+        room = self.memory.take  # so that the next keeper finds it, too
+        found = recovery.newest([here], committed, left, patient=patient, further=more, room=room)
         if found.saved is not None or not (url := self._order.from_url):
             return found
-        begun = recovery.newest([self._origin(url)], committed, patient=patient)
+        begun = recovery.newest([self._origin(url)], committed, patient=patient, room=room)
         if begun.saved is None:
             raise CheckpointError(f"nothing sound is stored at {url} to go on from")
         return begun
@@ -727,6 +733,8 @@ class Vault:
         self.since, self._generation, self._assembly = version, None, None
         self.sharding.whole = None
         self._committed = version
+        if self._lasting is not None:
+            self._lasting.take_up()
 
     def go_back(self, version: int) -> None:
         """Go back to a version, because everything newer is lost."""
@@ -743,7 +751,7 @@ class Vault:
             self.proofs.learn(self._question)
         self._noted, self._noted_whole = saved.backup.version, bool(saved.records)
         if self._lasting is not None:
-            self._lasting.note_state(saved)
+            self._lasting.note_state(saved, recalled=True)
 
     def leave(self) -> None:
         """Leave what is in memory to the next keeper, because this one ends."""
@@ -820,7 +828,8 @@ class Vault:
         with self._writing:
             try:
                 if beside is not None:
-                    versions.save(self._archive, self._taken_over(), beside)
+                    with suppress(CheckpointError):  # the newest counts, whatever became of it
+                        versions.save(self._archive, self._taken_over(), beside)
                 manifest = versions.save(self._archive, self._taken_over(), saved)
                 if ended and manifest.redo:
                     manifest = self._written_whole(saved)

@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
 from agent.errors import CheckpointError
 from agent.keeper import proofs
-from agent.keeper.storage.backup import Backup, LoggedSum, Saved
+from agent.keeper.storage.backup import Backup, LoggedSum, Room, Saved
 from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.encoding.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
 from agent.store.errors import Damaged, Full
+from agent.store.memory import ordinary
 from agent.store.reading import Want, read
 from agent.store.shares import Stored
 
@@ -166,34 +166,32 @@ def stored_of(archive: Archive, manifest: Manifest) -> Stored:
     return Stored(place=archive.sink.name, manifest=manifest.key, parts=parts)
 
 
-def load(archive: Archive, manifest: Manifest) -> Saved:
-    """Load a version into memory, or raise `Damaged`; workers read a sharded state themselves."""
-    bodies = {
-        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data
-        for layer in manifest.layers
-        if layer.name == SUMS or not manifest.sharded
-    }
-    wants = (Want(layer=name, start=0, into=body) for name, body in bodies.items())
+def load(archive: Archive, manifest: Manifest, room: Room = ordinary) -> Saved:
+    """Load a version into memory, or raise `Damaged`; workers read a sharded state themselves.
+
+    Each layer and each sum gets separate memory of `room`, as if it came from workers.
+    """
+    base, redo = manifest.version - manifest.redo, list[LoggedSum]()
+    layers = () if manifest.sharded else manifest.state
+    bodies = {layer.name: room(layer.layer_bytes) for layer in layers}
+    wants = [Want(layer=name, start=0, into=body) for name, body in bodies.items()]
+    if manifest.redo:
+        (form,) = (layer for layer in manifest.layers if layer.name == SUMS)
+        present = [bytes.fromhex(text) for text in json.loads(form.values)["present"]]
+        if not len(form.tensors) == len(present) == manifest.redo:
+            raise Damaged(f"version {manifest.version}: {manifest.redo} sums are announced")
+        for step, (tensor, bits) in enumerate(zip(form.tensors, present, strict=True), base):
+            redo.append(LoggedSum(step, bits, room(tensor.end - tensor.start)))
+            wants.append(Want(layer=SUMS, start=tensor.start, into=redo[-1].body))
     read(archive.sink, manifest, wants)
-    base = manifest.version - manifest.redo
     backup = Backup(
         generation=manifest.generation,
         version=base,
         layers=manifest.state,
-        bodies={name: body for name, body in bodies.items() if name != SUMS},
+        bodies=bodies,
         stored=stored_of(archive, manifest) if manifest.sharded else None,
     )
-    if not manifest.redo:
-        return Saved(backup, (), manifest.records)
-    (form,) = (layer for layer in manifest.layers if layer.name == SUMS)
-    present = [bytes.fromhex(text) for text in json.loads(form.values)["present"]]
-    if not len(form.tensors) == len(present) == manifest.redo:
-        raise Damaged(f"version {manifest.version}: {manifest.redo} sums are announced")
-    redo = tuple(
-        LoggedSum(base + at, bits, bodies[SUMS][tensor.start : tensor.end])
-        for at, (tensor, bits) in enumerate(zip(form.tensors, present, strict=True))
-    )
-    return Saved(backup, redo, manifest.records)
+    return Saved(backup, tuple(redo), manifest.records)
 
 
 def beginning(manifest: Manifest) -> Manifest:

@@ -1,18 +1,23 @@
 """What a keeper leaves in memory: found by the next one, as it was, or not at all."""
 
+import errno
 import fcntl
+import mmap
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import msgspec
+import players
 import pytest
 import redis
 from backups import same
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
+from players import House
 
 from agent.keeper.storage import memory_log
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
@@ -26,8 +31,9 @@ from agent.keeper.storage.memory_log import (
     root_of,
     sweep,
 )
+from agent.keeper.storage.vault import Place, Vault
 from agent.keys import OPEN_JOBS
-from agent.messages import Recalled, RecallFailed, Rewound
+from agent.messages import JobOrder, Recalled, RecallFailed, Rewound
 from agent.store.encoding.format import lay_out
 from agent.store.errors import Unavailable, Unknown
 from agent.store.memory import RETURNING_BYTES_MIN
@@ -190,6 +196,99 @@ def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
     assert same(found(shared, 5), held)
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+@pytest.mark.parametrize("after", [0, 3])
+def test_what_cannot_be_read_now_is_not_taken_for_gone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, number: int, after: int
+) -> None:
+    """Too many files are open, or there is no room to map them: it may be the only copy."""
+    memory, held = lived(shared, 3, 2)
+    memory.leave()
+    refusing(monkeypatch, number, after)
+    memory = MemoryLog(shared)
+    with pytest.raises(Unavailable, match=os.strerror(number)):
+        memory.find(5)
+    assert not memory._areas, "what was mapped already is let go of"
+    monkeypatch.undo()
+    assert same(memory.find(5), held)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, after: int = 0) -> None:
+    """Let no more than so many files be mapped."""
+    mapped, mapping = count(), mmap.mmap
+
+    def refuse(handle: int, length: int) -> mmap.mmap:
+        if next(mapped) < after:
+            return mapping(handle, length)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+
+
+def test_a_job_whose_memory_cannot_be_read_now_is_closed_later(
+    large: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.job.forsake()
+    large.open()
+    large.job.close()
+    with monkeypatch.context() as patch, pytest.raises(Unavailable):
+        refusing(patch, errno.EMFILE)
+        large.job.put_away()
+    assert large.job.put_away()
+    large.open()
+    goes_on(large, "b")
+    assert not [one for one in large.said.reports if isinstance(one, Rewound)]
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+def test_a_job_that_is_opened_again_when_it_is_put_away_is_in_memory(
+    large: House, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """While the disk takes it or right behind: keeper and worker are killed before there is a new state, and no step is lost."""
+    write = large.job.vault.write
+
+    def is_slow(*args: object, **options: object) -> bool:
+        written = write(*args, **options)  # type: ignore[arg-type]
+        if meanwhile:
+            large.job.reopen()
+        return written
+
+    monkeypatch.setattr(large.job.vault, "write", is_slow)
+    large.job.close()
+    assert large.job.put_away()
+    large.job.reopen()
+    goes_on(large, "b")
+    large.commits(2)
+    large.dies("b")
+    large.job.forsake()
+    large.open()
+    goes_on(large, "c")
+    assert large.players["c"].version == 7
+    assert not [one for one in large.said.reports if isinstance(one, Rewound)]
+
+
+@pytest.fixture
+def large(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    """A job with five commits, of which only memory has the last ones; its worker is gone."""
+    size = 2 * RETURNING_BYTES_MIN
+    monkeypatch.setattr(players, "SIZE", size)
+    monkeypatch.setattr(players, "FORM", lay_out("l", [("model/l", "I64", (size // 8,))]))
+    house = House(tmp_path)
+    house.memory = shared
+    house.open()
+    goes_on(house, "a")
+    house.commits(5)
+    house.dies("a")
+    return house
+
+
+def goes_on(house: House, name: str) -> None:
+    house.joins(name)
+    house.until("it to be ready", lambda: name in house.ready)
+    house.begins(name)
+    house.until("it to go on", lambda: house.players[name].holds)
+
+
 def test_a_record_that_was_being_written_does_not_count(shared: Path) -> None:
     """Killed before it was renamed into its place: what was written before is whole."""
     memory, held = lived(shared, 3, 2)
@@ -228,7 +327,10 @@ def test_what_a_keeper_left_goes_when_the_next_one_has_a_state(shared: Path) -> 
     third = MemoryLog(job)
     assert third.find(9)
     third.clear()
+    third.take(SIZES[1])  # by who still reads what is stored
     assert not job.exists()
+    third.take_up()
+    assert third.note_state(Saved(state(third, 9), ()))
 
 
 def test_steps_that_were_missed_end_what_is_found(shared: Path) -> None:
@@ -255,6 +357,37 @@ def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
     second.note_sum(more := logged(second, 5))
     second.leave()
     assert same(found(shared, 6), Saved(left.backup, (*left.redo, more)))
+
+
+@pytest.mark.parametrize("branched", [False, True])
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_read_is_there_for_the_next_keeper_as_well(
+    shared: Path, tmp_path: Path, size: int, left: int, branched: bool
+) -> None:
+    """A job goes on from the disk, or from an earlier job's versions: its steps are in memory from the first one on. Of an
+    earlier keeper there may be something left in memory that does not reach as far."""
+    disk, place = MemoryLog(shared / "disk"), Place(checkpoints=tmp_path, memory=shared)
+    sums = tuple(logged(disk, step, size) for step in (4, 5, 6))
+    order = JobOrder(job="earlier" if branched else "job", script="train.py", script_sha="")
+    writer = Vault(order, Place(checkpoints=tmp_path), lambda report: None)
+    assert writer.write(Saved(state(disk, 4), sums))
+    if left and not branched:
+        lived(shared / "job", 3, left)[0].leave()
+    url = (tmp_path / "earlier").as_uri() if branched else ""
+    order = JobOrder(job="job", script="train.py", script_sha="", from_url=url)
+    keeper = Vault(order, place, lambda report: None)
+    recalled = keeper.recall(0 if branched else 7, patient=True).saved
+    assert same(recalled, Saved(state(disk, 4), sums))
+    keeper.adopt(recalled)
+    for step in (7, 8, 9):
+        keeper.promise(step, one := logged(keeper.memory, step, size))
+        keeper.log(one)
+    expected = Saved(state(disk, 4), tuple(logged(disk, step, size) for step in range(4, 10)))
+    keeper.leave()
+    del keeper, recalled, one
+    found = Vault(order, place, lambda report: None).recall(10, patient=True)
+    assert same(found.saved, expected), found.because
 
 
 def test_without_room_memory_is_the_process_own(

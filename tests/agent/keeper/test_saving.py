@@ -231,6 +231,27 @@ def test_what_there_is_no_memory_for_is_a_checkpoint_that_failed(
     assert vault.store(saved(3).backup) is not None
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_the_newest_is_written_though_the_one_to_prove_a_step_by_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """That one comes too late, behind newer ones that were written meanwhile; or there is room for one only."""
+    told: list[Report] = []
+    vault, save = vault_of(tmp_path, told), versions.save
+    for version in (3, 5, 7):
+        assert vault.write(saved(version))
+
+    def refuse(archive: Archive, generation: int, what: Saved) -> object:
+        if full and what.reached == 2:
+            raise Full("No space left on device")
+        return save(archive, generation, what)
+
+    monkeypatch.setattr(versions, "save", refuse)
+    assert vault.write(saved(9), beside=saved(1, redo=1))
+    assert same(recalled(disk(tmp_path / "job")), saved(9))
+    assert not [one for one in told if isinstance(one, CheckpointFailed)]
+
+
 def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> None:
     """A keeper that was replaced wakes up and writes: its versions from after the change are void."""
     said: list[Report] = []

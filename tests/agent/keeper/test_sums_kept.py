@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from backups import same
 from commit_logs import MemoryCommitLog
@@ -14,7 +15,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.keeper.storage.vault import SMALL_SUM_BYTES, Place, Vault
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
-from agent.protocol import Prepared, Snapshot
+from agent.protocol import Digest, Prepared, Reached, Snapshot
 from agent.store.encoding.format import lay_out
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
@@ -161,6 +162,38 @@ def test_whoever_goes_back_has_nothing_ahead(tmp_path: Path) -> None:
     assert (vault.reached, vault.behind, vault.since) == (2, 0, 2)
     vault.log(summed(2))
     assert same(vault.saved, Saved(vault.backup, (summed(2),)))
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_next_keeper_finds_the_state_that_reaches_furthest(tmp_path: Path, gap: bool) -> None:
+    """The records of the step after a new state have not come, so no worker could prove itself by it. The state before
+    is found as long as sums lead on from it as far."""
+    layout, place = data_parallel(1, 2, ("w",)), Place(checkpoints=tmp_path, memory=tmp_path / "m")
+    order = JobOrder(job="job", script="train.py", script_sha="", sums="never")
+    vault = Vault(order, place, lambda report: None)
+    vault.ask(layout, 1)
+    comes(vault, layout, 1)
+    for step in range(1, 8):
+        began = Digest("l", step, (1.0,))
+        told = msgspec.structs.replace(
+            prepared(step, told=True), reached=Reached(version=step, layers=(began,))
+        )
+        if step == 5:
+            vault.ask(layout, step)
+            comes(vault, layout, step)
+        if step < 5:
+            vault.proofs.hear("w", told)
+        if gap and step in {3, 4, 6}:
+            vault.promise(step, None, vault.records_of(step, None))
+            vault.skip(step)
+        else:
+            vault.promise(step, summed(step), vault.records_of(step, summed(step)))
+            vault.log(summed(step))
+        vault.look()
+    vault.leave()
+    found = Vault(order, place, lambda report: None).recall(8, patient=True).saved
+    assert found is not None
+    assert (found.backup.version, found.reached) == ((5, 6) if gap else (1, 8))
 
 
 def test_who_has_a_backup_waits_for_nothing_that_is_stored(tmp_path: Path) -> None:
