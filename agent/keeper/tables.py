@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
+from agent.keeper.clocks import Clock, Copying, clock_of
 from agent.keeper.commits import Commit, History
 from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
-from agent.keeper.storage.clocks import Clock, Copying, clock_of
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
 from agent.paramserver import messages

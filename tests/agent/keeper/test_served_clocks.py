@@ -12,11 +12,11 @@ import pytest
 from commit_logs import MemoryCommitLog
 from crews import until
 
+from agent.keeper import clocks
 from agent.keeper import tables as tables_module
+from agent.keeper.clocks import Clock, Copying, clock_of, saved_of
 from agent.keeper.commits import Commit, History
 from agent.keeper.member import Member
-from agent.keeper.storage import clocks
-from agent.keeper.storage.clocks import Clock, Copying, clock_of, saved_of
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.vault import Place, Vault
 from agent.keeper.tables import Reached, Tables
