@@ -18,6 +18,7 @@ OrchestratorError
 ├── NotTaken                 history.outside.otlp: a collector does not take traces
 ├── IllegalTransition        state: a lease or a job may not change its state like that
 ├── EngineError              live.world: an agent or the keeper was not reached
+│   └── NoAgent              live.world: a machine is no node of this cluster
 ├── CommandError             cli.command: a command cannot be carried out; it has an exit code
 ├── DemoFailed               cli.demo: the demonstration showed something else
 ├── Unready                  rehearsal.stage: the rehearsal cannot be set up

@@ -154,8 +154,6 @@ class Lease(msgspec.Struct, kw_only=True):
     prices: list[tuple[float, float]] = []
     accrued_usd: float = 0.0
     accrued_at_s: float = 0.0
-    # What the jobs that held it before were charged, the newest last; the rest is the present one's.
-    handed_usd: list[tuple[str, float]] = []
     reserve_usd: float = 0.0  # for giving it back; set when that begins
     draining_since_s: float | None = None
     draining_usd_per_h: float = 0.0

@@ -433,29 +433,10 @@ def recharge(state: State, lease: Lease) -> None:
             rule = replace(rule, minimum_s=0.0)  # no list had it running
         began_s, by = lease.prices[0][0], lease.ended_by if lease.dated else None
         cost += cost_usd(rule, began_s, max(began_s, lease.gone_at_s), lease.prices, by)
-    shares = _shares(lease, cost - lease.cost_usd)
-    lease.cost_usd = cost
-    for job_id, usd in shares:
-        state.account.spent_usd += usd
-        if job_id in state.jobs:
-            state.jobs[job_id].account.spent_usd += usd
-
-
-def _shares(lease: Lease, more_usd: float) -> list[tuple[str, float]]:
-    """Return what is charged to which job if the cost of a lease changes by so much.
-
-    A refund goes to the job that held the machine last, and to the one before once that one has got
-    back all that it paid.
-    """
-    earlier, shares = lease.handed_usd, []
-    own_usd = lease.cost_usd - sum(usd for _, usd in earlier)
-    for index in reversed(range(len(earlier))):
-        job_id, paid_usd = earlier[index]
-        back_usd = min(paid_usd, max(0.0, -more_usd - own_usd))
-        shares.append((job_id, -back_usd))
-        earlier[index] = (job_id, paid_usd - back_usd)
-        more_usd += back_usd
-    return [(lease.job, more_usd), *shares]
+    more_usd, lease.cost_usd = cost - lease.cost_usd, cost
+    job = state.jobs.get(lease.job)
+    for account in (state.account, *(() if job is None else (job.account,))):
+        account.spent_usd += more_usd
 
 
 def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
@@ -516,9 +497,6 @@ def _number(value: float) -> float:
 def hand_over(state: State, lease: Lease, to: Job) -> None:
     """Charge the lease to a different job from now on."""
     _accrue(state, lease)
-    before_usd = sum(usd for _, usd in lease.handed_usd)
-    own_usd = lease.accrued_usd + lease.egress_usd - before_usd
-    lease.handed_usd = [*lease.handed_usd, (lease.job, own_usd)]
     reserved = _reserved_usd(state, lease)
     old = state.jobs[lease.job].account
     for account, sign in ((old, -1), (to.account, 1)):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import JobCompleted, NoticeSeen
+from agent.messages import NoticeSeen
 from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
 from cloud.model import Notice, Place, Quote, Sold, Traits
@@ -323,43 +323,6 @@ def test_on_demand_a_machine_of_aws_costs_a_minute_at_least() -> None:
     rule = rule_of("aws_today", "aws", "on_demand")
     assert cost_usd(rule, 0.0, 5.0, [(0.0, 60.0)], "provider") == pytest.approx(1.0)
     assert rule_of(None, "aws", "on_demand") == rule
-
-
-def handed_over(hand: Any) -> tuple[Any, str]:
-    """A machine that one job has paid for 25 minutes, and that works for another one now."""
-    h = hand(machines_max=1)
-    h.steps_total = 1000
-    h.traits = Traits(billing="aws_today")
-    h.running(slots_max=1)
-    h.submit("heir", slots_max=1, budget_usd=0.05)
-    h.train(1500.0)
-    h.see(JobCompleted(at_s=h.at_s, job="job", step=100, loss=1.0, weights_sha="", export_uri=""))
-    (lease,) = h.leases
-    assert (lease.job, lease.machine_id in h.machines) == ("heir", True)
-    return h, lease.machine_id
-
-
-def test_a_refund_goes_to_the_jobs_that_have_paid(hand: Any) -> None:
-    """A first hour that is not billed was paid by two jobs, and each gets its own part back."""
-    h, machine_id = handed_over(hand)
-    heir = h.state.jobs["heir"]
-    h.wait(60.0)
-    h.taken(machine_id)
-    for account in (h.job.account, heir.account, h.state.account):
-        assert ledger.spent_usd(account, h.at_s) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_job_that_held_a_machine_last_is_credited_first(hand: Any) -> None:
-    """Its end was earlier than we knew, so only who held it then paid too much."""
-    h, machine_id = handed_over(hand)
-    heir, paid_usd = h.state.jobs["heir"], ledger.spent_usd(h.job.account, h.at_s)
-    price, from_s = h.leases[0].price_usd_per_h, h.at_s
-    gone = {"state": "terminated", "ended_by": "user", "ended_at_s": from_s + 20.0}
-    h.machines[machine_id] = replace(h.machines[machine_id], **gone)
-    h.wait(60.0)
-    h.listed()
-    assert ledger.spent_usd(h.job.account, h.at_s) == pytest.approx(paid_usd)
-    assert ledger.spent_usd(heir.account, h.at_s) == pytest.approx(price * 20.0 / HOUR_S)
 
 
 def test_a_machine_that_outlived_no_manager_is_not_charged_for_the_time_without_one(
