@@ -2,9 +2,10 @@
 
 usage: deep_toy.py STEPS OUT
 
-If there is a file OUT.hold with a number in it, steps from that number on wait.
+If there is a file OUT.hold with a number in it, steps from that number on wait, and OUT.held.STEP.PID is there meanwhile.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -53,9 +54,12 @@ def batches(step: int) -> list[dict[str, torch.Tensor]]:
 
 def held(step: int, out: str) -> bool:
     try:
-        return step >= int(Path(f"{out}.hold").read_text())
+        waits = step >= int(Path(f"{out}.hold").read_text())
     except (FileNotFoundError, ValueError):
         return False
+    if waits:
+        Path(f"{out}.held.{step}.{os.getpid()}").touch()
+    return waits
 
 
 def main(steps: int, out: str) -> None:

@@ -41,13 +41,19 @@ def _none_on_its_way(vault: Vault, held_at: int) -> bool:
     return vault._assembly is None or vault._assembly.version >= held_at
 
 
-def held_behind(crew: Crew, hold: Path, step: int) -> tuple[int, int]:
+def _all_are_held(hold: Path, step: int, count: int) -> bool:
+    """They have passed the boundary of this step, where they might still give their state."""
+    return len([*hold.parent.glob(f"{hold.stem}.held.{step}.*")]) == count
+
+
+def held_behind(crew: Crew, hold: Path, step: int, count: int) -> tuple[int, int]:
     """Held at this step, or one soon behind it, whose state nobody has asked for; and how far the keeper's memory leads."""
     job = crew.keeper._jobs["job"]
     vault = job.vault
     while True:
         hold.write_text(str(step))
         crew.reach(step)
+        until("all to be held", partial(_all_are_held, hold, step, count))
         until("no state on its way", partial(_none_on_its_way, vault, step))
         with job._lock:  # a state that is taken in is neither on its way nor reached yet
             if vault._assembly is None and vault.reached < step:
@@ -73,7 +79,7 @@ def test_when_all_go_at_once_the_newest_state_is_gone_back_to(crew: Crew, tmp_pa
     options = {"backup_every_steps": 8, "sums": "never"}
     workers = crew.begin(3, DEEP.read_text(), "30", str(out), **options)
     held(crew, 8)
-    step, newest = held_behind(crew, hold, 20)
+    step, newest = held_behind(crew, hold, 20, len(workers))
     crew.kill(*workers)
     hold.unlink()
     crew.settle = 2
