@@ -84,9 +84,12 @@ class Places:
                 "set manager.state_dir to a folder with a short one"
             ) from error
 
-    def remove_link(self) -> None:
+    def remove_links(self) -> None:
+        """Remove the short links to this directory, and that of a local cloud that was killed."""
         if self._needs_link():
             short_path.remove(self._link(), self.state_dir / "run")
+        machines = self.cloud_dir.resolve() / "machines"
+        short_path.remove(short_path.short_way(machines), machines)
 
     @property
     def run(self) -> Path:

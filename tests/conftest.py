@@ -59,4 +59,4 @@ def server(tmp_path: Path) -> Iterator["RedisServer"]:
     server.start()
     yield server
     server.stop()
-    places.remove_link()
+    places.remove_links()

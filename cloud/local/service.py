@@ -38,7 +38,6 @@ DISKS_BYTES_MAX = 256 << 20  # that these may take together
 CONSOLE_BYTES_MAX = 4 << 20
 LOOK_S = 2.0  # between two looks at how large consoles are
 LOGS = ("console.log", "session_*/logs/*")  # the second are Ray's, with what scripts write to fd 2
-SHORT_PATH = 24
 WAY_S = 1.0  # between two checks that the short path is still there
 RECORD_S = 5.0
 SHUTDOWN_S = 3.0
@@ -49,17 +48,6 @@ def _say(line: str) -> None:
     """Print a line; a full disk loses it, but does not end the cloud."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _short_way(directory: Path) -> Path:
-    """Return a short ASCII path to a directory.
-
-    Unix sockets on the machines have no room for a long path, and Ray takes ASCII only.
-    """
-    if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
-        return directory
-    name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
-    return short_path.SHORT / f"sc-{name}"
 
 
 def _bytes_on(disk: Path) -> int:
@@ -122,7 +110,7 @@ class LocalCloud:
         self._unwritten = ""
         self._disks = self._ledger.path.parent.resolve() / "machines"
         self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._short = _short_way(self._disks)
+        self._short = short_path.short_way(self._disks)
         self._keep_way()
         self._boot_script = boot_script
         boot = blake2b(boot_script.read_bytes(), digest_size=8).hexdigest()

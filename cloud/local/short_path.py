@@ -10,11 +10,24 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 
 SHORT = Path("/tmp")  # noqa: S108 - the links lead into directories of mode 0700
+SHORT_PATH = 24
 TOUCH_S = 600.0
 ABANDONED_S = 86_400.0
+
+
+def short_way(directory: Path) -> Path:
+    """Return a short ASCII path to the machines of a local cloud.
+
+    Unix sockets on the machines have no room for a long path, and Ray takes ASCII only.
+    """
+    if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
+        return directory
+    name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
+    return SHORT / f"sc-{name}"
 
 
 def leads(link: Path, target: Path) -> bool:

@@ -348,7 +348,7 @@ def _end_what_is_left(folder: Path) -> None:
             raise DemoFailed(f"another demo runs in {folder}: wait for it, or end it with Ctrl-C")
         time.sleep(0.2)
     processes.sweep(places.identity, DOWN_S_MAX)
-    places.remove_link()
+    places.remove_links()
 
 
 def _lock_is_free(places: Places) -> bool:
@@ -384,7 +384,7 @@ def _house(folder: Path, console: Console, more: Mapping[str, str]) -> Iterator[
             processes.end(house, DOWN_S_MAX)
             left = processes.marked(places.identity)
             processes.sweep(places.identity)
-            places.remove_link()
+            places.remove_links()
     if left:
         raise DemoFailed(f"{len(left)} processes had to be swept up: {left}")
 

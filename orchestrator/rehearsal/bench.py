@@ -113,6 +113,6 @@ class Stage:
                 self.keeper.close()
             if self._redis is not None:
                 self._redis.stop()
-            self._places.remove_link()
+            self._places.remove_links()
             with contextlib.suppress(OSError):
                 self._room.close()

@@ -243,7 +243,7 @@ class House:
             root = root_of(self.places.checkpoints)
             if not kept(root):  # every job is on the disk
                 shutil.rmtree(root, ignore_errors=True)
-        self.places.remove_link()
+        self.places.remove_links()
 
     def _clear_up(self) -> None:
         """Remove what earlier houses left, so that it does not accumulate."""
@@ -651,7 +651,7 @@ def sweep_up(places: Places) -> list[int]:
         left = processes.marked(places.identity)
         processes.sweep(places.identity)
         places.house.unlink(missing_ok=True)
-        places.remove_link()
+        places.remove_links()
     return left
 
 

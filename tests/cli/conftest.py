@@ -60,7 +60,7 @@ def _house(shell: Shell, *words: str) -> Iterator[Shell]:
         house.send_signal(signal.SIGINT)
         processes.end(house, 10.0)
         processes.sweep(places.identity)
-        places.remove_link()
+        places.remove_links()
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Shell:
             process.kill()
             process.communicate()
         processes.sweep(self.places.identity)
-        self.places.remove_link()
+        self.places.remove_links()
         shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)
 
     def ended(self, process: "subprocess.Popen[str]") -> Answer:

@@ -190,7 +190,7 @@ def main() -> None:
             places.house.unlink(missing_ok=True)
             processes.end(cloud)
             server.stop()
-            places.remove_link()
+            places.remove_links()
 
 
 def _start_cloud(places: Places, env: dict[str, str]) -> "subprocess.Popen[bytes]":

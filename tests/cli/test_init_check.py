@@ -104,7 +104,7 @@ def test_a_short_way_that_leads_elsewhere_is_replaced(tmp_path):
     short.symlink_to(tmp_path)
     places.make()
     assert short.readlink() == places.state_dir / "run"
-    places.remove_link()
+    places.remove_links()
     assert not short.is_symlink()
 
 
@@ -112,10 +112,10 @@ def test_a_folder_in_place_of_a_short_way_is_replaced(tmp_path):
     """Somebody has cleared up in /tmp, and Ray has made the path that it was told."""
     places = Places(tmp_path / ("long" * 20))
     (places.run / "ray").mkdir(parents=True)
-    places.remove_link()  # which is none
+    places.remove_links()  # which is none
     places.make()
     assert places.run.readlink() == places.state_dir / "run"
-    places.remove_link()
+    places.remove_links()
 
 
 @pytest.mark.parametrize("name", ["a b", "20%20", "is it?", "#1", "é"])

@@ -110,5 +110,5 @@ def test_what_a_manager_ends_of_again_and_again_is_said(config, monkeypatch):
     client = SimpleNamespace(house=lambda: SimpleNamespace(pid=os.getpid()), view=lambda: None)
     with pytest.raises(CommandError, match=r"within 0 s\. The manager: .* snapshot is damaged\."):
         up_down._wait_until_gone(client, places, None, shown.append)
-    places.remove_link()
+    places.remove_links()
     assert "again and again: the newest snapshot is damaged" in shown[0]

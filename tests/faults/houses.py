@@ -157,5 +157,5 @@ class RunningHouse:
         if self.process is not None:
             processes.end(self.process, 30)
         processes.sweep(self.places.identity)
-        self.places.remove_link()
+        self.places.remove_links()
         shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)

@@ -126,7 +126,7 @@ def test_a_manager_without_redis_does_not_end_before_redis_is_back(
         assert not ended.is_set()
     server.start()
     assert ended.wait(20)
-    places.remove_link()
+    places.remove_links()
 
 
 async def _no_redis(order: Order) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloud import private
+from cloud.local import short_path
 from orchestrator.paths import Places, StateDirError, no_room
 
 
@@ -40,6 +41,20 @@ def test_full_disk_is_said_with_what_comes_then(tmp_path):
         said
         == f"{tmp_path} takes nothing more (File too large): make room on that disk, then: orchestrator up"
     )
+
+
+def test_the_short_way_of_a_local_cloud_that_was_killed_is_removed_with_its_house(tmp_path):
+    """One that leads to the machines of another house stays."""
+    ours, theirs = (tmp_path / name / "state" / "cloud" / "machines" for name in ("a", "b"))
+    ways = [short_path.short_way(machines) for machines in (ours, theirs)]
+    try:
+        for way, machines in zip(ways, (ours, theirs), strict=True):
+            short_path.keep(way, machines)
+        Places(tmp_path / "a" / "state").remove_links()
+        assert [way.is_symlink() for way in ways] == [False, True]
+    finally:
+        for way in ways:
+            way.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("name", ["dashboard", "mesh", "ray", "cloud"])

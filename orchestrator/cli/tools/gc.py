@@ -305,7 +305,7 @@ def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
                 why = "the short way to a folder that no manager runs in"
                 found.append(Leftover(kind="link", id=str(places.run), why=why))
             if end or not had_link:
-                places.remove_link()  # `only_one` has made it
+                places.remove_links()  # `only_one` has made it
             return found
     except HouseError:
         return []

@@ -99,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.stop()
-    places.remove_link()
+    places.remove_links()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def open_door(folder: Path) -> str:
     house._open_door()
     assert house._door is not None
     house._door.close()
-    house.places.remove_link()
+    house.places.remove_links()
     known = read_door(house.places)
     assert known is not None
     return known.address
