@@ -128,11 +128,14 @@ def test_the_orphans_of_a_dead_node_are_killed(tmp_path: Path, monkeypatch: pyte
 
 
 class Words(Door):
-    """A door that lets in at once, and says one of these clusters after the other; None: no word."""
+    """A door that lets in at once, and says one of these clusters after the other; None: no word.
 
-    def __init__(self, *clusters: str | None, first: str = "one") -> None:
+    Until the file is there that a first node writes, the cluster is the one that was handed out.
+    """
+
+    def __init__(self, written: Path, *clusters: str | None) -> None:
         super().__init__("127.0.0.1:1", "ab" * 32)
-        self.clusters, self.handed_out, self.let_in = [*clusters], first, 0
+        self.written, self.clusters, self.handed_out, self.let_in = written, [*clusters], "one", 0
 
     def call(self, _: str, path: str, *__: object) -> object:
         if path == "/nonce":
@@ -141,6 +144,8 @@ class Words(Door):
             self.let_in += 1
             environment = {CLUSTER_VARIABLE: f"{self.handed_out}/session/versions", TOKEN: "token"}
             return {"machine_id": "i-1", "environment": environment}
+        if not self.written.exists():
+            return {"silent_s": 0.0, "cluster": f"{self.handed_out}/session/versions"}
         said = self.clusters.pop(0) if len(self.clusters) > 1 else self.clusters[0]
         if said is None:
             raise NoAnswer("nobody listens")
@@ -171,7 +176,7 @@ def test_a_machine_whose_head_was_started_again_joins_the_next_one(
     clusters: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its node ends, as one of a cluster that is gone. It waits for the next head, and costs nobody a machine."""
-    door = Words(*clusters)
+    door = Words(tmp_path / "nodes", *clusters)
     ended = stays(tmp_path, monkeypatch, door, SECOND_ENDS + "kill -ABRT $$", 60.0)
     assert (ended, door.let_in) == ((3, ["one", "two"]), 2)
 
@@ -180,7 +185,7 @@ def test_a_node_that_hangs_gives_way_to_one_of_the_next_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A regular word says so; and nothing of the node before is left."""
-    door = Words("one", "two")
+    door = Words(tmp_path / "hung", "two")
     ended = stays(tmp_path, monkeypatch, door, SECOND_ENDS + "echo $$ > hung; exec sleep 600", 2.0)
     assert ended == (3, ["one", "two"])
     assert not is_alive(int((tmp_path / "hung").read_text()))
@@ -190,7 +195,7 @@ def test_a_node_that_ends_in_a_cluster_that_lives_ends_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """With its own status: the machine is at fault, and another one is bought."""
-    door = Words("one")
+    door = Words(tmp_path / "nodes", "one")
     assert stays(tmp_path, monkeypatch, door, "exit 9", 60.0) == (9, ["one"])
 
 
@@ -198,7 +203,10 @@ def test_a_machine_whose_node_has_ended_and_whose_manager_is_gone_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """After the same time as one whose node runs."""
-    assert stays(tmp_path, monkeypatch, Words(None), "exit 9", 0.5) == (75, ["one"])
+    assert stays(tmp_path, monkeypatch, Words(tmp_path / "nodes", None), "exit 9", 0.5) == (
+        75,
+        ["one"],
+    )
 
 
 def is_alive(pid: int) -> bool:
