@@ -190,7 +190,7 @@ class House:
             processes.end(self.process, 20.0)
         processes.sweep(self.places.identity)
         self._store.close()
-        self.places.remove_link()
+        self.places.remove_links()
 
 
 class Campaign:

@@ -157,7 +157,7 @@ def running_house(folder: Path) -> Iterator[tuple[Client, Places]]:
     finally:
         processes.end(house, 20.0)
         processes.sweep(places.identity)
-        places.remove_link()
+        places.remove_links()
 
 
 def our_workers(places: Places) -> list[int]:
