@@ -20,12 +20,12 @@ from agent.keeper.storage.backup import Saved
 from agent.messages import JobOrder
 from agent.proof.turns import is_shown
 from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
+from agent.store.encoding.format import REST
 
 VERSIONS_MAX = 256
 FORMAT = 3  # what is looked at in a step differs from format 2, and digests from format 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
-REST = "~rest"  # see `agent.store.layers`, which needs torch
 
 NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
 NEAR_CHANGE = 2e-2  # of what a step has changed, where that is known

@@ -9,7 +9,8 @@ import torch
 
 from agent.proof.digest import Rotation, Size, Tensors, digests
 from agent.protocol import Computed, Digest, Reached
-from agent.store.layers import REST, Collected, block_of
+from agent.store.encoding.format import REST
+from agent.store.layers import Collected, block_of
 
 GRADIENTS_BYTES, GRADIENTS_MAX = 2 << 20, 32
 STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters; optimizers keep as much again, or twice

@@ -30,10 +30,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save_che
 from agent.errors import CheckpointError
 from agent.store.archive import TRIES, Archive, Mark
 from agent.store.encoding import values
-from agent.store.encoding.format import Manifest
+from agent.store.encoding.format import REST, Manifest
 from agent.store.encoding.plain import described, is_packed
 from agent.store.errors import Damaged
-from agent.store.layers import REST, memory_of
+from agent.store.layers import memory_of
 from agent.store.places.objects import open_sink
 from agent.store.places.sinks import Sink
 from agent.store.reading import Index, Want, read

@@ -17,7 +17,7 @@ import torch
 
 from agent.errors import StateError
 from agent.store.encoding import values
-from agent.store.encoding.format import Layer, lay_out, share
+from agent.store.encoding.format import REST, Layer, lay_out, share
 from agent.store.memory import Arena
 from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share
@@ -25,8 +25,6 @@ from agent.tensors.device import CPU, where
 from agent.tensors.layer_names import named_parameters, prefixes
 from agent.tensors.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
 from agent.tensors.staging import Away, Piece, mark
-
-REST = "~rest"  # no module has such a name
 
 
 class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):

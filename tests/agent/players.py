@@ -367,3 +367,12 @@ class Player:
             last=True,
         )
         self.say(message, self.state.tobytes()[start:end])
+
+
+def begun(house: House, *names: str, commits: int) -> House:
+    """A house whose first layout is these workers, after so many commits."""
+    for name in names:
+        house.joins(name)
+    house.begins(*names)
+    house.commits(commits)
+    return house

@@ -7,7 +7,8 @@ from agent import session
 from agent.pipeline.deferred.initial_values import Unborn
 from agent.session import Session
 from agent.sharded.holdings import Holdings
-from agent.store.layers import REST, share_of
+from agent.store.encoding.format import REST
+from agent.store.layers import share_of
 from agent.store.memory import Again, Copying
 from agent.tensors.absent import is_away
 from agent.world import Alone

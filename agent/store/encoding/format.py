@@ -40,6 +40,7 @@ ITEM_BYTES = {
     "BOOL": 1,
 }
 SUMS = "~sums"  # the layer of the sums that follow the state; no module has such a name
+REST = "~rest"  # the layer of all that belongs to no module's name
 MANIFESTS, PARTS, FENCES, FLOORS, BAD = "manifests", "parts", "fences", "floors", "bad"
 CLAIMS = "claims"
 

@@ -29,7 +29,8 @@ from agent.pipeline.tracing.variants import Pieces, Variant
 from agent.proof.evidence import Staged
 from agent.sharded.holdings import Holdings
 from agent.sharded.scaling import measured
-from agent.store.layers import REST, block_of
+from agent.store.encoding.format import REST
+from agent.store.layers import block_of
 from agent.store.memory import copy_bytes
 from agent.tensors.metrics import Names, Numbers, decoded, encoded
 from agent.tensors.shards import cut

@@ -14,7 +14,8 @@ from agent.faults import passing
 from agent.net.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.replica import Replica
-from agent.store.layers import REST, share_of, with_settings
+from agent.store.encoding.format import REST
+from agent.store.layers import share_of, with_settings
 from agent.store.shares import Gathered, Share
 from agent.tensors.device import settle
 from agent.tensors.staging import here

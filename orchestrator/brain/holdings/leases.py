@@ -1,6 +1,7 @@
 """Machines as we mean them to be: what one costs, the intent to buy one, and giving back.
 
-What is heard of them is in `handlers.inventory`. A launch is an intent in the journal before it is a call.
+What is heard of them is in `handlers.inventory`. A launch is an intent in the journal before it is
+a call.
 """
 
 import math

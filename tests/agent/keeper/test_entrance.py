@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from players import MICROBATCHES, SIZE, House
+from players import MICROBATCHES, SIZE, House, begun
 from waiting import until
 
 from agent.keeper import layouts, proofs
@@ -27,14 +27,6 @@ def house(tmp_path: Path) -> House:
 
 def asked(house: House, name: str) -> list[Prove]:
     return [m for m, _ in house.players[name].line.came if isinstance(m, Prove)]
-
-
-def begun(house: House, *names: str, commits: int) -> House:
-    for name in names:
-        house.joins(name)
-    house.begins(*names)
-    house.commits(commits)
-    return house
 
 
 def comes_back(house: House, name: str) -> None:

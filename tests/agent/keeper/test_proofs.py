@@ -7,7 +7,7 @@ from agent.keeper import proofs
 from agent.keeper.proofs import SESSION_STATE, VERSIONS_MAX, Proofs, Question, judge
 from agent.messages import JobOrder
 from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
-from agent.store.layers import REST
+from agent.store.encoding.format import REST
 
 ORDER = JobOrder(job="job", script="train.py", script_sha="1")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from players import House
+from players import House, begun
 
 from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
@@ -32,14 +32,6 @@ def made(tmp_path: Path) -> Iterator[Callable[..., House]]:
 
     yield make
     shutil.rmtree(root, ignore_errors=True)
-
-
-def begun(house: House, *names: str, commits: int) -> House:
-    for name in names:
-        house.joins(name)
-    house.begins(*names)
-    house.commits(commits)
-    return house
 
 
 def restarts(house: House, layout: Layout) -> None:
