@@ -294,7 +294,7 @@ class Player:
         self.unproven = order.unproven
         if self.layout is None or self.holds:
             return
-        if order.holders:
+        if order.holders and not order.catch_up:
             self.state, self.version = self.handed_over(order), order.version
             self.catch_up()
 

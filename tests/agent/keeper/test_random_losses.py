@@ -1,6 +1,7 @@
 """Keepers and workers that come and go in any order, in the middle of anything: no committed step is lost, and no bit."""
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -107,6 +108,9 @@ class Scene:
         """The keeper is killed; some workers with it, and the others come back to the next one."""
         layout: Layout | None = self.house.job.roster.layout
         self.house.job.forsake()
+        for thread in threading.enumerate():
+            if thread.name in ("checkpoint", "recall"):  # it would have ended with its process
+                thread.join()
         odds = self.draw.choice([0.0, 0.5])
         survivors = [player for player in self.players if self.draw.random() < odds]
         self.house.players = {}
