@@ -13,6 +13,7 @@ from playing import MODELS, loss_of, made
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
@@ -174,15 +175,18 @@ def test_a_hook_of_a_backward_is_called_in_it(fixed):
         record(model, hooked, (X, Y), fixed=fixed)
 
 
-def test_what_runs_by_other_libraries_is_not_cut():
-    """Stages have the flags that are set around the loop, and a convolution of another library rounds otherwise."""
+@pytest.mark.parametrize("flags", [elsewise, lambda: sdpa_kernel(SDPBackend.MATH)])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_what_runs_by_other_libraries_is_not_cut(flags, fixed):
+    """Stages have the flags that are set around the loop, and another library, or another kernel of attention, rounds otherwise,
+    if only in its backward."""
 
     def loss(model, x, y):
-        with elsewise():
+        with flags():
             return loss_of(model, x, y)
 
     with pytest.raises(CannotRecord, match=r"in loss_of: .*flags of torch\.backends.*depth 1"):
-        record(made(chain), loss, (X, Y))
+        record(made(chain), loss, (X, Y), fixed=fixed)
 
 
 class Lending(nn.Module):
