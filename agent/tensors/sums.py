@@ -411,8 +411,7 @@ class SumSpace:
         """
         if self.device == CPU:
             for before, buffer in pairs:
-                same = torch.equal(buffer, before)
-                yield same or (buffer.shape == before.shape and bool(_alike(buffer, before).all()))
+                yield torch.equal(buffer, before) or _equal_but_for_nan(buffer, before)
         elif pairs:
             found = [_alike(buffer, before).all().to(self.device) for before, buffer in pairs]
             yield from torch.stack(found).tolist()
@@ -621,7 +620,12 @@ def _added(plan: Plan, low: int, high: int, out: torch.Tensor) -> torch.Tensor:
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return where numbers are the same; not-a-number is the same as itself."""
-    return (one == other) | ((one != one) & (other != other))
+    return (one == other) | (one.isnan() & other.isnan())
+
+
+def _equal_but_for_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    any_nan = one.shape == other.shape and bool(other.isnan().any())
+    return any_nan and bool(_alike(one, other).all())
 
 
 def is_summed(buffer: torch.Tensor) -> bool:
