@@ -32,13 +32,18 @@ def current() -> Modes:
 
 
 def libraries() -> Modes:
-    """Return which libraries compute, as set by `torch.backends.mkldnn.flags(...)` and others.
+    """Return which libraries and kernels compute.
 
-    Different libraries round differently.
+    They are set by `torch.backends.mkldnn.flags(...)`, `torch.nn.attention.sdpa_kernel(...)` and
+    others, and different ones round differently.
     """
     c = torch._C
     flags = (c._get_cudnn_benchmark(), c._get_cudnn_deterministic(), c._get_cudnn_allow_tf32())
-    return c._get_mkldnn_enabled(), c._get_cudnn_enabled(), *flags
+    attention = (
+        *(c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled()),
+        *(c._get_math_sdp_enabled(), c._get_cudnn_sdp_enabled(), c._get_sdp_priority_order()),
+    )
+    return c._get_mkldnn_enabled(), c._get_cudnn_enabled(), *flags, *attention
 
 
 def nesting() -> int:
@@ -126,7 +131,10 @@ class Switches:
         """Record what has to be switched before the next node."""
         _refuse_packing()
         if libraries() != self._libraries:
-            raise fx.proxy.TraceError("part of it runs under other flags of torch.backends")
+            raise fx.proxy.TraceError(
+                "part of it runs under other flags of torch.backends or of attention's kernels, which can be "
+                "set around the loop"
+            )
         modes = current()
         region = self._begun if nesting() > self._nesting else 0
         if region == 0 and modes != self._outside:

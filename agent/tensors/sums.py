@@ -326,10 +326,27 @@ class SumSpace:
                 buffer.detach().copy_(found.detach())
                 owner[key] = buffer
 
+    def _change(self, buffer: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Return what a forward has added to a buffer: nothing where its number is the same."""
+        if before.dtype == torch.bool:
+            return torch.ne(buffer, before)
+        change = torch.sub(buffer, before)
+        if before.is_cpu and bool(torch.isfinite(change).all()):
+            return change
+        if before.is_cpu and bool((change.isinf() & before.isinf()).any()):
+            raise Misuse(
+                f"the forward writes over infinite numbers in the buffer {self._name(before)!r}, and it is not known how the changes "
+                "of several microbatches add up to those: begin it with finite ones, by a forward before Session(...) for example"
+            )
+        return change.masked_fill_(_alike(buffer, before), 0)
+
+    def _name(self, before: torch.Tensor) -> str:
+        pairs = zip(self.buffers, self._before, strict=True)
+        return next(name for name, each in pairs if each is before)
+
     def _refuse_size(self, buffer: torch.Tensor, before: torch.Tensor) -> None:
-        name = next(name for name, each in self.buffers.items() if each is buffer)
         raise Misuse(
-            f"the forward has made the buffer {name!r} {list(buffer.shape)}, which was {list(before.shape)}: let it have "
+            f"the forward has made the buffer {self._name(before)!r} {list(buffer.shape)}, which was {list(before.shape)}: let it have "
             "its size before Session(...), by a forward on one batch for example"
         )
 
@@ -354,8 +371,7 @@ class SumSpace:
                 continue
             if buffer.shape != before.shape:
                 self._refuse_size(buffer, before)
-            change = torch.ne if before.dtype == torch.bool else torch.sub
-            found.append(change(buffer.detach(), before).to(self.device))
+            found.append(self._change(buffer.detach(), before).to(self.device))
             buffer.detach().copy_(before)
         return Contribution(numbers.on(self.device), found)
 
@@ -394,10 +410,11 @@ class SumSpace:
         The answers of a device are fetched in one copy.
         """
         if self.device == CPU:
-            yield from (torch.equal(buffer, before) for before, buffer in pairs)
+            for before, buffer in pairs:
+                yield torch.equal(buffer, before) or _equal_but_for_nan(buffer, before)
         elif pairs:
-            same = [(buffer == before).all().to(self.device) for before, buffer in pairs]
-            yield from torch.stack(same).tolist()
+            found = [_alike(buffer, before).all().to(self.device) for before, buffer in pairs]
+            yield from torch.stack(found).tolist()
 
     def entries(self, only: Entries) -> Iterable[int]:
         return range(len(self.tensors)) if only is None else [each for each in only if each >= 0]
@@ -599,6 +616,16 @@ def _added(plan: Plan, low: int, high: int, out: torch.Tensor) -> torch.Tensor:
     left = _added(plan[0], low, high, out)
     right = _added(plan[1], low, high, torch.empty_like(out) if left is out else out)
     return torch.add(left, right, out=out)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return where numbers are the same; not-a-number is the same as itself."""
+    return (one == other) | (one.isnan() & other.isnan())
+
+
+def _equal_but_for_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    any_nan = one.shape == other.shape and bool(other.isnan().any())
+    return any_nan and bool(_alike(one, other).all())
 
 
 def is_summed(buffer: torch.Tensor) -> bool:

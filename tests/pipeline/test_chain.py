@@ -1,7 +1,7 @@
 """Chains of workers: every worker ends with the sum of the step, its loss and the numbers beside it among it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import playing
@@ -45,7 +45,14 @@ def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
 class Played:
     """A layout of chains, each worker in a thread, one at a time."""
 
-    def __init__(self, depth: int, loss: Callable[..., Any], *, owned: bool = False) -> None:
+    def __init__(
+        self,
+        depth: int,
+        loss: Callable[..., Any],
+        *,
+        owned: bool = False,
+        frozen: Sequence[int] = (),
+    ) -> None:
         layout = layout_of(depth, COUNTS)
         self.layout = type(layout)(
             generation=0, microbatches=MICROBATCHES, replicas=layout.replicas, owned=owned
@@ -58,11 +65,13 @@ class Played:
         for replica in layout.replicas:
             for me in replica.workers:
                 model = made(layers)
+                space = SumSpace({"model": model})
+                for index in frozen:
+                    model[index].requires_grad_(False)
                 found = record_loss(
                     model, lambda b, m=model: loss(m, *b), batches(rows, 0, MICROBATCHES)
                 )
                 cuts = cuts or Sections().choose(found.graph, found.facts, found.example, depth)
-                space = SumSpace({"model": model})
                 whole = Whole(
                     space,
                     Holdings({"model": model}),
@@ -113,6 +122,20 @@ class Played:
                 ),
             )
         )
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_layer_may_be_frozen_for_a_while(owned: bool) -> None:
+    """A sum has room for it, for when it learns again."""
+    _, _, streams = alone(layers, rows, MICROBATCHES, 1)
+    learning = Played(2, plain, owned=owned).step(0, streams.seed_for)
+    for me, summed in Played(2, plain, owned=owned, frozen=[0]).step(0, streams.seed_for).items():
+        assert len(summed.total.flat) == len(learning[me].total.flat)
+        assert summed.total.loss == learning[me].total.loss
+        named = zip(made(layers).state_dict(), summed.marks, strict=False)
+        assert {name: bool(mark) for name, mark in named} == {
+            name: not name.startswith("0.") for name in made(layers).state_dict()
+        }
 
 
 @pytest.mark.parametrize("owned", [False, True])

@@ -883,6 +883,21 @@ def test_a_hook_that_one_step_hangs_up_makes_another_graph() -> None:
     assert second is third
 
 
+def test_a_weight_that_one_step_freezes_makes_another_recording() -> None:
+    """Its stages would ask for its gradient, which there is none of, or would leave out one that there is."""
+    model = small()
+    recorder, loss_of = recorder_of(model), plain(model)
+    first = in_step(recorder, 0, loss_of)
+    model[0].requires_grad_(False)
+    frozen = [in_step(recorder, step, loss_of) for step in (1, 2)]
+    model[0].requires_grad_(True)
+    again = in_step(recorder, 3, loss_of)
+    assert frozen[0] is frozen[1]
+    assert frozen[0].graph is not first.graph
+    assert again.graph is first.graph
+    assert first.mark == again.mark != frozen[0].mark
+
+
 class Listing(nn.Linear):
     """A list of what it has computed is another one behind each forward."""
 

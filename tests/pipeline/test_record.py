@@ -13,6 +13,7 @@ from playing import MODELS, loss_of, made
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
@@ -174,15 +175,68 @@ def test_a_hook_of_a_backward_is_called_in_it(fixed):
         record(model, hooked, (X, Y), fixed=fixed)
 
 
-def test_what_runs_by_other_libraries_is_not_cut():
-    """Stages have the flags that are set around the loop, and a convolution of another library rounds otherwise."""
+@pytest.mark.parametrize("flags", [elsewise, lambda: sdpa_kernel(SDPBackend.MATH)])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_what_runs_by_other_libraries_is_not_cut(flags, fixed):
+    """Stages have the flags that are set around the loop, and another library, or another kernel of attention, rounds otherwise,
+    if only in its backward."""
 
     def loss(model, x, y):
-        with elsewise():
+        with flags():
             return loss_of(model, x, y)
 
     with pytest.raises(CannotRecord, match=r"in loss_of: .*flags of torch\.backends.*depth 1"):
-        record(made(chain), loss, (X, Y))
+        record(made(chain), loss, (X, Y), fixed=fixed)
+
+
+def frozen_by_method(layer):
+    return layer.requires_grad_
+
+
+def frozen_one_by_one(layer):
+    def switch(wanted):
+        for param in layer.parameters():
+            param.requires_grad = wanted
+
+    return switch
+
+
+class Switching(nn.Linear):
+    """Its weights learn nothing from its forward."""
+
+    def forward(self, x):
+        self.requires_grad_(False)
+        out = super().forward(x)
+        self.requires_grad_(True)
+        return out
+
+
+@pytest.mark.parametrize("how", [frozen_by_method, frozen_one_by_one])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_weights_that_a_loss_freezes_are_not_cut(how, fixed):
+    """As of a discriminator while its generator learns: the graph has its use, but not that it is frozen, so it would learn."""
+    model = made(lambda: chain(nn.Linear(6, 6)))
+    switch = how(model[1])
+
+    def loss(model, x, y):
+        switch(False)
+        found = loss_of(model, x, y)
+        switch(True)
+        return found
+
+    with pytest.raises(CannotRecord, match=r"in .*: .*it freezes or unfreezes a weight.*depth 1"):
+        record(model, loss, (X, Y), fixed=fixed)
+    assert all(param.requires_grad for param in model.parameters())
+    record(model, lambda *given: loss_of(switch(True) or given[0], *given[1:]), (X, Y), fixed=fixed)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_module_that_freezes_its_weights_is_kept_whole(fixed):
+    model = made(lambda: chain(Switching(6, 6)))
+    graph = record(model, loss_of, (X, Y), fixed=fixed)
+    graph(X, Y)[0].backward()
+    assert model[1].weight.grad is None
+    assert model[0].weight.grad is not None
 
 
 class Lending(nn.Module):

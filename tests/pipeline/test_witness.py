@@ -275,6 +275,21 @@ def test_no_cut_where_gradients_are_not_wanted():
     assert not {point.after for point in cut_points(facts)} & set(range(off, on))
 
 
+def test_what_is_made_in_inference_mode_is_recorded_alike():
+    """It counts no writes, so its values are added up to see them; that is no part of the graph."""
+    model = made(lambda: nn.Linear(4, 4))
+
+    def loss(model, x):
+        with torch.inference_mode():
+            scale = model(x).abs().mean()
+        return (model(x) * scale.clone()).square().mean()
+
+    example, other = torch.randn(4, 4), torch.randn(4, 4)
+    graph = record(model, loss, (example,), fixed=True)
+    assert "_tensor_constant" not in graph.code
+    assert torch.equal(graph(other)[0], loss(model, other))
+
+
 class Unfollowed(nn.Module):
     """Computes where nobody sees it."""
 

@@ -5,7 +5,7 @@ nodes of all replicas into it, and sends it to all. A parameter of several stage
 gradient on the first of them, which then sends it to the others.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -33,7 +33,7 @@ class ReduceShare(msgspec.Struct, frozen=True, kw_only=True):
 class StageSums:
     """One worker's part of one stage's sums."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         stage: Stage,
         shares: Sequence[ReduceShare],
@@ -42,9 +42,10 @@ class StageSums:
         *,
         deterministic: bool,
         exchange: SumFormat = "float32",
+        trained: Container[int] = (),
     ) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
-        self.space = SumSpace({"stage": stage.module}, exchange=exchange)
+        self.space = SumSpace({"stage": stage.module}, trained, exchange=exchange)
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._total: Sum | None = None
         together = all(param.device == self.space.device for param in self.space.params.values())

@@ -4,7 +4,7 @@ This is the pipeline without the commit protocol around it: `step` leaves the su
 the parameters of this worker's stages, and the caller applies them.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ class Worker:
     """A worker of the chain `layout.replicas[i].workers`, for as long as the layout holds.
 
     `schedule` is the one of its own replica, as replicas may differ in their numbers of
-    microbatches.
+    microbatches. `trained` are the ids of parameters that have room in a sum while they are frozen.
     """
 
     def __init__(  # noqa: PLR0913
@@ -62,6 +62,7 @@ class Worker:
         piece_of: PieceOf | None = None,
         deterministic: bool = True,
         exchange: SumFormat = "float32",
+        trained: Container[int] = (),
     ) -> None:
         self.replica = layout.replica_of(me)
         place = self.replica.workers.index(me)
@@ -91,6 +92,7 @@ class Worker:
                 layout.microbatches,
                 deterministic=deterministic,
                 exchange=exchange,
+                trained=trained,
             )
             for index, stage in self.stages.items()
         }

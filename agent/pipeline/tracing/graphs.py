@@ -14,7 +14,7 @@ from agent.pipeline.flatten import flatten, is_leaf, shown, unflatten
 from agent.pipeline.tracing.analysis import Facts
 from agent.pipeline.tracing.closures.closure import Closure
 from agent.pipeline.tracing.recording import frozen_modules
-from agent.pipeline.tracing.recording.trace import FIXED, METRICS
+from agent.pipeline.tracing.recording.trace import FIXED, METRICS, TRAINED
 from agent.pipeline.tracing.variants import Variant, Variants, form_of
 from agent.tensors.device import anywhere
 
@@ -48,6 +48,10 @@ class Recording(msgspec.Struct, frozen=True):
     def fixed(self) -> bool:
         """Whether other microbatches may have other graphs."""
         return self.variants.first.fixed
+
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        return tuple(self.graph.meta[TRAINED])
 
     def same_as(self, other: "Recording") -> bool:
         return same_graphs(self.graph, other.graph)
@@ -93,8 +97,8 @@ def same_graphs(one: fx.GraphModule, other: fx.GraphModule) -> bool:
     does not show which module a guest is either, so guests are compared by identity.
     """
     called = [[guest.called[0] for guest in frozen_modules.guests(each)] for each in (one, other)]
-    names = one.meta[METRICS] == other.meta[METRICS]
-    same = names and one.code == other.code and len(called[0]) == len(called[1])
+    beside = all(one.meta.get(key) == other.meta.get(key) for key in (METRICS, TRAINED))
+    same = beside and one.code == other.code and len(called[0]) == len(called[1])
     return same and all(map(operator.is_, *called)) and not has_constants(one)
 
 
@@ -105,8 +109,9 @@ def has_constants(graph: fx.GraphModule) -> bool:
 def mark_of(graph: fx.GraphModule) -> str:
     """Return a mark that is the same for workers that compute the same, on any device."""
     asked = [guest.shapes for guest in frozen_modules.guests(graph)]
+    learning = "".join(str(int(each)) for each in graph.meta.get(TRAINED, ()))
     code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # shapes vary by worker
-    text = f"{anywhere(code)}{asked}{graph.meta[METRICS]}"
+    text = f"{anywhere(code)}{asked}{graph.meta[METRICS]}{learning}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

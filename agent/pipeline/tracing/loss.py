@@ -37,10 +37,12 @@ from agent.pipeline.tracing.recording.loss_value import LossOf, Returned, called
 from agent.pipeline.tracing.recording.trace import (
     FIXED,
     METRICS,
+    TRAINED,
     attributes_kept,
     functions_refused,
     record,
     streams_kept,
+    trained,
     unvalidated,
 )
 from agent.pipeline.tracing.variants import Variant, Variants
@@ -164,7 +166,9 @@ class _Loss:
             return self._call(leaves)
 
         with placeholders_removed(self._model, walked(self._loss_of)):
-            return record(self._model, loss_of, cloned(example), self._scaler, fixed=fixed)
+            graph = record(self._model, loss_of, cloned(example), self._scaler, fixed=fixed)
+        graph.meta[TRAINED] = trained(self._model)
+        return graph
 
     def another(
         self, empty: Callable[[], None], example: Sequence[Any], *, late: bool

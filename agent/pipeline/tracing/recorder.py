@@ -18,7 +18,7 @@ from agent.pipeline.tracing.closures.closure import Closure, closed_over
 from agent.pipeline.tracing.graphs import Recording, Told, nobody
 from agent.pipeline.tracing.loss import record_loss, same_graph
 from agent.pipeline.tracing.recording.loss_value import LossOf
-from agent.pipeline.tracing.recording.trace import Filled
+from agent.pipeline.tracing.recording.trace import Filled, trained
 
 # Odd, because what alternates from step to step would look unchanged otherwise.
 FAR = 63
@@ -95,7 +95,9 @@ class Recorder:
                 "there is nothing to record before session.backward(loss_of, ...) is called"
             )
         now = closed_over(loss_of)
-        found = next((e for e in self._entries if not e.recording.closure.changed(now)), None)
+        which = trained(self._model())
+        fitting = (each for each in self._entries if each.recording.trained == which)
+        found = next((each for each in fitting if not each.recording.closure.changed(now)), None)
         if found is None:
             found = _Entry(self._record(loss_of, told, now), self._version)
         self._entries = [found, *(each for each in self._entries if each is not found)][

@@ -107,6 +107,7 @@ class Chain:
             piece_of=self._piece_of,
             deterministic=whole.deterministic,
             exchange=whole.space.exchange,
+            trained={id(param) for param in whole.space.params.values()},
         )
         self.tried = False  # whether a microbatch was computed twice here
         self._unused: set[int] = set()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from agent.errors import Misuse
 from agent.tensors.metrics import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 from agent.tensors.tree import Canonical
@@ -126,3 +127,39 @@ def test_what_a_script_records_of_a_gradient_is_not_recorded_of_the_sum() -> Non
     assert not total.flat.requires_grad
     assert not any(view.requires_grad for view in total.views)
     assert total.views[0].tolist() == [0.5] * 3
+
+
+class Masking(torch.nn.Module):
+    """Whose buffer has numbers that are not finite from the start, and which its forward leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("mask", torch.tensor([0.0, float("-inf"), float("nan"), 2.0]))
+
+
+def test_what_is_not_finite_and_not_written_to_stays_as_it_is() -> None:
+    model = Masking()
+    space = SumSpace({"model": model})
+    for write in (False, True):
+        space.begin()
+        partial = Canonical(space, 2)
+        for microbatch in range(2):
+            if write:
+                model.mask[3] += 2.0 * microbatch
+            partial.add(microbatch, Numbers(values=(0.5,)), 0, 2)
+        (whole,) = partial.nodes(0, 2)
+        assert space.finite(whole)
+        space.install(whole, 2)
+        expected = torch.tensor([0.0, float("-inf"), float("nan"), 3.0 if write else 2.0])
+        assert torch.equal(model.mask.nan_to_num(9.0), expected.nan_to_num(9.0))
+
+
+def test_what_is_written_over_infinity_is_refused_by_name() -> None:
+    """As an observer does that begins with the smallest number of all; one of them cannot be added to it."""
+    model = Masking()
+    space = SumSpace({"model": model})
+    space.begin()
+    model.mask[1] = 1.0
+    with pytest.raises(Misuse, match="infinite numbers in the buffer 'mask'"):
+        space.take(Numbers())

@@ -241,6 +241,8 @@ class Witness(TorchFunctionMode):
         name = func.__name__
         if name in ("__get__", "__set__", "__delete__"):
             name = func.__self__.__name__
+        if not self._inside:
+            refuse_switched(func, args, kwargs, self._attributes)
         if self._inside or name in ABOUT or (name.startswith("is_") and name != "is_nonzero"):
             if name in SIZES and not self._inside:
                 self._tell_sizes([self._known_node(tensor) for tensor in _tensors(args[:1])])
@@ -508,6 +510,33 @@ def lent(module: torch.nn.Module, own: Container[int]) -> bool:
 def refuse_lent(module: torch.nn.Module, own: Container[int]) -> None:
     if lent(module, own):
         raise TraceError("it computes with weights that it is lent")
+
+
+def refuse_switched(
+    func: Any, args: Any, kwargs: Mapping[str, Any] | None, own: Container[int]
+) -> None:
+    """Refuse code that freezes or unfreezes a weight; a graph does not show which uses follow."""
+    setting = func.__name__ == "__set__" and func.__self__.__name__ == "requires_grad"
+    if not setting and func.__name__ != "requires_grad_":
+        return
+    weight, *rest = args
+    wanted = bool(rest[0]) if rest else (kwargs or {}).get("requires_grad", True)
+    if id(weight) in own and weight.requires_grad != wanted:
+        raise TraceError(
+            "it freezes or unfreezes a weight, which can be done before session.backward(...)"
+        )
+
+
+class Unswitched(TorchFunctionMode):
+    """Refuses to freeze or unfreeze these weights."""
+
+    def __init__(self, own: Container[int]) -> None:
+        super().__init__()
+        self._own = own
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse_switched(func, args, kwargs, self._own)
+        return func(*args, **(kwargs or {}))
 
 
 def weights_kept(module: torch.nn.Module) -> bool:

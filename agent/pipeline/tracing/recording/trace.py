@@ -32,6 +32,7 @@ from agent.pipeline.tracing.recording.eager_trace import (
     HERE,
     LIBRARY,
     Derived,
+    Unswitched,
     Witness,
     refuse_kept_weights,
     refuse_lent,
@@ -46,9 +47,15 @@ from agent.tensors.device import device_of, stream_kept, stream_state
 LossOf = Callable[..., Any]  # takes the model and the parts of a microbatch
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
 LOOKS = "looks"  # in the `meta`: what the graph assumes about the microbatch's values
+TRAINED = "trained"  # in the `meta`: which parameters required gradients
 METRICS = "metrics"  # the names of the numbers that it returns after the loss
 LUMP = 0.2  # the largest share of a model's parameters that one node may have
 TORCHS = fx.Tracer()  # knows which modules are torch's own
+
+
+def trained(model: torch.nn.Module) -> tuple[bool, ...]:
+    """Return which parameters require gradients; for others stages compute other gradients."""
+    return tuple(param.requires_grad for param in model.parameters())
 
 
 class Recorded(torch.nn.Module):
@@ -255,7 +262,8 @@ class _Tracer(fx.Tracer):
         self._own = {id(param) for param in root.parameters()}
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
         before = _drawn(self._device)
-        graph = super().trace(root)
+        with Unswitched(self._own):
+            graph = super().trace(root)
         self._refuse_draws(before)
         return graph
 
