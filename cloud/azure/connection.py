@@ -29,6 +29,7 @@ PAGES_MAX = 2000
 CAUSES_MAX = 10
 PRICES_VERSION = "2023-01-01-preview"
 SCOPE = "https://management.azure.com/.default"
+DEFAULT_PORTS = {"https": 443, "http": 80}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_SDK = (
     "Azure needs packages that are not installed, so nothing is bought there; "
@@ -218,9 +219,16 @@ def _logging() -> Any:
 
 
 def must_be(url: str, base: str) -> None:
-    """Raise unless a link to a next page leads to where the first page came from."""
-    if urlsplit(url)[:2] != urlsplit(base)[:2]:
+    """Raise unless a link leads to where the first answer came from; Azure adds the usual port."""
+    if _origin(url) != _origin(base):
         raise errors.Unknown(f"Azure: a next page is not at {base}, so it is not asked for")
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    """Return what two addresses of one server have in common; a user's name in it stays in it."""
+    parts = urlsplit(url)
+    server = parts.netloc.lower().removesuffix(f":{parts.port}")
+    return parts.scheme, server, parts.port or DEFAULT_PORTS.get(parts.scheme)
 
 
 def said_in(status: int, headers: Mapping[str, str], text: str) -> refusals.Said:

@@ -125,11 +125,17 @@ def price_filter(region: str, size: str) -> str:
 
 
 def read_prices(items: Iterable[Mapping[str, Any]], now_s: float) -> Prices:
-    """Return the prices of Linux machines by size and market: the newest that holds already."""
+    """Return the prices of Linux machines by size and market: the newest that holds already.
+
+    Azure's older Cloud Services are listed under the same sizes, at two or three times the price.
+    """
     prices: dict[tuple[str, Market], Price] = {}
     for item in items:
         price = msgspec.convert(item, Price, strict=False)
-        if "Windows" in price.product_name or price.meter_name.endswith("Low Priority"):
+        product = price.product_name.replace(" ", "")
+        if "Windows" in product or "CloudServices" in product:
+            continue
+        if price.meter_name.endswith("Low Priority"):
             continue
         if price.type != "Consumption" or price.unit_of_measure != "1 Hour":
             continue

@@ -47,6 +47,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     todo: str = ""
 
 
+QUOTAS: tuple[tuple[str, Scope], ...] = (
+    ("LowPriorityCores", "market"),
+    ("Total Regional", "market"),
+    ("Cores quota", "family"),
+)
+"""How far a quota reaches, by what its refusal says."""
+
 TABLE = (
     # No machine to give now.
     Row(code="SkuNotAvailable", meaning="sold_out", scope="pool"),
@@ -85,10 +92,12 @@ TABLE = (
         retry_s=24 * HOUR_S,
     ),
     Row(code="SpotPriceGreaterThanProvidedMaxPrice", meaning="refused", scope="pool"),
-    # Quotas, which share a code and differ in their text.
-    Row(code="OperationNotAllowed", text=r"LowPriorityCores", meaning="quota", scope="market"),
-    Row(code="OperationNotAllowed", text=r"Total Regional", meaning="quota", scope="market"),
-    Row(code="OperationNotAllowed", text=r"Cores quota", meaning="quota", scope="family"),
+    # Quotas, which share two codes and differ in their text.
+    *(
+        Row(code=code, text=text, meaning="quota", scope=scope)
+        for code in ("OperationNotAllowed", "QuotaExceeded")
+        for text, scope in QUOTAS
+    ),
     Row(code="QuotaExceeded", meaning="quota", scope="family"),
     Row(code="SubnetIsFull", meaning="refused", scope="place", retry_s=QUOTA_S),
     # Slower.

@@ -23,6 +23,7 @@ from cloudfake.arm import GROUP, SUBSCRIPTION, ArmDoor, Dials, vm_body
 from msgspec.structs import replace
 
 from cloud.azure import offers
+from cloud.azure.settings import PRICES
 from cloud.errors import NotAllowed, NotOurs, Refused, Throttled, TokenMismatch, TokenSpent
 from cloud.model import DEPLOYMENT_TAG, Closed, Place, Ref
 
@@ -367,7 +368,8 @@ def prices_are_asked_for_as_azure_writes_them(broken: str) -> None:
         wrong = offers.price_filter("EastUS", T4.type)
         assert provider._connection.prices(wrong) == []
 
-    play(door, scene)
+    for address in (SETTINGS.prices_endpoint, PRICES):
+        play(door, scene, settings=replace(SETTINGS, prices_endpoint=address))
 
 
 def a_maximum_price_refuses_and_evicts(broken: str) -> None:

@@ -95,6 +95,20 @@ def test_a_sold_out_size_is_asked_for_again_sooner_in_the_spot_market():
     assert refusals.error(said, "on_demand").refusal.retry_s == 23 * 3600
 
 
+@pytest.mark.parametrize("code", ["OperationNotAllowed", "QuotaExceeded"])
+def test_a_quota_reaches_as_far_as_its_text_says_under_either_code(code):
+    """Azure uses both codes for all its quotas; those of a market are not those of a family."""
+    scopes = {
+        word: refusals.error(Said(status=409, code=code, text=WORDS[word]), "spot").refusal.scope
+        for word in ("LowPriorityCores", "Total Regional", "Cores quota")
+    }
+    assert scopes == {
+        "LowPriorityCores": "market",
+        "Total Regional": "market",
+        "Cores quota": "family",
+    }
+
+
 @pytest.mark.parametrize("status", [400, 404, 409, 412, 500, 503])
 def test_a_code_that_nobody_knows_is_unknown_and_named(status):
     """No unlisted code is taken for a refusal, whatever the SDK's exception for its status."""

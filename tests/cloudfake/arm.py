@@ -764,7 +764,7 @@ class ArmDoor:
         return Answer(200, outcome["look"]())
 
     def _prices(self, query: Mapping[str, str], origin: str) -> Answer:
-        """Answer the public price list, which asks for no token and comes in pages."""
+        """Answer the public price list: no token, and pages whose links name the port, too."""
         wanted = dict(re.findall(r"(\w+) eq '([^']*)'", query.get("$filter", "")))
         if not self._keeps("price filters know case"):
             wanted = {name: value.lower() for name, value in wanted.items()}
@@ -780,7 +780,9 @@ class ArmDoor:
         start = int(query.get("$skip", "0"))
         size = self.dials.page if self._keeps("lists come in pages") else len(shown)
         after = start + size
-        more = f"{origin}/api/retail/prices?$filter={query.get('$filter', '')}&$skip={after}"
+        port = ":443" if origin.startswith("https:") and origin.count(":") == 1 else ""
+        filter_ = query.get("$filter", "")
+        more = f"{origin}{port}/api/retail/prices?$filter={filter_}&$skip={after}"
         page = {"Items": shown[start:after], "NextPageLink": more if after < len(shown) else None}
         return Answer(200, page)
 

@@ -111,12 +111,19 @@ def sku(size: Size, region: str) -> dict[str, Any]:
 def items(
     prices: Mapping[str, tuple[float, float]], since: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the price list: Linux and Windows, spot, on demand and the retired low priority."""
+    """Yield the price list: Linux and Windows, spot, on demand and the retired low priority.
+
+    Azure's older Cloud Services are under the names of the same sizes, at prices like Windows'.
+    """
     for region in REGIONS:
         for name, (spot, on_demand) in prices.items():
             word = name.removeprefix("Standard_").replace("_", " ")
-            for product, factor in ((f"Virtual Machines {word} Series", 1.0), ("Windows", 1.9)):
-                product_name = product if factor == 1.0 else f"Virtual Machines {word} {product}"
+            for product_name, factor in (
+                (f"Virtual Machines {word} Series", 1.0),
+                (f"Virtual Machines {word} Windows", 1.9),
+                (f"{word} Series Cloud Services", 2.6),
+                (f"{word} Series CloudServices", 2.6),
+            ):
                 for meter, usd in (
                     (word, on_demand),
                     (f"{word} Spot", spot),
