@@ -176,7 +176,9 @@ def _of_budget(job: JobView, budget_usd: float | None) -> str:
 def _of_deadline(job: JobView, deadline_s: float | None, asker: Asker) -> str:
     if deadline_s is None:
         return "It has no deadline."
-    said = f"It is to end by {moment(deadline_s, asker.at_s)}, in {duration(deadline_s - asker.at_s)}"
+    said = (
+        f"It is to end by {moment(deadline_s, asker.at_s)}, in {duration(deadline_s - asker.at_s)}"
+    )
     if job.eta_s is None:
         return f"{said}."
     if asker.at_s + job.eta_s <= deadline_s:

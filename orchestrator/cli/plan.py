@@ -121,7 +121,9 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
-        then=(shlex.join(["orchestrator", "submit", str(script), *along, *bounds, "--follow", *rest]),),
+        then=(
+            shlex.join(["orchestrator", "submit", str(script), *along, *bounds, "--follow", *rest]),
+        ),
     )
 
 
