@@ -72,6 +72,16 @@ def clock(at_s: float) -> str:
     return datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
 
 
+def moment(at_s: float, now_s: float) -> str:
+    """Return a moment that may be far away: with its date unless that is today's."""
+    try:
+        at = datetime.fromtimestamp(at_s)
+    except (ValueError, OverflowError, OSError):
+        return "after the year 9999"
+    is_today = at.date() == datetime.fromtimestamp(now_s).date()
+    return clock(at_s) if is_today else at.strftime("%Y-%m-%d %H:%M")
+
+
 def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
 

@@ -1,4 +1,4 @@
-"""Making the view from the manager's state; its lists are bounded, for a readable page."""
+"""Making the view from the manager's state; its lists are bounded, but for that of live jobs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -61,10 +61,14 @@ def thought_view(thought: Thought) -> ThoughtView:
 
 
 def _jobs_shown(state: State) -> list[Job]:
-    """Return the live jobs, then the newest of the others."""
+    """Return every live job, then those of the others that ended last.
+
+    People and programs find a job here, so one that may cost money is never left out.
+    """
     live = [state.jobs[job_id] for job_id in state.live_jobs]
     ended = [job for job in reversed(state.jobs.values()) if job.id not in state.live_jobs]
-    return [*live, *ended][:JOBS_SHOWN_MAX]
+    ended.sort(key=lambda job: -(job.ended_at_s or 0.0))
+    return [*live, *ended[: max(ENDED_SHOWN_MAX, JOBS_SHOWN_MAX - len(live))]]
 
 
 def _leases_shown(state: State) -> Iterator[Lease]:

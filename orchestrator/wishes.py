@@ -12,15 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from cloud.clock import HOUR_S
+from cloud.clock import DAY_S, HOUR_S
 from orchestrator.client import Checkpoint
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobBranched, JobCancelled, JobChanged, JobResumed
-from orchestrator.formatting import clock, duration, plural, usd
+from orchestrator.formatting import duration, moment, plural, usd
 from orchestrator.view import JobView
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RESUMABLE = ("FAILED", "CANCELLED")
+DEADLINE_DAYS_MAX = 3650
 
 Bound = float | Literal["kept"] | None  # None is no bound
 
@@ -129,6 +130,11 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
         )
     if deadline_s != "kept" and deadline is not None and deadline <= asker.at_s:
         raise Refused(f"that deadline passed {duration(asker.at_s - deadline)} ago")
+    if deadline_s != "kept" and deadline is not None and deadline > _latest_s(asker.at_s):
+        raise Refused(
+            f"a deadline lies at most {DEADLINE_DAYS_MAX:,} days from now; to have none: "
+            f"orchestrator change {job.id} --deadline none"
+        )
     event = JobChanged(
         at_s=asker.at_s, job=job.id, budget_usd=budget_usd, deadline_s=deadline_s, by=asker.by
     )
@@ -136,6 +142,10 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
     if job.status == "DRAINING":
         would += " But it has begun to end, and it ends all the same: resume it then."
     return Wish(event=event, would=would)
+
+
+def _latest_s(now_s: float) -> float:
+    return now_s + DEADLINE_DAYS_MAX * DAY_S
 
 
 def final_usd(job: JobView) -> float | None:
@@ -166,7 +176,9 @@ def _of_budget(job: JobView, budget_usd: float | None) -> str:
 def _of_deadline(job: JobView, deadline_s: float | None, asker: Asker) -> str:
     if deadline_s is None:
         return "It has no deadline."
-    said = f"It is to end by {clock(deadline_s)}, in {duration(deadline_s - asker.at_s)}"
+    said = (
+        f"It is to end by {moment(deadline_s, asker.at_s)}, in {duration(deadline_s - asker.at_s)}"
+    )
     if job.eta_s is None:
         return f"{said}."
     if asker.at_s + job.eta_s <= deadline_s:

@@ -16,7 +16,7 @@ from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, w
 from orchestrator.cli.pack import With, pack
 from orchestrator.cli.submit import job_spec, with_limits
 from orchestrator.client import NotRunning
-from orchestrator.formatting import clock, duration, memory, pause, plural, usd
+from orchestrator.formatting import duration, memory, moment, pause, plural, usd
 
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
     from agent.keeper.storage.sharding import Replay
@@ -103,6 +103,8 @@ def plan(  # noqa: PLR0913 - a parameter per option
         write_file(gantt, found.picture, "--gantt")
     capped = spec.budget_usd is not None or config.budget.total_usd is not None
     along = [part for word in words for part in ("--with", word)]
+    bounds = [] if budget is None else ["--budget", f"{budget:.12g}"]
+    bounds += [] if deadline is None else ["--deadline", deadline]
     rest = ["--", *argv] if argv else []
     command.answer(
         {**found.value(), "script": str(script), "gantt": None if gantt is None else str(gantt)},
@@ -119,7 +121,9 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
-        then=(shlex.join(["orchestrator", "submit", str(script), *along, "--follow", *rest]),),
+        then=(
+            shlex.join(["orchestrator", "submit", str(script), *along, *bounds, "--follow", *rest]),
+        ),
     )
 
 
@@ -175,7 +179,8 @@ def _verdict(found: "Preview") -> list[Text]:
         *_assumed(found.work),
     ]
     if found.expected_cost_usd is not None and found.expected_s is not None:
-        done = f"{duration(found.expected_s)} (at {clock(time.time() + found.expected_s)})"
+        now_s = time.time()
+        done = f"{duration(found.expected_s)} (at {moment(now_s + found.expected_s, now_s)})"
         lines.append(
             Text(f"expected: {usd(found.expected_cost_usd)}, done in {done}", style="bold")
         )

@@ -34,13 +34,12 @@ from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
-from orchestrator.wishes import ENDED, job_id
+from orchestrator.wishes import DEADLINE_DAYS_MAX, ENDED, job_id
 
 STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting
 TRACEBACK_LINES = 60
 JOURNAL_LOOKED_AT = 5_000
-DEADLINE_DAYS_MAX = 3650
 
 
 def submit(  # noqa: PLR0913 - a parameter per option

@@ -1,6 +1,7 @@
 """Looking ahead: a plan buys nothing, and a simulated month can be had again byte for byte."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 import msgspec
@@ -98,6 +99,24 @@ def test_a_plan_for_a_person_ends_with_the_next_command(shell):
     assert "work: 400 steps (as told), 1.5 s for one on one slot (as told)" in text
     assert text.splitlines()[-1] == "Next: orchestrator submit train.py --follow"
     assert "give --steps and --step-s" in shell("plan", "train.py").out
+
+
+def test_a_plans_next_command_keeps_the_bounds_that_it_was_made_with(shell):
+    """Who plans with a budget and goes on with the line shown has not lost the budget."""
+    shell.script("train.py")
+    bounds = ("--budget", "2.5", "--deadline", "90m")
+    text = shell("plan", "train.py", *bounds).out
+    expected = "Next: orchestrator submit train.py --budget 2.5 --deadline 90m --follow"
+    assert text.splitlines()[-1] == expected
+
+
+def test_a_plan_names_the_day_of_an_end_that_is_far_away(shell):
+    """A time of day alone would be read as today's; what no calendar reaches is said in words."""
+    shell.script("train.py")
+    text = shell("plan", "train.py", "--steps", "1000000", "--step-s", "1").out
+    assert re.search(r"done in \d+ days \(at \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
+    answer = shell("plan", "train.py", "--steps", "1000000000", "--step-s", "900000")
+    assert (answer.code, "(at after the year 9999)" in answer.out) == (0, True)
 
 
 @pytest.mark.parametrize(("step_s", "slack"), [("0.05", 0.01), ("0.8", 0.2), ("20", 0.2)])

@@ -1,0 +1,47 @@
+"""What the view shows of jobs: all that may still cost money, and those that ended last."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator import view_builder
+from orchestrator.view_builder import view_of
+
+MANY = 5
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_builder, "JOBS_SHOWN_MAX", MANY - 1)
+    monkeypatch.setattr(view_builder, "ENDED_SHOWN_MAX", MANY - 2)
+
+
+def shown(h: Any) -> list[str]:
+    return [job.id for job in view_of(h.state, h.at_s).jobs]
+
+
+def test_each_live_job_is_shown_however_many_there_are(hand: Any) -> None:
+    """Cancel and submit look for a job in the view: one that is not there could not be ended."""
+    h = hand()
+    names = [f"job-{n}" for n in range(MANY)]
+    for name in names:
+        h.submit(name)
+    assert shown(h) == names
+    h.cancel(names[-1])
+    assert h.state.jobs[names[-1]].ended
+    assert shown(h)[-1] == names[-1], "how it ended is shown beside many that live"
+
+
+def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(hand: Any) -> None:
+    """Who follows a long job learns how it ended, whatever short ones came and went meanwhile."""
+    h = hand()
+    h.submit("blocker")
+    h.submit("long")
+    for n in range(MANY):
+        h.at_s += 1.0
+        h.submit(f"short-{n}")
+        h.cancel(f"short-{n}")
+    h.at_s += 1.0
+    h.cancel("long")
+    assert h.state.jobs["long"].ended
+    assert "long" in shown(h)

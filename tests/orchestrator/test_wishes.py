@@ -1,0 +1,42 @@
+"""What a person asks of a job is examined before it is posted, and says what it would do."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator import wishes
+from orchestrator.formatting import moment
+from orchestrator.view import JobView
+
+NOW_S = datetime(2030, 3, 1, 12, 0).timestamp()
+DAY_S = 86_400.0
+ASKER = wishes.Asker(by="a test", at_s=NOW_S)
+
+
+def running() -> JobView:
+    """Return a job that runs, with zero wherever a number is asked for."""
+    fields: dict[str, Any] = {}
+    for field in msgspec.structs.fields(JobView):
+        if field.required:
+            fields[field.name] = {str: "", int: 0, float: 0.0}.get(field.type)
+    return JobView(**(fields | {"id": "train-1", "status": "RUNNING"}))
+
+
+def test_a_deadline_of_another_day_is_said_with_its_date():
+    """Of today the time is enough; three days ahead a time alone would be read as today's."""
+    soon = wishes.change(running(), "kept", NOW_S + 3600, ASKER).would
+    assert "by 13:00:00, in 1 h" in soon
+    later = wishes.change(running(), "kept", NOW_S + 3 * DAY_S, ASKER).would
+    assert "by 2030-03-04 12:00, in 3 days" in later
+
+
+@pytest.mark.parametrize("ahead_s", [3651 * DAY_S, 9e8 * 3600])
+def test_a_deadline_beyond_ten_years_is_refused_as_it_is_by_submit(ahead_s):
+    with pytest.raises(wishes.Refused, match="at most 3,650 days from now"):
+        wishes.change(running(), "kept", NOW_S + ahead_s, ASKER)
+
+
+def test_a_moment_that_no_calendar_has_is_said_in_words():
+    assert moment(1e18, NOW_S) == "after the year 9999"
