@@ -16,9 +16,19 @@ MIB = 1 << 20
 ACCELERATORS = (
     ("*_T4_v3", "T4", 16, 1.0),
     ("*_A10_v4", "A10", 24, 2.0),
+    # Smaller ones of this series have a part of a card.
+    ("Standard_NV6ads_A10_v5", "A10/6", 4, 0.33),
+    ("Standard_NV12ads_A10_v5", "A10/3", 8, 0.67),
+    ("Standard_NV18ads_A10_v5", "A10/2", 12, 1.0),
+    ("Standard_NV36ad*s_A10_v5", "A10", 24, 2.0),
+    ("Standard_NV72ads_A10_v5", "A10", 24, 2.0),
     ("Standard_NC*s_v3", "V100", 16, 2.0),
+    ("Standard_ND*rs_v2", "V100", 32, 2.0),
+    ("Standard_ND96asr_v4", "A100", 40, 5.0),
     ("*_A100_v4", "A100", 80, 5.0),
-    ("*_H100_v5", "H100", 94, 10.0),
+    ("Standard_NC*_H100_v5", "H100", 94, 10.0),
+    ("Standard_ND*_H100_v5", "H100", 80, 10.0),
+    ("Standard_ND*_H200_v5", "H200", 141, 10.0),
 )
 """Accelerators by the names of their sizes: memory in GiB, and speed before anything is measured."""
 
