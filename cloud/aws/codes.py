@@ -54,6 +54,7 @@ ROWS = (
     Row("InstanceLimitExceeded", "refused", "family", FAMILY_S),
     Row("Client.VolumeLimitExceeded", "refused", "place", FAMILY_S),
     Row("VolumeLimitExceeded", "refused", "place", FAMILY_S),
+    Row("Client.InvalidSnapshot.NotFound", "refused", "place", FAMILY_S),
     Row("Client.InternalError", "refused", "pool", FAMILY_S),
     Row("Server.InternalError", "refused", "pool", POOL_S),
     Row(
@@ -118,6 +119,7 @@ LAUNCH_FAILURES = frozenset(
     {
         "Server.InsufficientInstanceCapacity",
         "Client.VolumeLimitExceeded",
+        "Client.InvalidSnapshot.NotFound",
         "Client.InternalError",
         "Server.InternalError",
     }

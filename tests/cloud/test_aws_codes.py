@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import subprocess
 import sys
 import traceback
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from aws_house import EAST, SETTINGS, AwsHouse, KeyedSession, request
+from botocore.loaders import Loader
 from cloudfake import wire
 from cloudfake.books import draw
 from cloudfake.ec2 import GARBLED, Answer
@@ -84,6 +86,15 @@ def test_no_row_hides_another_one():
     for nth, row in enumerate(ROWS):
         assert not any(row.code == x.code and x.text in row.text for x in ROWS[:nth])
     assert {row.code for row in ROWS} >= LAUNCH_FAILURES
+
+
+def test_the_reasons_that_ec2_names_are_ends_at_launch_or_ends_of_a_machine_that_ran():
+    """A launch failure that counts as the end of a machine that ran is bought again at once."""
+    ec2 = Loader().load_service_model("ec2", "service-2")
+    said = ec2["shapes"]["StateReason"]["members"]["Message"]["documentation"]
+    ran = r"Shutdown|Termination|Terminated|ScheduledStop|Hibernate"
+    named = set(re.findall(r"<code>([^<]+)</code>", said))
+    assert {code for code in named if not re.search(ran, code)} == LAUNCH_FAILURES
 
 
 def test_a_code_without_a_row_is_unknown_and_said_once(caplog: pytest.LogCaptureFixture):
