@@ -143,6 +143,11 @@ class Shop:
             answer = await self._calls.call(region.name, "ssm", "get_parameter", Name=image)
             image = answer["Parameter"]["Value"]
         answer = await self._calls.call(region.name, "ec2", "describe_images", ImageIds=[image])
+        if not answer["Images"]:  # as of one that is disabled, or shared with us no more
+            raise errors.Misconfigured(
+                f"AWS shows this account no image {image} in {region.name}: "
+                "set aws.images to an image that exists"
+            )
         root = answer["Images"][0]["RootDeviceName"]
         parts = self._settings.recipe(region, image).parts | {"root_device": root}
         self._recipe = Recipe(parts)

@@ -444,6 +444,9 @@ def test_what_can_never_work_is_said_in_one_sentence(house: AwsHouse):
         house.account.profiles.clear()
         with pytest.raises(Misconfigured, match="IAM Instance Profile"):
             await provider.launch(request("t-2", OTHER_ZONE))
+        house.account.images_hidden.update(house.account.images)
+        with pytest.raises(Misconfigured, match=r"no image ami-us-east-1 .*set aws\.images"):
+            await provider.sold(EAST)
         house.account.images.clear()
         with pytest.raises(Misconfigured, match=r"set aws\.images"):
             await provider.sold(EAST)

@@ -164,6 +164,7 @@ class Account:
         self.spot_requests: dict[str, SpotRequest] = {}
         self.tokens: dict[tuple[str, str, str], tuple[str, list[str], float]] = {}
         self.images = {f"ami-{name}": name for name in self.regions}
+        self.images_hidden = set[str]()  # disabled, or shared no more: left out of the answer
         self.image_says: dict[str, dict[str, Any]] = {}
         self.experiments: dict[str, Any] = {}
         self.drills: dict[str, list[str]] = {}  # what each experiment will say of itself

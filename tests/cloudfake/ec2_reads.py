@@ -246,6 +246,7 @@ def _by_id(call: Call, param: str, known: Mapping[str, str], code: str) -> list[
 def describe_images(call: Call) -> dict[str, Any]:
     _read(call, "DescribeImages")
     known = {name: region for name, region in call.account.images.items() if region == call.region}
+    shown = _by_id(call, "ImageIds", known, "InvalidAMIID.NotFound")
     images = [
         {
             "ImageId": name,
@@ -255,7 +256,8 @@ def describe_images(call: Call) -> dict[str, Any]:
             "OwnerId": ACCOUNT,
         }
         | call.account.image_says.get(name, {})
-        for name in _by_id(call, "ImageIds", known, "InvalidAMIID.NotFound")
+        for name in shown
+        if name not in call.account.images_hidden
     ]
     return {"Images": chosen(call, images, {"name": lambda x: [x.get("Name", "")]})}
 
