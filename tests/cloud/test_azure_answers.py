@@ -109,6 +109,31 @@ def test_a_quota_reaches_as_far_as_its_text_says_under_either_code(code):
     }
 
 
+PRICES = "https://prices.example"
+ELSEWHERE = (
+    "https://other.example/2",
+    "http://prices.example/2",
+    "http://prices.example:443/2",
+    "https://prices.example:444/2",
+    "https://prices.example:99999/2",
+    "https://prices.example:many/2",
+    "https://someone@prices.example/2",
+    "https://[prices.example/2",
+    "",
+)
+
+
+@pytest.mark.parametrize("link", ELSEWHERE)
+def test_a_link_that_leads_elsewhere_or_nowhere_is_refused_in_one_sentence(link):
+    with pytest.raises(errors.Unknown, match=r"a next page is not at https://prices\.example"):
+        connection.must_be(link, PRICES)
+
+
+@pytest.mark.parametrize("link", ["/2", ":443/2", "?skip=2"])
+def test_a_link_of_the_same_server_is_followed_with_or_without_its_usual_port(link):
+    connection.must_be(PRICES + link, PRICES)
+
+
 @pytest.mark.parametrize("status", [400, 404, 409, 412, 500, 503])
 def test_a_code_that_nobody_knows_is_unknown_and_named(status):
     """No unlisted code is taken for a refusal, whatever the SDK's exception for its status."""
