@@ -9,6 +9,7 @@ from typing import Any
 from cloud import errors
 from cloud.aws import answers
 from cloud.aws.calls import Calls, matching
+from cloud.aws.codes import error_of
 from cloud.aws.settings import AwsSettings, Region
 from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe, Score, Sold
 
@@ -144,10 +145,8 @@ class Shop:
             image = answer["Parameter"]["Value"]
         answer = await self._calls.call(region.name, "ec2", "describe_images", ImageIds=[image])
         if not answer["Images"]:  # as of one that is disabled, or shared with us no more
-            raise errors.Misconfigured(
-                f"AWS shows this account no image {image} in {region.name}: "
-                "set aws.images to an image that exists"
-            )
+            said = f"no image {image} is shown to this account"
+            raise error_of("InvalidAMIID.NotFound", said, region.name)
         root = answer["Images"][0]["RootDeviceName"]
         parts = self._settings.recipe(region, image).parts | {"root_device": root}
         self._recipe = Recipe(parts)
