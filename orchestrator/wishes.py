@@ -130,7 +130,7 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
         )
     if deadline_s != "kept" and deadline is not None and deadline <= asker.at_s:
         raise Refused(f"that deadline passed {duration(asker.at_s - deadline)} ago")
-    if deadline_s != "kept" and deadline is not None and deadline > _latest_s(asker.at_s):
+    if deadline_s != "kept" and deadline is not None and deadline > latest_s(asker.at_s):
         raise Refused(
             f"a deadline lies at most {DEADLINE_DAYS_MAX:,} days from now; to have none: "
             f"orchestrator change {job.id} --deadline none"
@@ -144,7 +144,8 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
     return Wish(event=event, would=would)
 
 
-def _latest_s(now_s: float) -> float:
+def latest_s(now_s: float) -> float:
+    """Return the latest deadline that a job may have."""
     return now_s + DEADLINE_DAYS_MAX * DAY_S
 
 

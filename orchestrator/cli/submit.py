@@ -25,7 +25,7 @@ from orchestrator.cli.command import (
     CommandError,
 )
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
-from orchestrator.cli.money.times import UNIT_S, to_come
+from orchestrator.cli.money.times import to_come
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
 from orchestrator.cli.watch import ended, follow
@@ -34,7 +34,7 @@ from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
-from orchestrator.wishes import DEADLINE_DAYS_MAX, ENDED, job_id
+from orchestrator.wishes import DEADLINE_DAYS_MAX, ENDED, job_id, latest_s
 
 STARTING_S_MAX = 120.0
 PATIENCE_S = 1.0  # until a line says that the manager is starting
@@ -271,7 +271,7 @@ def stored_at(url: str | None) -> str:
 def deadline_s(given: str | float, now_s: float) -> float:
     """Return the moment that is given as a number, or as a person types it; refuse a far one."""
     at_s = to_come("--deadline", given, now_s) if isinstance(given, str) else given
-    if not at_s <= now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
+    if not at_s <= latest_s(now_s):  # nor for not-a-number
         raise CommandError(
             f"--deadline {given}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
             USAGE,
