@@ -1,5 +1,6 @@
 """Making the view from the manager's state; its lists are bounded, but for that of live jobs."""
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import expm1
@@ -67,8 +68,8 @@ def _jobs_shown(state: State) -> list[Job]:
     """
     live = [state.jobs[job_id] for job_id in state.live_jobs]
     ended = [job for job in reversed(state.jobs.values()) if job.id not in state.live_jobs]
-    ended.sort(key=lambda job: -(job.ended_at_s or 0.0))
-    return [*live, *ended[: max(ENDED_SHOWN_MAX, JOBS_SHOWN_MAX - len(live))]]
+    count = max(ENDED_SHOWN_MAX, JOBS_SHOWN_MAX - len(live))
+    return [*live, *heapq.nlargest(count, ended, key=lambda job: job.ended_at_s or 0.0)]
 
 
 def _leases_shown(state: State) -> Iterator[Lease]:
