@@ -131,6 +131,8 @@ class Listener:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = None
+        for entering in self._entering:  # a connection in its handshake is no connection yet
+            entering.cancel()
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()

@@ -50,9 +50,10 @@ class Scene:
     def open(self, places: int = 256) -> Iterator["Scene"]:
         """Serve it from a thread until the block ends."""
         up, over = threading.Event(), asyncio.Event()
-        loop = asyncio.new_event_loop()
+        loops: list[asyncio.AbstractEventLoop] = []
 
         async def serve() -> None:
+            loops.append(asyncio.get_running_loop())
             store, door = self.door()
             tls = certificate.context(self.folder / "door.token")
             listener = Listener(door.app, Crowd(places), tls)
@@ -65,15 +66,14 @@ class Scene:
             listener.close()
             await store.aclose()
 
-        thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
         thread.start()
         try:
             assert up.wait(20)
             yield self
         finally:
-            loop.call_soon_threadsafe(over.set)
+            loops[0].call_soon_threadsafe(over.set)
             thread.join(20)
-            loop.close()
 
     def door(self) -> "tuple[redis.asyncio.Redis, Door]":
         """The application itself, with a store for one event loop."""

@@ -18,6 +18,7 @@ from agent.keys import INBOX, JOINED
 from agent.machine.join.door import Door as DoorClient
 from agent.machine.join.door import NoAnswer, TurnedAway
 from cloud import http_server, private
+from cloud.http_server import Crowd, Listener
 from cloud.local.identity import Signer
 from cloud.model import Machine
 from orchestrator.door import app, certificate
@@ -265,6 +266,27 @@ def test_a_machine_tells_its_door_from_another(scene: Scene, tmp_path: Path):
     client = DoorClient(scene.address, other)
     with pytest.raises(NoAnswer, match="has not the certificate"):
         client.call("GET", "/nonce", None, TIMEOUT_S)
+
+
+def test_door_that_closes_hangs_up_on_handshakes(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """They are no connections yet, and would otherwise outlive the door."""
+    monkeypatch.setattr(http_server, "REQUEST_S_MAX", 600.0)
+
+    async def act() -> None:
+        store, door = scene.door()
+        listener = Listener(door.app, Crowd(8), certificate.context(scene.folder / "door.token"))
+        await listener.listen("127.0.0.1")
+        host, _, port = listener.url.removeprefix("https://").rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        while len(listener._entering) < len(strangers):
+            await asyncio.sleep(0.01)
+        listener.close()
+        for reader, writer in strangers:
+            assert await asyncio.wait_for(reader.read(1), TIMEOUT_S) == b""
+            writer.close()
+        await store.aclose()
+
+    asyncio.run(act())
 
 
 @pytest.mark.parametrize(
