@@ -475,16 +475,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     source, listening = FakeSource(make_view()), bound("127.0.0.1", 0)
     keys = Keys(tmp_path_factory.mktemp("keys") / "dashboard.token")
     url = f"{url_of(listening)}/"
-    loop, over = asyncio.new_event_loop(), asyncio.Event()
+    over, loops = asyncio.Event(), list[asyncio.AbstractEventLoop]()
     places = Places(tmp_path_factory.mktemp("history"))
     app = create_app(lambda: source, keys, History.open(places), 0.02, foretold)
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(app, listening, over),))
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await serve(app, listening, over)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     yield SimpleNamespace(url=url, source=source, keys=keys, places=places)
-    loop.call_soon_threadsafe(over.set)
+    loops[0].call_soon_threadsafe(over.set)
     thread.join(30)
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
 
 
 @pytest.fixture
