@@ -18,8 +18,9 @@ python3 -m venv "$build"
 UV_PYTHON_INSTALL_DIR="/opt/python"
 export UV_PYTHON_INSTALL_DIR
 "$build/bin/uv" venv --managed-python --python "$python_version" "/opt/spot"
-"$build/bin/uv" pip install --no-cache --python "/opt/spot/bin/python" --requirement "$requirements"
-"$build/bin/uv" pip install --no-cache --python "/opt/spot/bin/python" --no-deps "$wheel"
+# Compiled, because a machine imports all of it in its first seconds.
+"$build/bin/uv" pip install --no-cache --compile-bytecode --python "/opt/spot/bin/python" --requirement "$requirements"
+"$build/bin/uv" pip install --no-cache --compile-bytecode --python "/opt/spot/bin/python" --no-deps "$wheel"
 
 # What a machine does first has to work before anything is sold on it.
 "/opt/spot/bin/python" -P -m agent.machine.join --help > /dev/null

@@ -25,7 +25,10 @@ def texts(value: Any) -> list[str]:
 
 
 def test_everything_that_others_made_has_a_version():
-    """Plugins, the base, Python, its installer: never what is newest on the day."""
+    """Plugins, the base, Python, its installer: never what is newest on the day.
+
+    And what is imported is compiled: a machine would spend its first seconds on that.
+    """
     for plugin in TEMPLATE["packer"]["required_plugins"].values():
         assert re.fullmatch(r"= \d+\.\d+\.\d+", plugin["version"])
     assert not [text for text in texts(TEMPLATE) if re.search(r"\blatest\b", text)]
@@ -37,6 +40,7 @@ def test_everything_that_others_made_has_a_version():
         '"$requirements"',
         '"$wheel"',
     ]
+    assert all("--compile-bytecode" in words for words in installed[1:])
 
 
 def test_a_machine_has_the_python_of_the_manager():
