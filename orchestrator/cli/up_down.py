@@ -122,7 +122,7 @@ def _spawn(command: Command, places: Places, *more: str) -> tuple["subprocess.Po
         begins_at = sink.tell()
         process = subprocess.Popen(
             words,
-            env={**os.environ, **environment(command.flags)},
+            env=processes.caching({**os.environ, **environment(command.flags)}),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

@@ -18,6 +18,9 @@ MARK = "SPOT_HOUSE"
 PR_SET_PDEATHSIG = 1
 KILL_S_MAX = 3.0
 STARTS_MAX = 3  # of one part, if it is killed while it starts
+# Hundreds of processes import the same modules; where a shell or an image sets this variable, each
+# would compile them anew.
+UNCACHED = "PYTHONDONTWRITEBYTECODE"
 FILE_BYTES_MIN = 1 << 30  # Ray's shared memory, checkpoints, and a journal that grows
 
 
@@ -51,7 +54,7 @@ def start(
     with log.open("ab") as sink:
         return subprocess.Popen(
             list(arguments),
-            env=dict(env),
+            env=caching(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=sink,
@@ -60,6 +63,11 @@ def start(
             pass_fds=files,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - the house starts children from its main thread
         )
+
+
+def caching(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which Python keeps what it has compiled."""
+    return {name: value for name, value in env.items() if name != UNCACHED}
 
 
 def _end_with_parent() -> None:

@@ -2,7 +2,7 @@
 
     python -P -m orchestrator.supervisor.ray_head FILE   (a `HeadOrder`; run by the house)
 
-The process stays as long as the head's own processes. `ray start` would start more: a server for
+It imports Ray while the house starts what the head needs, and then waits for FILE. The process stays as long as the head's own processes. `ray start` would start more: a server for
 Ray clients, the dashboard's process even if no dashboard is wanted, and agents for metrics and for
 environments of packages. The actors are detached: Ray starts them again when they die.
 """
@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 HEAD = {"node:__internal_head__": 0.001}
 RAYLET = "raylet"
+LOOK_S = 0.01
 
 
 class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +130,11 @@ def enlist(order: Order, copies: tuple[str, float] | None) -> None:
         "num_cpus": 0,
         "resources": HEAD,
     }
+    manager = (  # the first to be started, because it has more to load
+        ray.remote(ManagerActor)
+        .options(name="manager", **detached)
+        .remote(msgspec.json.encode(order))
+    )
     keeper = (
         ray.remote(KeeperActor)
         .options(name="keeper", **detached)
@@ -137,12 +144,7 @@ def enlist(order: Order, copies: tuple[str, float] | None) -> None:
             )
         )
     )
-    manager = (
-        ray.remote(ManagerActor)
-        .options(name="manager", **detached)
-        .remote(msgspec.json.encode(order))
-    )
-    ray.get([keeper.ping.remote(), manager.ping.remote()])
+    ray.get([manager.ping.remote(), keeper.ping.remote()])
     ray.shutdown()
 
 
@@ -161,7 +163,11 @@ def end_with_the_first(node: "Node") -> None:
 
 
 def main() -> None:
+    import ray._private.node  # noqa: F401 - all that `start` needs
+
     file = Path(sys.argv[1])
+    while not file.exists():
+        time.sleep(LOOK_S)
     order = msgspec.json.decode(file.read_bytes(), type=HeadOrder)
     node = start(order)
     watch = threading.Thread(target=end_with_the_first, args=(node,), name="watch", daemon=True)

@@ -126,13 +126,14 @@ class House:
         processes.sweep(self.places.identity)
         self._clear_up()
         self._env = self._environment()
+        self._begin_head()
         self._start_redis()
         self._choose_addresses()
         self._open_door()
-        self._start_cloud()
         self._start_door()
-        self._start_manager()
         self._start_history()
+        self._start_cloud()
+        self._start_manager()
         if self.config.dashboard.enabled:
             self._open_page()
         self._announce()
@@ -273,6 +274,7 @@ class House:
             **NO_METRICS,
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_worker_niceness": "0",  # manager and keeper get this; Ray's default is 15
+            "RAY_worker_maximum_startup_concurrency": "2",  # these two, or one waits for the other
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -439,7 +441,7 @@ class House:
         """
         for left in reversed(range(processes.STARTS_MAX)):
             try:
-                self._start_ray()
+                self._start_head()
                 break
             except ToldToEnd:
                 raise
@@ -447,22 +449,30 @@ class House:
                 processes.end(self._children["ray"], word=signal.SIGHUP)
                 if not left:
                     raise
+                self._begin_head()
                 self._choose_addresses()
                 self._revive_redis()
         self._pulse = Pulse(
             self.redis_url, self.places.identity, self.config.manager.control_period_s
         )
 
-    def _start_ray(self) -> None:
-        # Ray runs under an init, as on every machine, because some of its processes would outlive
-        # it by a minute.
+    def _begin_head(self) -> None:
+        """Start the head's process, which imports Ray until it is told what to start.
+
+        It runs under an init, as every machine does, because some of Ray's processes would outlive
+        it by a minute.
+        """
         order = self.places.secret("head")
+        order.unlink(missing_ok=True)  # it is left if a start broke off
         self.places.secret("boot").unlink(missing_ok=True)  # an earlier head's; the door waits
-        private.write(order, msgspec.json.encode(self._head_order()))
         words = ["-m", "cloud.local.machine_init", str(os.getpid()), sys.executable, "-P"]
         words += ["-m", "orchestrator.supervisor.ray_head", str(order)]
         marked = {MARKER: f"head-{self.places.identity}"}
         self._children["ray"] = self._python("ray", words, marked)
+
+    def _start_head(self) -> None:
+        order = self.places.secret("head")
+        private.write(order, msgspec.json.encode(self._head_order()))
         self._wait("the Ray head with the manager", "ray", lambda: not order.exists())
 
     def _head_order(self) -> HeadOrder:
@@ -586,6 +596,7 @@ class House:
             if name in starts:
                 starts[name]()
             else:
+                self._begin_head()
                 self._start_manager()
                 self._announce()
         except ToldToEnd:

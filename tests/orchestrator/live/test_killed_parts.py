@@ -1,6 +1,8 @@
 """Parts of a house that are killed while they start."""
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,26 @@ def test_redis_killed_while_it_starts_is_started_again(house: House, killing: Ki
     assert len(killed) == STARTS - 1
     assert house._redis is not None
     assert house._redis.alive()
+
+
+def test_head_killed_while_it_waits_for_the_house_is_started_again(house: House):
+    house._begin_head()
+    house._children["ray"].kill()
+    house._children["ray"].wait()
+    house._start_redis()
+    house._choose_addresses()
+    house._start_cloud()
+    house._start_manager()
+    assert house._children["ray"].poll() is None
+    house.places.given_back.touch()  # so that it leaves no memory of a keeper
+
+
+def test_parts_of_a_house_keep_what_python_compiles(tmp_path: Path):
+    """A restart took a third longer in a shell that forbids it: each process compiled anew."""
+    log, words = tmp_path / "log", "import sys; print(sys.dont_write_bytecode)"
+    env = {**os.environ, processes.UNCACHED: "1"}
+    processes.start([sys.executable, "-c", words], env=env, log=log).wait()
+    assert log.read_text() == "False\n"
 
 
 def test_local_cloud_that_cannot_start_is_started_once(house: House, tmp_path: Path):
