@@ -208,14 +208,14 @@ def quotes_of(history: Iterable[Told], place: Place, types: Iterable[str]) -> li
     return sorted(found, key=lambda quote: quote.at_s)
 
 
-def rooms_of(quotas: Iterable[Told], alive: Sequence[Told], place: Place) -> list[Room]:
-    """Return what quotas leave: everything alive in the account counts, whoever started it."""
+def rooms_of(quotas: Iterable[Told], running: Sequence[Told], place: Place) -> list[Room]:
+    """Return what quotas leave: all that runs in the account counts, whoever started it."""
     rooms = []
     for quota in quotas:
         market, families = QUOTAS.get(quota["QuotaCode"], ("spot", ()))
         used = sum(
             _vcpus(x)
-            for x in alive
+            for x in running
             if (x.get("InstanceLifecycle") == "spot") == (market == "spot")
             and family_of(x["InstanceType"]) in families
         )

@@ -134,6 +134,13 @@ class Holdings:
                 )
         return [*known, *found]
 
+    async def has(self, machine_id: str) -> bool:
+        """Return whether a machine is ours, also one that no list has shown yet."""
+        try:
+            return bool(await self.looked_up([machine_id]))
+        except errors.NotOurs:
+            return False
+
     async def end(self, found: Sequence[dict[str, Any]]) -> Sequence[Ref]:
         """End what `looked_up` returned; return what costs nothing any more."""
         machines = [x for x in found if "InstanceId" in x and x["_id"].startswith("i-")]

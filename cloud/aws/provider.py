@@ -177,7 +177,7 @@ class AwsProvider:
                     MaxNumberOfMessages=10,
                 )
                 for message in answer.get("Messages", ()):
-                    if (notice := self._notice(message.get("Body", ""))) is not None:
+                    if (notice := await self._notice(message.get("Body", ""))) is not None:
                         yield notice
                     handle = message.get("ReceiptHandle", "")
                     await self._calls.call(
@@ -211,18 +211,19 @@ class AwsProvider:
             raise errors.Refused("place", "NotSold", said)
         return by_region[place.region]
 
-    def _notice(self, body: str) -> Notice | None:
+    async def _notice(self, body: str) -> Notice | None:
         """Return what an event says of a machine of ours; anything else is nothing."""
         try:
             event = json.loads(body)
             machine_id = event["detail"]["instance-id"]
             at_s = datetime.fromisoformat(event["time"]).timestamp()
+            held = self._held[event["region"]]
             if event["detail-type"] == MOVED and event["detail"]["state"] == "running":
-                self._held[event["region"]].note_began(machine_id, at_s)
+                held.note_began(machine_id, at_s)
             kind = KINDS[event["detail-type"]]
         except (ValueError, KeyError, TypeError):
             return None
-        if not any(machine_id in held.ours for held in self._held.values()):
+        if not await held.has(machine_id):
             return None
         warned_s = WARNING_S if kind == "terminate" else 0.0
         return Notice(machine_id=machine_id, kind=kind, deadline_s=at_s + warned_s)

@@ -15,7 +15,7 @@ from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe,
 
 PRICE_REGION = "us-east-1"  # where the price list of all regions is
 HISTORY_S = 3600.0
-ALIVE = ("pending", "running", "stopping", "stopped")
+COUNTED = ("pending", "running", "stopping")  # by quotas; a stopped machine counts no more
 
 
 def tabled_prices(region: str) -> dict[str, float]:
@@ -52,8 +52,8 @@ class Shop:
         quotas = await self._calls.pages(
             region.name, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"
         )
-        alive = matching("instance-state-name", ALIVE)
-        held = await self._list("describe_instances", "Reservations", Filters=[alive])
+        counted = matching("instance-state-name", COUNTED)
+        held = await self._list("describe_instances", "Reservations", Filters=[counted])
         usable = {x["InstanceType"]: x for x in told if _runs_our_image(x)}
         await self._learn_prices(usable)
         self._pools = tuple(

@@ -391,6 +391,19 @@ def test_what_outlived_its_machine_is_listed_and_ended(house: AwsHouse):
     assert spot.state == "cancelled"
 
 
+def test_a_stopped_machine_takes_nothing_of_a_quota(house: AwsHouse):
+    """A person's large machine that is stopped for months would have closed the market to us."""
+
+    async def scene(provider: AwsProvider):
+        (machine,) = await provider.launch(request("t-1", market="on_demand"))
+        used = [max(room.vcpus_used for room in (await provider.sold(EAST)).rooms)]
+        x = house.account.instances[machine.id]
+        house.account.move(x, house.clock.now_s(), "stopped", "Client.UserInitiatedShutdown")
+        return [*used, max(room.vcpus_used for room in (await provider.sold(EAST)).rooms)]
+
+    assert house.play(scene) == [4, 0]
+
+
 def test_a_stopped_machine_is_seen_as_one_that_costs(house: AwsHouse):
     async def scene(provider: AwsProvider):
         (machine,) = await provider.launch(request("t-1"))
@@ -521,8 +534,12 @@ def test_what_is_not_sold_is_refused_by_name(house: AwsHouse):
     assert not house.door.calls
 
 
-def test_notices_come_from_the_queue_for_our_machines_only(house: AwsHouse):
-    """A foreign machine's event and a broken one are taken off the queue and say nothing."""
+@pytest.mark.parametrize("listed", [True, False])
+def test_notices_come_from_the_queue_for_our_machines_only(house: AwsHouse, listed: bool):
+    """A foreign machine's event and a broken one are taken off the queue and say nothing.
+
+    A manager that has just been started has seen no list when it hears the first one.
+    """
     from aws_house import SETTINGS
 
     url = "https://sqs.us-east-1.amazonaws.com/111122223333/interruptions"
@@ -530,7 +547,8 @@ def test_notices_come_from_the_queue_for_our_machines_only(house: AwsHouse):
     async def scene(provider: AwsProvider):
         given = await provider.launch(request("t-1", count=2))
         (theirs,) = await provider.launch(request("t-2", tags={DEPLOYMENT_TAG: "theirs"}))
-        await provider.list(EAST)
+        if listed:
+            await provider.list(EAST)
         house.wait(30)
         house.account.queue.append({"id": "event-0", "detail-type": "nonsense"})
         for machine in (theirs, given[0], given[1]):
