@@ -14,8 +14,6 @@ from agent.errors import Misuse
 from agent.paramserver.api import Alone, Application, Work, checked, even, run_alone
 from agent.protocol import Serving, Shape
 
-UNKNOWN_CLOCKS = 1_000_000  # shown as the length of a job that ends by time, or when it converges
-
 
 @runtime_checkable
 class Serves(Protocol):

@@ -26,7 +26,6 @@ from cloud.clock import HOUR_S
 DELTAS_USD_PER_H = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.4)  # BidBrain's range
 SAMPLE_S = 300.0
 AGE_EDGES_S = np.array([0.0, 900.0, 3600.0, 4 * 3600.0, 16 * 3600.0])
-NEVER_S = math.inf
 MOOD_EDGES_S = HOUR_S * np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 24.0])
 MOODS = 2 * len(MOOD_EDGES_S)
 RECORD_EVENTS = 2.0  # weight of a pool's whole record beside the record of one age or mood

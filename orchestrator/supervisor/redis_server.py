@@ -27,8 +27,6 @@ _COUNT, _LENGTH = re.compile(rb"\*([0-9]{1,9})\r\n"), re.compile(rb"\$([0-9]{1,9
 _BEGUN = re.compile(rb"([*$][0-9]{0,9}\r?)?")
 _ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
 _MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
-# Older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only.
-RECOMMENDED = (7, 0)
 
 
 class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happened
