@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -132,11 +131,10 @@ def _past(
     from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
     found = history.events(from_s, job=job, kind=kinds, last=last)
-    texts = []
-    for one in found:
-        said = Sentence(at_s=one.at_s, who=one.who, what=one.what, because=one.because)
-        day = datetime.fromtimestamp(one.at_s).strftime("%F ")
-        texts.append(Text.assemble((day, "dim"), tables.sentence(said)))
+    texts = [
+        tables.sentence(Sentence(at_s=one.at_s, who=one.who, what=one.what, because=one.because))
+        for one in found
+    ]
     command.answer({"events": found}, *(texts or [Text("nothing such has happened")]))
 
 

@@ -1,5 +1,6 @@
 """Tables of jobs, machines and costs, for a person."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.watch import TONES
-from orchestrator.formatting import clock, duration, loss, percent, plural, told, usd
+from orchestrator.formatting import duration, loss, moment, percent, plural, told, usd
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 ENDED_SHOWN = 5
@@ -198,7 +199,7 @@ def costs(view: View) -> Table:
 
 def sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"),
+        (moment(said.at_s, time.time()), "dim"),
         " ",
         (said.who, "bold"),
         " ",

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
-from orchestrator.formatting import clock, duration, loss, pause, percent, plural, told, usd
+from orchestrator.formatting import clock, duration, loss, moment, pause, percent, plural, told, usd
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence, View
 from orchestrator.wishes import ENDED
@@ -230,7 +230,7 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
     if notes:
         facts.add_row("now", Text(" · ".join(notes), style="yellow"))
     said = sentences_of(view, job.id)[-SENTENCES_SHOWN:]
-    return Group(head, _bar(job), facts, *(_sentence(one) for one in said))
+    return Group(head, _bar(job), facts, *(_sentence(one, view.at_s) for one in said))
 
 
 def sentences_of(view: View, job_id: str) -> list[Sentence]:
@@ -304,9 +304,9 @@ def _so_far(job: JobView) -> str:
     return " · ".join(parts)
 
 
-def _sentence(said: Sentence) -> Text:
+def _sentence(said: Sentence, now_s: float) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"),
+        (moment(said.at_s, now_s), "dim"),
         " ",
         (said.who, "bold"),
         " ",

@@ -1,14 +1,16 @@
 """The page in a real browser: what a person sees, on a desk and on a phone."""
 
+import re
 import socket
 import threading
+import time
 
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from agent.messages import OutputFile
-from orchestrator.view import ServerView
+from orchestrator.view import Sentence, ServerView
 
 LIVE = "document.querySelector('#link')?.textContent == 'live'"
 READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
@@ -229,6 +231,20 @@ def test_a_loss_that_falls_steeply_is_no_flat_line(page, house, make):
     assert 20 < lowest - middle < 80
 
 
+def test_a_moment_of_another_day_has_its_date(page, house, make):
+    """A deadline in three weeks was shown as "Sat 14:00", and last week's events had a time only."""
+    view = house.source.now
+    then_s, due_s = view.at_s - 9 * 86_400, view.at_s + 21 * 86_400
+    said = Sentence(at_s=then_s, who="gpt-7f3a", what="note", because="it was long ago")
+    due = make.job(deadline_s=due_s)
+    house.source.now = replace(view, events=(said,), jobs=(due,))
+    page.wait_for("document.querySelector('#events').innerText.includes('long ago')")
+    date = {
+        at: f"{time.localtime(at).tm_mday} {time.strftime('%b', time.localtime(at))}"
+        for at in (then_s, due_s)
+    }
+    assert text(page, "#events time").startswith(date[then_s])
+    assert re.search(rf"DEADLINE\s+{date[due_s]}\w* \d\d:\d\d", text(page, "#jobs"), re.I)
 def test_names_cannot_become_markup(page, house, make):
     """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
     base = make.view()

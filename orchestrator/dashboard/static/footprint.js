@@ -2,7 +2,7 @@
 // The charts are drawn by uPlot; a mark's sentence is shown where the pointer or the keyboard is.
 
 import { value } from "./api.js";
-import { $, clock, el, plural, told, usd } from "./words.js";
+import { $, clock, dated, el, plural, told, usd } from "./words.js";
 
 const RANGES = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["1 day", 86400], ["1 week", 604800], ["All", 0]];
 const AROUND_S = 450; // on each side of a moment that a link names
@@ -258,7 +258,7 @@ function list(data) {
   $("marks-count").textContent = plural(rows.length, "mark");
   $("marks").replaceChildren(...rows.map((mark) => {
     const [what, why] = told(mark);
-    const here = el("a", { href: `#t=${mark.at_s.toFixed(3)}` }, clock(mark.at_s));
+    const here = el("a", { href: `#t=${mark.at_s.toFixed(3)}` }, dated(mark.at_s));
     const tone = el("i", { class: `dot ${MARK[mark.kind] ?? "quiet"}` });
     return el("li", { class: mark.at_s === now.moment ? "here" : "" }, here,
       el("div", {}, el("p", {}, tone, el("span", { class: "who" }, mark.who), ` ${what}`), why ? el("p", {}, why) : null));

@@ -1,7 +1,7 @@
 // The lines that a job's script has printed: the newest follow, a word is searched for in older ones.
 
 import { value } from "./api.js";
-import { $, clock, el, onClosed, plural } from "./words.js";
+import { $, dated, el, onClosed, plural } from "./words.js";
 
 const FRESH_MS = 2000;
 const SETTLE_MS = 300;
@@ -34,7 +34,7 @@ function draw({ lines, more }, word) {
   shown.newest = at;
   const low = place.scrollHeight - place.scrollTop - place.clientHeight < 40;
   place.replaceChildren(...lines.map((line) => el("li", {},
-    el("time", {}, clock(Number(line.id.split("-")[0]) / 1000)), el("span", { class: "who" }, line.worker), marked(line.line, word))));
+    el("time", {}, dated(Number(line.id.split("-")[0]) / 1000)), el("span", { class: "who" }, line.worker), marked(line.line, word))));
   if (low) place.scrollTop = place.scrollHeight;
 }
 

@@ -6,7 +6,7 @@ import { begin } from "./footprint.js";
 import * as ledger from "./ledger.js";
 import * as logs from "./logs.js";
 import * as study from "./study.js";
-import { $, bar, breakable, bytes, clock, count, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
+import { $, bar, breakable, bytes, clock, count, dated, duration, el, milliseconds, NONE, number, pill, plural, ROWS_MAX, svg, told, usd } from "./words.js";
 
 // --- curves ------------------------------------------------------------------------------------
 
@@ -49,8 +49,9 @@ function trend({ work_usd, work_mean_usd }) {
 
 function finish(view, { finish_s: at }) {
   if (!at) return [NONE, "when the pace is known"];
-  const far = at.most - view.at_s > 86400;
-  const when = (s) => (far ? new Date(s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" }) : clock(s).slice(0, 5));
+  const days = (at.most - view.at_s) / 86400;
+  const style = days > 6 ? { day: "numeric", month: "short" } : { weekday: "short", hour: "2-digit", minute: "2-digit" };
+  const when = (s) => (days > 1 ? new Date(s * 1000).toLocaleString("en-GB", style) : clock(s).slice(0, 5));
   return [between(at.least, at.most, when), `in ${between(at.least - view.at_s, at.most - view.at_s, duration)}`];
 }
 
@@ -85,7 +86,7 @@ function facts(job) {
     over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
-    job.deadline_s === null ? null : ["Deadline", new Date(job.deadline_s * 1000).toLocaleString("en-GB", { weekday: "short", hour: "2-digit", minute: "2-digit" })],
+    job.deadline_s === null ? null : ["Deadline", dated(job.deadline_s)],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
@@ -277,7 +278,7 @@ const both = (spot, dear, write) => [write(spot), dear === null ? null : el("spa
 /** Why a market of a pool is left alone, and when it is asked again. */
 function refusal(view, market, until, because) {
   if (until === null || until <= view.at_s) return null;
-  return el("span", { class: "sub" }, `${market} left alone for ${duration(until - view.at_s)}, until ${clock(until)}${because ? `: ${because}` : ""}`);
+  return el("span", { class: "sub" }, `${market} left alone for ${duration(until - view.at_s)}, until ${dated(until, view.at_s)}${because ? `: ${because}` : ""}`);
 }
 
 function pools(view, prices) {
@@ -303,7 +304,7 @@ function pools(view, prices) {
       el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
   });
   const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
-  const why = view.thought && el("p", { class: "thought" }, `For ${view.thought.job}, decided at ${clock(view.thought.at_s)}: ${view.thought.because}.`);
+  const why = view.thought && el("p", { class: "thought" }, `For ${view.thought.job}, decided at ${dated(view.thought.at_s, view.at_s)}: ${view.thought.because}.`);
   const note = works.length ? "Work: what an hour of one slot is expected to cost, with start-up, evictions and refunds, as the decision put the offers in order." : "";
   return [why, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)), note && el("p", { class: "thought quiet" }, note)].filter(Boolean);
 }
@@ -313,7 +314,7 @@ function events(view) {
   const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
   return [el("ul", { class: "events", tabIndex: 0, "aria-label": "What happened" }, ...newest.map((one) => {
     const [what, why] = told(one);
-    return el("li", {}, el("time", {}, clock(one.at_s)),
+    return el("li", {}, el("time", {}, dated(one.at_s, view.at_s)),
       el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${what}`), why ? el("p", {}, why) : null));
   }))];
 }

@@ -3,7 +3,7 @@
 
 import { value } from "./api.js";
 import * as changes from "./changes.js";
-import { $, bytes, clock, count, duration, el, milliseconds, NONE, number, onClosed, plural, svg, usd } from "./words.js";
+import { $, bytes, count, dated, duration, el, milliseconds, NONE, number, onClosed, plural, svg, usd } from "./words.js";
 
 const LOOK_MS = 500;
 const ROW = 18; // the height of a worker's row in a picture of a step
@@ -89,7 +89,7 @@ export async function step(job) {
   const last = () => value(path(job, "step")).catch(() => null);
   const show = (found, note = "") => {
     const record = job.status === "RUNNING" ? el("button", { type: "button", class: "small admin", onclick: again }, found ? "Record another step" : "Record a step") : null;
-    const about = found ? `Step ${count(found.step)} at ${clock(found.at_s)}, layout ${found.layout}${found.panels.length < 2 ? "; nothing is predicted, because the model was not measured" : ""}.` : "No step was recorded yet.";
+    const about = found ? `Step ${count(found.step)} at ${dated(found.at_s)}, layout ${found.layout}${found.panels.length < 2 ? "; nothing is predicted, because the model was not measured" : ""}.` : "No step was recorded yet.";
     return fill(note || about, ...(record ? [record] : []), ...(found ? drawn(found) : []));
   };
   async function again() {

@@ -50,6 +50,13 @@ export function duration(seconds) {
 export const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(1)} s`);
 export const count = (n) => n.toLocaleString("en");
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+/** A moment that may be days away: with its date unless that is today's. */
+export function dated(at, now = Date.now() / 1000) {
+  const [then, today] = [at, now].map((s) => new Date(s * 1000));
+  if (then.toDateString() === today.toDateString()) return clock(at);
+  const year = then.getFullYear() === today.getFullYear() ? {} : { year: "numeric" };
+  return `${then.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...year })} ${clock(at).slice(0, 5)}`;
+}
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 export function number(value) {
