@@ -230,12 +230,11 @@ def test_a_sentence_is_one_line_for_whoever_searches_in_it(housed, submitted):
 
 
 def test_who_follows_a_job_is_told_where_its_prints_are(housed):
-    """At the start, because the panel has no room for them; a script that is new gets a hint before."""
+    """At the start, because the panel has no room for them; only hints come before."""
     housed.script("ok.py")
     job, *lines = housed("submit", "ok.py", "--follow").out.splitlines()
-    if lines[0].startswith("hint: "):
-        del lines[0]
-    assert lines[0] == f"prints: orchestrator logs -f {job.split()[1]}"
+    first = next(line for line in lines if not line.startswith("hint: "))
+    assert first == f"prints: orchestrator logs -f {job.split()[1]}"
 
 
 def test_every_look_has_words(housed, submitted):

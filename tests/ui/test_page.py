@@ -245,6 +245,8 @@ def test_a_moment_of_another_day_has_its_date(page, house, make):
     }
     assert text(page, "#events time").startswith(date[then_s])
     assert re.search(rf"DEADLINE\s+{date[due_s]}\w* \d\d:\d\d", text(page, "#jobs"), re.I)
+
+
 def test_names_cannot_become_markup(page, house, make):
     """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
     base = make.view()
