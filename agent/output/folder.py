@@ -173,7 +173,7 @@ class Output:
         """Note what has changed in the folder since the last look."""
         sending = self._sending
         assert sending is not None
-        found, left_out = files.look(self._place, self._bounds.files)
+        found, left_out = files.look(self._place, self._bounds.files, self._seen)
         if left_out and not self._left_out:
             self._left_out = True
             self._say(LEFT_OUT.format(left_out))

@@ -317,6 +317,20 @@ def test_too_many_files_are_said_once(small: Job) -> None:
     assert len(one.said) == 1
 
 
+def test_a_file_too_many_takes_the_place_of_no_file_that_is_kept(small: Job) -> None:
+    """A script writes one picture a step, and there come to be more than are kept."""
+    one = small.worker("one")
+    one.begin(0)
+    for step in range(8):
+        one.step(step, lambda w, s=step: (w.folder / f"{s}.png").write_text("x"))
+        one.flush()
+    assert small.names() == {"0.png": 0, "1.png": 1, "2.png": 2}
+    one.step(8, lambda w: (w.folder / "1.png").unlink())
+    one.end(9)
+    assert len(small.names()) == 3
+    assert "1.png" not in small.names()
+
+
 def test_alone_the_folder_is_made_when_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
