@@ -199,6 +199,9 @@ class Sending:
             self._torn.pop(path, None)
             here = self._changes.get(path, [])
             left = [each for each in here if not any(each is one for one in changes)]
+            if taken.state == "refused":
+                # What follows goes on from it, so both are sent with the next change, or neither.
+                return
             if taken.state == "has":
                 left = [each for each in here if each.step > taken.at]
             elif taken.state == "lacks":

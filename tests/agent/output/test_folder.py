@@ -307,6 +307,33 @@ def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) 
     assert "job.output_bytes" in line
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_follows_a_refused_change_is_not_kept_without_it(small: Job, anew: bool) -> None:
+    """A line that is too much, or a new content, and then a short line that would fit alone."""
+    one = small.worker("one")
+    one.begin(0)
+
+    def adds(step: int, text: str, mode: str = "a") -> None:
+        def does(worker: Worker) -> None:
+            with (worker.folder / "log").open(mode) as file:
+                file.write(text)
+
+        one.step(step, does)
+        one.flush()
+
+    first = "0" * 900 + "\n"
+    adds(0, first)
+    adds(1, "1" * (1200 if anew else 200) + "\n", "w" if anew else "a")
+    adds(2, "2\n")
+    assert small.text("log") == first
+    adds(3, "short\n", "w")
+    adds(4, "4\n")
+    one.end(5)
+    assert small.text("log") == "short\n4\n"
+    (line,) = small.told.said
+    assert line.startswith("log of session.output is not kept: it has")
+
+
 def test_too_many_files_are_said_once(small: Job) -> None:
     one = small.worker("one")
     one.begin(0)
