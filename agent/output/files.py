@@ -86,9 +86,7 @@ def place(folder: Path, path: object, who: str) -> Path:
     return folder / name
 
 
-def look(
-    folder: Path, files_max: int, known: Container[str] = ()
-) -> tuple[dict[str, Seen], str]:
+def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict[str, Seen], str]:
     """Return the files below a folder, and which is left out first and why. Follow no links.
 
     If there are too many, the `known` ones are not left out for newer ones.

@@ -43,10 +43,10 @@ Send = Callable[..., None]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a step changed in a file: its bytes from `start` on, as `seen` after the step.
+    """What steps changed in a file: its bytes from `start` on, as `seen` after the last step.
 
     Without `seen` the file is gone. `generation` is that of the layout that this worker led then;
-    -1 if another worker led.
+    -1 if another worker led. `since` is the first step, if there are several.
     """
 
     step: int
@@ -54,6 +54,18 @@ class Change(msgspec.Struct, frozen=True):
     generation: int
     start: int = 0
     seen: Seen | None = None
+    since: int = -1
+
+    @property
+    def first(self) -> int:
+        return self.step if self.since < 0 else self.since
+
+    def joined(self, later: "Change") -> "Change | None":
+        """Return both as one; None if they cannot be sent as one."""
+        alike = (self.generation < 0) == (later.generation < 0)
+        if not alike or self.how in ("begun", "gone") or later.how != "append":
+            return None
+        return msgspec.structs.replace(self, step=later.step, seen=later.seen, since=self.first)
 
 
 class Sending:
@@ -90,7 +102,8 @@ class Sending:
             while changes and (changes[-1].step > change.step or change.how in ("whole", "gone")):
                 changes.pop()
             changes.append(change)
-            del changes[:-NOTES_MAX]
+            if len(changes) > NOTES_MAX:
+                _join(changes)
             if change.generation >= 0:
                 self._due[path] = None
                 self._wake()
@@ -180,7 +193,7 @@ class Sending:
                 generation=first.generation if first.generation >= 0 else self._generation(),
                 path=path,
                 how=first.how,
-                since=first.step,
+                since=first.first,
                 step=last.step,
                 again=first.generation < 0,
             )
@@ -203,12 +216,21 @@ class Sending:
                 # What follows goes on from it, so both are sent with the next change, or neither.
                 return
             if taken.state == "has":
-                left = [each for each in here if each.step > taken.at]
+                left = [self._lacking(each, taken.at) for each in here if each.step > taken.at]
             elif taken.state == "lacks":
                 left = [msgspec.structs.replace(last, how="whole", start=0), *left]
             self._keep(path, left)
             if left:
                 self._due[path] = None
+
+    def _lacking(self, change: Change, at: int) -> Change:
+        """Return a change that is to be sent, because the storage has the file only as of step `at`.
+
+        Where in the change that step ended is not known, so all of it replaces what is there of it.
+        """
+        within = change.generation < 0 and change.first <= at
+        generation = self._generation() if within else change.generation
+        return msgspec.structs.replace(change, generation=generation)
 
     def _hand_over(
         self, sent: OutputSent, source: IO[bytes], what: tuple[int, Seen]
@@ -257,6 +279,19 @@ class Sending:
     def _answer_to(self, serial: int) -> OutputTaken | None:
         answer = self._answer
         return answer if answer is not None and answer.serial == serial else None
+
+
+def _join(changes: list[Change]) -> None:
+    """Join changes of the older half in pairs, so that their bytes are sent and only steps blur."""
+    half, joined = len(changes) // 2, list[Change]()
+    while half:
+        first, half = changes.pop(0), half - 1
+        both = first.joined(changes[0]) if half else None
+        if both is not None:
+            half -= 1
+            changes.pop(0)
+        joined.append(both or first)
+    changes[:0] = joined
 
 
 def _next(changes: list[Change]) -> list[Change]:

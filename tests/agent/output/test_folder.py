@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.messages import OutputKept
+from agent.output import sender
 from agent.output.folder import Output
 
 Job = Any
@@ -382,9 +383,13 @@ def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
     assert line.startswith("metrics.csv was written to the script's working folder")
 
 
+@pytest.mark.parametrize("notes", [4, sender.NOTES_MAX])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> None:
+def test_any_history_of_losses_leaves_every_line_once(
+    job: Job, seed: int, notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers come and are lost at any moment, and what they wrote is stored late; everyone writes."""
+    monkeypatch.setattr(sender, "NOTES_MAX", notes)
     dice, steps = random.Random(seed), 60
     crew = [job.worker("w0"), job.worker("w1")]
     for number, worker in enumerate(crew):
@@ -410,6 +415,26 @@ def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> No
             serial += 1
     crew[0].end(steps)
     assert job.text("metrics.csv") == expected(steps)
+
+
+@pytest.mark.parametrize("leader_lost", [False, True])
+def test_more_steps_than_notes_leave_every_line_once(job: Job, leader_lost: bool) -> None:
+    """The storage answers nothing for as long as hundreds of short steps take."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    steps = 3 * sender.NOTES_MAX
+    for step in range(steps):
+        if step == 5:
+            one.flush()
+            one.cut = True
+        one.step(step, appends(step))
+        two.step(step, appends(step), leads=False)
+    one.cut, two.generation = leader_lost, 1
+    leader = two if leader_lost else one
+    leader.step(steps, appends(steps))
+    leader.end(steps + 1)
+    assert job.text("metrics.csv") == expected(steps + 1)
 
 
 @pytest.mark.parametrize("seed", range(2))
