@@ -259,6 +259,16 @@ def test_a_store_that_refuses_for_a_while_is_asked_again(hurried, code):
             assert server.refuse == 0
 
 
+def test_an_error_in_an_answer_of_200_is_no_empty_folder(hurried):
+    with S3Server() as server:
+        sink = s3_sink(server)
+        sink.put("parts/0000000001/a", [b"abc"])
+        server.refusal, server.refuse = 200, 1
+        assert sink.sizes("parts") == {"parts/0000000001/a": 3}
+        assert not server.refuse
+        assert sink.sizes("manifests") == {}
+
+
 def test_a_store_that_only_answers_503_is_given_up(hurried):
     """Retries are bounded, and then the error is one line: what, who answers, and why, as the store gives its reason."""
     with S3Server() as server:
