@@ -110,6 +110,11 @@ BAD_DAYS = {
         "quota g spot",
         "0 of 0 vCPUs.*Service Quotas",
     ),
+    "a quota below the smallest machine": (
+        lambda a: a.quota.update({("g", "spot"): 3}),
+        "quota g spot",
+        r"0 of 3 vCPUs are used, and the smallest machine has \d+, .*Service Quotas",
+    ),
 }
 
 
