@@ -227,11 +227,12 @@ class _Region:
         service, title = f"com.amazonaws.{self._region.name}.s3", self._name("S3 endpoint")
         wanted = [matching("vpc-id", [network]), matching("service-name", [service])]
         answer = await self._call("describe_vpc_endpoints", Filters=wanted)
-        kinds = [x.get("VpcEndpointType", "Gateway") for x in answer["VpcEndpoints"]]
-        if "Gateway" in kinds:
+        told = [x for x in answer["VpcEndpoints"] if x.get("VpcEndpointType") != "Interface"]
+        if any(x.get("RouteTableIds", True) for x in told):
             return [good(title, f"a gateway in {network}: traffic with S3 costs nothing")]
+        none = "has one that no route table leads to" if told else "has none"
         said = (
-            f"{network} has none: through a NAT gateway a gigabyte costs $0.045, "
+            f"{network} {none}: through a NAT gateway a gigabyte costs $0.045, "
             "so one checkpoint of 84 GB costs $3.78"
         )
         return [bad(title, said, f"add a gateway endpoint for {service} to its route table")]

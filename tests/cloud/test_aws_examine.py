@@ -105,6 +105,11 @@ BAD_DAYS = {
         "S3 endpoint",
         r"\$3\.78.*gateway endpoint",
     ),
+    "a way to S3 that no route table leads to": (
+        lambda a: a.endpoint_routes.clear(),
+        "S3 endpoint",
+        r"no route table leads to: .*\$3\.78.*gateway endpoint",
+    ),
     "a quota of zero": (
         lambda a: a.quota.update({("g", "spot"): 0}),
         "quota g spot",
