@@ -12,7 +12,8 @@ What is guaranteed:
 * If only the leader writes (`if session.leader`), the last moments may be lost with it.
 * The files of a job that ends are stored before it counts as done.
 * A line that was appended is there once, whichever worker wrote it, if the file is opened in the
-  step, or flushed after each.
+  step, or flushed after each. Only if a job goes back to a checkpoint of long ago, a few lines of
+  just before that may be missing.
 
 A worker has only the files that it wrote itself, so what a script reads back later belongs into
 `session.state`. Before its loop a script finds the folder empty, also in a job that is resumed;
