@@ -16,8 +16,8 @@ from s3_server import S3Server, s3_sink
 
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.places import sinks
-from agent.store.places.objects import open_sink
+from agent.store.places import objects, sinks
+from agent.store.places.objects import Retries, open_sink
 from agent.store.places.sinks import DRAFT, DiskSink
 from cloud.private import flush
 
@@ -267,6 +267,17 @@ def test_an_error_in_an_answer_of_200_is_no_empty_folder(hurried):
         assert sink.sizes("parts") == {"parts/0000000001/a": 3}
         assert not server.refuse
         assert sink.sizes("manifests") == {}
+
+
+def test_a_file_goes_over_a_link_that_is_too_slow_for_many_requests_at_once(hurried, monkeypatch):
+    """Pieces that share it all time out together, and one after the other they arrive."""
+    monkeypatch.setattr(objects, "REQUEST_S_MAX", 2.0)
+    monkeypatch.setattr(Retries, "total_s_max", 3.0)
+    with S3Server() as server:
+        sink, server.narrow = s3_sink(server), True
+        piece = os.urandom(1 << 20)
+        sink.put("parts/0000000001/large", [piece] * 60)
+        assert server.files["parts/0000000001/large"] == piece * 60
 
 
 def test_a_store_that_only_answers_503_is_given_up(hurried):
