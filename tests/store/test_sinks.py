@@ -280,6 +280,27 @@ def test_a_file_goes_over_a_link_that_is_too_slow_for_many_requests_at_once(hurr
         assert server.files["parts/0000000001/large"] == piece * 60
 
 
+@pytest.mark.parametrize("refusals", [1, 1000])
+def test_a_store_that_says_404_of_everything_has_lost_nothing(hurried, refusals):
+    """Its bucket is another one's, or what stands before it answers while it starts."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        sink.put("parts/0000000001/a", [b"abc"])
+        server.refusal = 404
+
+        def read():
+            with sink.open("parts/0000000001/a") as read:
+                read(0, [memoryview(bytearray(3))])
+
+        for operation in (read, lambda: sink.get("parts/0000000001/a")):
+            server.refuse = refusals
+            with pytest.raises(Unavailable):
+                operation()
+        server.refuse = 0
+        with pytest.raises(Damaged):
+            sink.get("parts/0000000001/b")
+
+
 def test_a_store_that_only_answers_503_is_given_up(hurried):
     """Retries are bounded, and then the error is one line: what, who answers, and why, as the store gives its reason."""
     with S3Server() as server:

@@ -224,6 +224,11 @@ class ObjectSink:
         try:
             yield
         except FileNotFoundError as error:
+            # What stands before a store that restarts says so of everything, and a version of which
+            # something is missing would be deleted.
+            folder, inside, _ = key.rpartition("/")
+            if inside and key in self.sizes(folder):
+                raise Unavailable(f"{where} is said to be missing, and is listed") from error
             raise Damaged(f"{where} is missing") from error
         except (self._obstore.exceptions.BaseError, OSError) as error:
             what = f"{where}: {_in_a_line(str(error))}"
