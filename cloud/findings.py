@@ -1,11 +1,12 @@
 """What an examination finds: one line for each thing that has to be right before anything is bought."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 
 import msgspec
 
 from cloud.errors import CloudError
+from cloud.model import InstanceType, Room
 
 Found = Sequence["Finding"]
 
@@ -25,6 +26,16 @@ def good(name: str, found: str) -> Finding:
 
 def bad(name: str, found: str, remedy: str) -> Finding:
     return Finding(name, False, found, remedy)
+
+
+def room_left(name: str, room: Room, types: Iterable[InstanceType], remedy: str) -> Finding:
+    """Say whether a quota leaves room for at least the smallest machine that it counts."""
+    least = min((x.vcpus for x in types if room.family in ("", x.family)), default=0)
+    said = f"{room.vcpus_used} of {room.vcpus_max} vCPUs are used"
+    if room.vcpus_max - room.vcpus_used >= max(least, 1):
+        return good(name, said)
+    short = f", and the smallest machine has {least}" if room.vcpus_used < room.vcpus_max else ""
+    return bad(name, f"{said}{short}, so nothing can be bought there", remedy)
 
 
 async def looked(name: str, look: Awaitable[Found], remedy: str, at_most_s: float) -> Found:

@@ -25,6 +25,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ MICROBATCHES_MAX = 64  # ahead, because each tensor from another process is an o
 LOSSES_MAX = 3
 PR_SET_PDEATHSIG = 1
 FORK = "fork"
+WITHOUT_COPY = (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage)
 
 Key = tuple[int, int]
 
@@ -87,7 +89,6 @@ class Guarded(Dataset[Answer | None]):
 
     def __init__(self, fetch: Fetch, turn: torch.Tensor) -> None:
         self._fetch, self._turn = fetch, turn
-        self._tried = False
 
     def __getitem__(self, request: Request) -> Answer | None:
         def check() -> None:
@@ -97,7 +98,7 @@ class Guarded(Dataset[Answer | None]):
         try:
             check()
             fetched = self._fetch.get(request, check)
-            self._try(fetched)
+            _Trial().dump(fetched)
             return Answer(fetched, self._fetch.source.passed())
         except DataOver:
             return None
@@ -108,15 +109,22 @@ class Guarded(Dataset[Answer | None]):
         except Exception as error:
             return Answer(failure=first_line(error))
 
-    def _try(self, fetched: Any) -> None:
-        """Raise if this cannot be sent.
 
-        Torch sends it from a thread that only prints such an error, so the training process would
-        wait in vain.
-        """
-        if not self._tried:
-            pickle.Pickler(_Nowhere()).dump(fetched)
-            self._tried = True
+class _Trial(ForkingPickler):
+    """Sends something nowhere, as a process would send it, but copies and shares no tensor.
+
+    Torch sends from a thread that only prints an error, so the training process would wait in vain.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere(), pickle.HIGHEST_PROTOCOL, True, lambda _: None)
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) in WITHOUT_COPY:
+            if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+                raise TypeError("a tensor with a graph behind it cannot leave its process")
+            return int, ()
+        return NotImplemented
 
 
 class _Nowhere:

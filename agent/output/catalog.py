@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ import msgspec
 from agent.checksum import crc32c
 from agent.messages import OutputFile
 from agent.output.files import DRAFT, Bounds, checksum_of, open_file, why_no_path
+from agent.output.thinning import thinned
 from agent.protocol import OutputSent, OutputTaken
 from cloud.private import flush
 
@@ -193,7 +195,7 @@ class Shelf:
         self._sound.add(sent.path)
         self._generations[sent.path] = sent.generation
         now = (sent.step, size, coming.checksum)
-        marks = (*coming.marks, now)[-MARKS_MAX:]
+        marks = _thinned([*coming.marks, now])
         self._note(OutputFile(path=sent.path, size=size, step=now[0], checksum=now[2], marks=marks))
         return _answer(sent, "done")
 
@@ -255,9 +257,12 @@ def _marks_before(known: OutputFile | None, sent: OutputSent) -> tuple[tuple[int
     """Return the marks of a file before the steps that are sent; none if it is replaced."""
     if known is None or sent.how not in ("append", "lines"):
         return ()
-    earlier = tuple(mark for mark in known.marks if mark[0] < sent.since)
-    # If the history is cut off, its oldest mark is the earliest that is known.
-    return earlier or (known.marks[:1] if len(known.marks) == MARKS_MAX else ())
+    return tuple(mark for mark in known.marks if mark[0] < sent.since)
+
+
+def _thinned(marks: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Return marks within their bound; a job can go back to the first, however old that is."""
+    return tuple(thinned(marks, MARKS_MAX, itemgetter(0), lambda earlier, _: earlier))
 
 
 def _answer(sent: OutputSent, state: Any, at: int = 0) -> OutputTaken:

@@ -8,9 +8,10 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,7 @@ PATH_BYTES_MAX = 240  # what a file system takes in one name, and a line has roo
 CHUNK_BYTES = 1 << 20  # so that urgent messages pass in between
 TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that are this close may have the same time
+TOO_MANY = "more than {:,} files are there"
 DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # a file being written beside its place
 
 
@@ -84,24 +86,29 @@ def place(folder: Path, path: object, who: str) -> Path:
     return folder / name
 
 
-def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
-    """Return the files below a folder, and which is left out first and why. Follow no links."""
-    found, left_out = dict[str, Seen](), ""
+def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict[str, Seen], str]:
+    """Return the files below a folder, and which is left out first and why. Follow no links.
+
+    If there are too many, the `known` ones are not left out for newer ones.
+    """
+    found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), ""
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
         if entry.name[0] == "." and DRAFT.search(entry.name):
             continue
-        why = why_no_path(path)
-        if not why and len(found) >= files_max:
-            why = f"more than {files_max:,} files are there"
+        why, into = why_no_path(path), found if path in known else fresh
+        if not why and len(into) >= files_max:
+            why = TOO_MANY.format(files_max)
         if why:
             left_out = left_out or f"{path!r}: {why}"
             continue
-        try:
-            found[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
-        except OSError:  # it was deleted meanwhile
-            continue
-    return found, left_out
+        with suppress(OSError):  # it was deleted meanwhile
+            into[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
+    taken = dict(islice(fresh.items(), files_max - len(found)))
+    if len(taken) < len(fresh):
+        beyond = next(path for path in fresh if path not in taken)
+        left_out = left_out or f"{beyond!r}: {TOO_MANY.format(files_max)}"
+    return found | taken, left_out
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:

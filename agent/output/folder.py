@@ -12,7 +12,8 @@ What is guaranteed:
 * If only the leader writes (`if session.leader`), the last moments may be lost with it.
 * The files of a job that ends are stored before it counts as done.
 * A line that was appended is there once, whichever worker wrote it, if the file is opened in the
-  step, or flushed after each.
+  step, or flushed after each. Only if a job goes back to a checkpoint of long ago, a few lines of
+  just before that may be missing.
 
 A worker has only the files that it wrote itself, so what a script reads back later belongs into
 `session.state`. Before its loop a script finds the folder empty, also in a job that is resumed;
@@ -173,7 +174,7 @@ class Output:
         """Note what has changed in the folder since the last look."""
         sending = self._sending
         assert sending is not None
-        found, left_out = files.look(self._place, self._bounds.files)
+        found, left_out = files.look(self._place, self._bounds.files, self._seen)
         if left_out and not self._left_out:
             self._left_out = True
             self._say(LEFT_OUT.format(left_out))

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Literal
 
@@ -29,6 +30,7 @@ from agent.output.files import (
     seen_of,
     tail_of,
 )
+from agent.output.thinning import thinned
 from agent.protocol import OutputSent, OutputTaken
 
 log = logging.getLogger(__name__)
@@ -43,10 +45,10 @@ Send = Callable[..., None]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a step changed in a file: its bytes from `start` on, as `seen` after the step.
+    """What steps changed in a file: its bytes from `start` on, as `seen` after the last step.
 
     Without `seen` the file is gone. `generation` is that of the layout that this worker led then;
-    -1 if another worker led.
+    -1 if another worker led. `since` is the first step, if there are several.
     """
 
     step: int
@@ -54,6 +56,18 @@ class Change(msgspec.Struct, frozen=True):
     generation: int
     start: int = 0
     seen: Seen | None = None
+    since: int = -1
+
+    @property
+    def first(self) -> int:
+        return self.step if self.since < 0 else self.since
+
+    def joined(self, later: "Change") -> "Change | None":
+        """Return both as one; None if they cannot be sent as one."""
+        alike = (self.generation < 0) == (later.generation < 0)
+        if not alike or self.how in ("begun", "gone") or later.how != "append":
+            return None
+        return msgspec.structs.replace(self, step=later.step, seen=later.seen, since=self.first)
 
 
 class Sending:
@@ -90,7 +104,7 @@ class Sending:
             while changes and (changes[-1].step > change.step or change.how in ("whole", "gone")):
                 changes.pop()
             changes.append(change)
-            del changes[:-NOTES_MAX]
+            changes[:] = thinned(changes, NOTES_MAX, attrgetter("first"), Change.joined)
             if change.generation >= 0:
                 self._due[path] = None
                 self._wake()
@@ -180,7 +194,7 @@ class Sending:
                 generation=first.generation if first.generation >= 0 else self._generation(),
                 path=path,
                 how=first.how,
-                since=first.step,
+                since=first.first,
                 step=last.step,
                 again=first.generation < 0,
             )
@@ -199,13 +213,25 @@ class Sending:
             self._torn.pop(path, None)
             here = self._changes.get(path, [])
             left = [each for each in here if not any(each is one for one in changes)]
+            if taken.state == "refused":
+                # What follows goes on from it, so both are sent with the next change, or neither.
+                return
             if taken.state == "has":
-                left = [each for each in here if each.step > taken.at]
+                left = [self._lacking(each, taken.at) for each in here if each.step > taken.at]
             elif taken.state == "lacks":
                 left = [msgspec.structs.replace(last, how="whole", start=0), *left]
             self._keep(path, left)
             if left:
                 self._due[path] = None
+
+    def _lacking(self, change: Change, at: int) -> Change:
+        """Return a change that is to be sent, because the storage has the file only as of step `at`.
+
+        Where in the change that step ended is not known, so all of it replaces what is there of it.
+        """
+        within = change.generation < 0 and change.first <= at
+        generation = self._generation() if within else change.generation
+        return msgspec.structs.replace(change, generation=generation)
 
     def _hand_over(
         self, sent: OutputSent, source: IO[bytes], what: tuple[int, Seen]

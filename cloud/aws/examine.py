@@ -17,8 +17,8 @@ from cloud.aws.calls import Calls, matching
 from cloud.aws.launching import run_instances
 from cloud.aws.selling import Shop
 from cloud.aws.settings import AwsSettings, Region
-from cloud.findings import Finding, Found, bad, good, looked
-from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Market, Pool, Recipe, Room
+from cloud.findings import Finding, Found, bad, good, looked, room_left
+from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Market, Pool, Recipe, Sold
 
 LOOK_S = 60.0
 SKEW_S = 60.0  # AWS refuses signatures that are five minutes off
@@ -227,11 +227,12 @@ class _Region:
         service, title = f"com.amazonaws.{self._region.name}.s3", self._name("S3 endpoint")
         wanted = [matching("vpc-id", [network]), matching("service-name", [service])]
         answer = await self._call("describe_vpc_endpoints", Filters=wanted)
-        kinds = [x.get("VpcEndpointType", "Gateway") for x in answer["VpcEndpoints"]]
-        if "Gateway" in kinds:
+        told = [x for x in answer["VpcEndpoints"] if x.get("VpcEndpointType") != "Interface"]
+        if any(x.get("RouteTableIds", True) for x in told):
             return [good(title, f"a gateway in {network}: traffic with S3 costs nothing")]
+        none = "has one that no route table leads to" if told else "has none"
         said = (
-            f"{network} has none: through a NAT gateway a gigabyte costs $0.045, "
+            f"{network} {none}: through a NAT gateway a gigabyte costs $0.045, "
             "so one checkpoint of 84 GB costs $3.78"
         )
         return [bad(title, said, f"add a gateway endpoint for {service} to its route table")]
@@ -247,7 +248,7 @@ class _Region:
             lines.append(bad(self._name(f"zone {zone}"), said, remedy))
         if not sold.pools:
             return lines
-        lines += self._quota(sold.rooms, sold.pools)
+        lines += self._quota(sold)
         first = {zone: min(p for p in sold.pools if p.zone == zone) for zone in sorted(zones)}
         asked: list[tuple[Pool, Market]] = [(pool, "spot") for pool in first.values()]
         asked.append((next(iter(first.values())), "on_demand"))
@@ -262,20 +263,19 @@ class _Region:
             return bad(title, said, "correct aws.types, or buy in a region that sells it")
         return good(title, f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
 
-    def _quota(self, rooms: Sequence[Room], pools: Sequence[Pool]) -> Found:
-        wanted = {family_of(pool.type) for pool in pools}
-        lines = []
-        for room in sorted(rooms, key=lambda x: (x.family, x.market)):
-            if room.family not in wanted:
-                continue
-            title = self._name(f"quota {room.family} {room.market.replace('_', ' ')}")
-            said = f"{room.vcpus_used} of {room.vcpus_max} vCPUs are used"
-            if room.vcpus_used < room.vcpus_max:
-                lines.append(good(title, said))
-            else:
-                remedy = "ask for more in Service Quotas, Amazon EC2; an answer may take days"
-                lines.append(bad(title, f"{said}, so nothing can be bought there", remedy))
-        return lines
+    def _quota(self, sold: Sold) -> Found:
+        wanted = {family_of(pool.type) for pool in sold.pools}
+        remedy = "ask for more in Service Quotas, Amazon EC2; an answer may take days"
+        return [
+            room_left(
+                self._name(f"quota {room.family} {room.market.replace('_', ' ')}"),
+                room,
+                sold.types,
+                remedy,
+            )
+            for room in sorted(sold.rooms, key=lambda x: (x.family, x.market))
+            if room.family in wanted
+        ]
 
     async def _buying(self, asked: Sequence[tuple[Pool, Market]], recipe: Recipe) -> Found:
         for pool, market in asked:

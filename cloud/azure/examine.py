@@ -19,8 +19,8 @@ from cloud.azure import calls
 from cloud.azure.connection import NO_SDK, Connection, has_sdk
 from cloud.azure.provider import AzureProvider
 from cloud.azure.settings import AzureSettings
-from cloud.findings import Finding, Found, bad, good, looked
-from cloud.model import Place, Room
+from cloud.findings import Finding, Found, bad, good, looked, room_left
+from cloud.model import Place, Sold
 
 LOOK_S = 60.0
 SKEW_S = 60.0  # tokens are refused from five minutes on
@@ -28,7 +28,8 @@ ADDRESSES_MIN = 16
 RESERVED = 5  # addresses of every subnet that Azure keeps
 GROUPS, AUTHORIZATION, NETWORK, GALLERIES = "2021-04-01", "2022-04-01", "2024-05-01", "2024-03-03"
 WORLD = ("*", "internet", "any", "0.0.0.0/0", "::/0")
-INSIDE = ("virtualnetwork", *WORLD)
+INSIDE = ("virtualnetwork", "*", "any", "0.0.0.0/0")  # the tag Internet is what lies outside
+OURS_FROM = 1024  # our machines listen on no port below
 IMAGE = re.compile(r"(?P<all>/.*/versions)/(?P<version>\d+(\.\d+)*)", re.IGNORECASE)
 ROLE_REMEDY = "assign the role of cloud/azure/role.json to the manager's identity on the group"
 SUBNET_REMEDY = "set azure.subnets to the output `subnet` of cloud/azure/template.json"
@@ -172,7 +173,7 @@ class _Look:
                 ports = rule.get("destinationPortRange") or "several ports"
                 said = f"{short} admits everybody to port {ports}, so anybody may knock there"
                 return [bad(name, said, "remove that rule; admit your own address only")]
-            if rule["access"] == "Deny" and sources & set(INSIDE):
+            if rule["access"] == "Deny" and sources & set(INSIDE) and _reaches_ours(rule):
                 said = f"{short} keeps the network's own machines out, so none could join or train"
                 return [bad(name, said, "admit VirtualNetwork before what denies all others")]
             if rule["access"] == "Allow" and "virtualnetwork" in sources:
@@ -189,7 +190,7 @@ class _Look:
             said = f"{', '.join(unsold)}: {region} sells none to this subscription"
             return [bad(name, said, "correct azure.types, or buy in a region that sells it")]
         more = ", ..." if len(names) > 4 else ""
-        return [good(name, ", ".join(names[:4]) + more), *_quotas(region, sold.rooms)]
+        return [good(name, ", ".join(names[:4]) + more), *_quotas(region, sold)]
 
 
 def needed() -> list[str]:
@@ -227,23 +228,28 @@ def _storage(region: str, properties: Mapping[str, Any]) -> Finding:
     return bad(name, said, "add the service endpoint Microsoft.Storage to the subnet")
 
 
-def _quotas(region: str, rooms: Iterable[Room]) -> list[Finding]:
+def _quotas(region: str, sold: Sold) -> list[Finding]:
+    remedy = "ask for more in the portal, Quotas, Compute; for GPUs it may take days"
     lines = []
-    for room in rooms:
+    for room in sold.rooms:
         what = room.family or ("all spot" if room.market == "spot" else "all on demand")
-        name = f"azure {region} quota {what}"
-        said = f"{room.vcpus_used} of {room.vcpus_max} vCPUs are used"
-        if room.vcpus_used < room.vcpus_max:
-            lines.append(good(name, said))
-        else:
-            remedy = "ask for more in the portal, Quotas, Compute; for GPUs it may take days"
-            lines.append(bad(name, f"{said}, so nothing can be bought there", remedy))
+        lines.append(room_left(f"azure {region} quota {what}", room, sold.types, remedy))
     return lines
 
 
 def _sources(rule: Mapping[str, Any]) -> list[str]:
     several = rule.get("sourceAddressPrefixes") or ()
     return [str(x) for x in (rule.get("sourceAddressPrefix"), *several) if x]
+
+
+def _reaches_ours(rule: Mapping[str, Any]) -> bool:
+    """Return whether a rule speaks of what our machines say to each other, which is TCP."""
+    if str(rule.get("protocol", "*")).lower() not in ("*", "tcp"):
+        return False
+    several = rule.get("destinationPortRanges") or ()
+    ranges = [str(x) for x in (rule.get("destinationPortRange"), *several) if x]
+    ends = [x.rpartition("-")[2] for x in ranges]
+    return not ends or not all(x.isdecimal() and int(x) < OURS_FROM for x in ends)
 
 
 def _plain(region: str) -> str:

@@ -105,10 +105,20 @@ BAD_DAYS = {
         "S3 endpoint",
         r"\$3\.78.*gateway endpoint",
     ),
+    "a way to S3 that no route table leads to": (
+        lambda a: a.endpoint_routes.clear(),
+        "S3 endpoint",
+        r"no route table leads to: .*\$3\.78.*gateway endpoint",
+    ),
     "a quota of zero": (
         lambda a: a.quota.update({("g", "spot"): 0}),
         "quota g spot",
         "0 of 0 vCPUs.*Service Quotas",
+    ),
+    "a quota below the smallest machine": (
+        lambda a: a.quota.update({("g", "spot"): 3}),
+        "quota g spot",
+        r"0 of 3 vCPUs are used, and the smallest machine has \d+, .*Service Quotas",
     ),
 }
 

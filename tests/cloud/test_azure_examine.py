@@ -94,6 +94,16 @@ BAD_DAYS = {
         "eastus quota all spot",
         "0 of 0 vCPUs.*Quotas",
     ),
+    "a spot quota below the smallest machine": (
+        lambda d: setattr(d, "dials", Dials(quotas={"lowPriorityCores": 1})),
+        "eastus quota all spot",
+        "0 of 1 vCPUs are used, and the smallest machine has .*Quotas",
+    ),
+    "a group that closes the ports of its own machines": (
+        lambda d: d.rules.append(rule("Deny", "*", 50, "1000-65535")),
+        "eastus security group",
+        "none could join",
+    ),
 }
 
 
@@ -106,6 +116,22 @@ def test_what_is_wrong_is_one_line_with_a_remedy(day):
     lines = wrong(door)
     assert list(lines) == [name]
     assert re.search(said, lines[name]), lines
+
+
+@pytest.mark.parametrize(
+    "denied",
+    [
+        rule("Deny", "Internet", 50),
+        rule("Deny", "*", 50, "22"),
+        rule("Deny", "*", 50, "1-1023"),
+        {**rule("Deny", "*", 50), "protocol": "Icmp"},
+    ],
+)
+def test_a_rule_that_keeps_others_out_is_good(denied):
+    """The tag Internet is all but the network, and nothing of ours listens on SSH's port."""
+    door = ArmDoor()
+    door.rules.append(denied)
+    assert wrong(door) == {}
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ class Account:
         self.free_addresses = dict.fromkeys(self.subnets, 250)
         self.profiles = {"workers"}
         self.endpoints = {name: f"com.amazonaws.{name}.s3" for name in self.regions}
+        self.endpoint_routes = ["rtb-1"]  # the route tables that lead to them
         self.quota: dict[tuple[str, str], int] = {}  # vCPUs by group and market
         self.room: dict[tuple[str, str, str], int] = {}  # zone, type, market
         self.usual_room = room

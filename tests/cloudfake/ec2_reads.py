@@ -311,6 +311,7 @@ def describe_vpc_endpoints(call: Call) -> dict[str, Any]:
             "VpcId": f"vpc-{call.region}",
             "State": "available",
             "VpcEndpointType": "Gateway",
+            "RouteTableIds": call.account.endpoint_routes,
         }
     ]
     reads: dict[str, Read] = {

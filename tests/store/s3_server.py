@@ -3,6 +3,7 @@
 Faults are scripted: the next n requests are refused, or are performed and their answer is lost or breaks off.
 """
 
+import select
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,8 @@ class S3Server:
         self.lose = 0  # so many writes more are performed, and answered 503
         self.conflicts = 0  # so many conditional writes more are answered 409, and not performed
         self.cut = 0  # so many answers more with content end in the middle of it
+        self.narrow = False  # of several pieces of an upload on their way none arrives in time
+        self.on_their_way = 0
         self.requests = 0
         self.bytes_out = 0
         owner = self
@@ -118,10 +121,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.server_state.lose -= lost
         self._answer(503 if lost else code, b"" if lost else body, **headers)
 
+    def _arrives(self):
+        """Wait while other pieces are on their way. Return whether the sender has waited, too."""
+        state, look = self.server_state, select.poll()
+        look.register(self.connection, select.POLLRDHUP)
+        with state.lock:
+            state.on_their_way += 1
+        gone = bool(look.poll(50))  # ms, in which others come that were sent together with it
+        while not gone and state.on_their_way > 1:
+            gone = bool(look.poll(10))
+        with state.lock:
+            state.on_their_way -= 1
+        return not gone
+
     def do_PUT(self):
         if not self._begin():
             return None
         state = self.server_state
+        if state.narrow and "uploadId" in self.query and not self._arrives():
+            self.close_connection = True
+            return None
         with state.lock:
             if "uploadId" in self.query:
                 parts = state.uploads[self.query["uploadId"]]

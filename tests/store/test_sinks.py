@@ -16,8 +16,8 @@ from s3_server import S3Server, s3_sink
 
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.places import sinks
-from agent.store.places.objects import open_sink
+from agent.store.places import objects, sinks
+from agent.store.places.objects import Retries, open_sink
 from agent.store.places.sinks import DRAFT, DiskSink
 from cloud.private import flush
 
@@ -257,6 +257,48 @@ def test_a_store_that_refuses_for_a_while_is_asked_again(hurried, code):
             server.refuse = 3
             operation()
             assert server.refuse == 0
+
+
+def test_an_error_in_an_answer_of_200_is_no_empty_folder(hurried):
+    with S3Server() as server:
+        sink = s3_sink(server)
+        sink.put("parts/0000000001/a", [b"abc"])
+        server.refusal, server.refuse = 200, 1
+        assert sink.sizes("parts") == {"parts/0000000001/a": 3}
+        assert not server.refuse
+        assert sink.sizes("manifests") == {}
+
+
+def test_a_file_goes_over_a_link_that_is_too_slow_for_many_requests_at_once(hurried, monkeypatch):
+    """Pieces that share it all time out together, and one after the other they arrive."""
+    monkeypatch.setattr(objects, "REQUEST_S_MAX", 2.0)
+    monkeypatch.setattr(Retries, "total_s_max", 3.0)
+    with S3Server() as server:
+        sink, server.narrow = s3_sink(server), True
+        piece = os.urandom(1 << 20)
+        sink.put("parts/0000000001/large", [piece] * 60)
+        assert server.files["parts/0000000001/large"] == piece * 60
+
+
+@pytest.mark.parametrize("refusals", [1, 1000])
+def test_a_store_that_says_404_of_everything_has_lost_nothing(hurried, refusals):
+    """Its bucket is another one's, or what stands before it answers while it starts."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        sink.put("parts/0000000001/a", [b"abc"])
+        server.refusal = 404
+
+        def read():
+            with sink.open("parts/0000000001/a") as read:
+                read(0, [memoryview(bytearray(3))])
+
+        for operation in (read, lambda: sink.get("parts/0000000001/a")):
+            server.refuse = refusals
+            with pytest.raises(Unavailable):
+                operation()
+        server.refuse = 0
+        with pytest.raises(Damaged):
+            sink.get("parts/0000000001/b")
 
 
 def test_a_store_that_only_answers_503_is_given_up(hurried):

@@ -25,6 +25,8 @@ RETRIES_MAX = 8
 RETRY_S_MAX = 60.0
 REQUEST_S_MAX = 60.0
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+AT_ONCE = 12  # pieces of 5 MiB of one file on their way: obstore's own choice
+TIMED_OUT = "kind: Timeout"  # in what the library says of an error's source
 FILE = re.compile(r"file:(//[^/]*)?")
 _REQUEST = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in .*? - (.*)", re.DOTALL)
 _ANSWER = re.compile(r"Server returned non-2xx status code: ([^:]*)")
@@ -117,11 +119,22 @@ class ObjectSink:
         self.name = name
         self._store = store
         self._obstore = _obstore("obstore")
+        self._at_once = AT_ONCE
 
     def put(self, key: str, pieces: Sequence[Buffer]) -> None:
         whole = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
         with self._mapped(key):
-            self._obstore.put(self._store, check_key(key), whole)
+            try:
+                self._put(key, whole)
+            except self._obstore.exceptions.GenericError as error:
+                if TIMED_OUT not in str(error) or self._at_once == 1:
+                    raise
+                # Requests that share a slow link each take as long as all of them together.
+                self._at_once = 1
+                self._put(key, whole)
+
+    def _put(self, key: str, whole: list[memoryview]) -> None:
+        self._obstore.put(self._store, check_key(key), whole, max_concurrency=self._at_once)
 
     def settle(self) -> None:
         """Do nothing, because a put is answered only when it is safe."""
@@ -185,6 +198,14 @@ class ObjectSink:
             return bytes(self._obstore.get(self._store, check_key(key)).bytes())
 
     def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the files of a folder. That there are none is believed when it is said twice.
+
+        A store may answer 200 with an error, which the library reads as a list of nothing. A job
+        would begin anew, and parts be deleted that a manifest names.
+        """
+        return self._listed(prefix) or self._listed(prefix)
+
+    def _listed(self, prefix: str) -> dict[str, int]:
         with self._mapped(prefix):
             pages = self._obstore.list(self._store, check_key(prefix))
             return {item["path"]: int(item["size"]) for page in pages for item in page}
@@ -203,6 +224,11 @@ class ObjectSink:
         try:
             yield
         except FileNotFoundError as error:
+            # What stands before a store that restarts says so of everything, and a version of which
+            # something is missing would be deleted.
+            folder, inside, _ = key.rpartition("/")
+            if inside and key in self.sizes(folder):
+                raise Unavailable(f"{where} is said to be missing, and is listed") from error
             raise Damaged(f"{where} is missing") from error
         except (self._obstore.exceptions.BaseError, OSError) as error:
             what = f"{where}: {_in_a_line(str(error))}"

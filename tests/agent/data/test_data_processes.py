@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from samples import Drawn, Owner, bits, plain
@@ -249,6 +250,33 @@ def spawned():
     torch.multiprocessing.set_start_method("spawn", force=True)
     yield
     torch.multiprocessing.set_start_method(None, force=True)
+
+
+class Later(Drawn):
+    """Its later samples have something that no process can send."""
+
+    def __init__(self, samples: int, graph: bool) -> None:
+        super().__init__(samples)
+        self.graph = graph
+
+    def __getitem__(self, index: int):
+        whole = torch.full((3,), float(index)), np.full(3, index)
+        if index < SAMPLES // 2:
+            return whole
+        return *whole, (torch.ones(1, requires_grad=True) * 2 if self.graph else lambda: index)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_what_cannot_be_sent_later_on_is_fetched_here(graph, capfd):
+    data = _data(Later(SAMPLES, graph), shuffle=False, collate_fn=list)
+    found = []
+    for step in range(SAMPLES // BATCH):
+        data.expect(step, 0, M)
+        found += [each for i in range(M) for each in data.at(step)[i]]
+    assert [int(each[1][0]) for each in found] == [*range(SAMPLES)]
+    assert [len(each) for each in found] == [2] * (SAMPLES // 2) + [3] * (SAMPLES // 2)
+    assert "failed where this one did not" in capfd.readouterr().err
+    data.close()
 
 
 def test_lambda_is_refused_where_the_script_asked_for_spawn(spawned):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.messages import OutputKept
+from agent.output import sender
 from agent.output.folder import Output
 
 Job = Any
@@ -307,6 +308,33 @@ def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) 
     assert "job.output_bytes" in line
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_follows_a_refused_change_is_not_kept_without_it(small: Job, anew: bool) -> None:
+    """A line that is too much, or a new content, and then a short line that would fit alone."""
+    one = small.worker("one")
+    one.begin(0)
+
+    def adds(step: int, text: str, mode: str = "a") -> None:
+        def does(worker: Worker) -> None:
+            with (worker.folder / "log").open(mode) as file:
+                file.write(text)
+
+        one.step(step, does)
+        one.flush()
+
+    first = "0" * 900 + "\n"
+    adds(0, first)
+    adds(1, "1" * (1200 if anew else 200) + "\n", "w" if anew else "a")
+    adds(2, "2\n")
+    assert small.text("log") == first
+    adds(3, "short\n", "w")
+    adds(4, "4\n")
+    one.end(5)
+    assert small.text("log") == "short\n4\n"
+    (line,) = small.told.said
+    assert line.startswith("log of session.output is not kept: it has")
+
+
 def test_too_many_files_are_said_once(small: Job) -> None:
     one = small.worker("one")
     one.begin(0)
@@ -315,6 +343,20 @@ def test_too_many_files_are_said_once(small: Job) -> None:
     one.end(6)
     assert len(small.names()) == 3
     assert len(one.said) == 1
+
+
+def test_a_file_too_many_takes_the_place_of_no_file_that_is_kept(small: Job) -> None:
+    """A script writes one picture a step, and there come to be more than are kept."""
+    one = small.worker("one")
+    one.begin(0)
+    for step in range(8):
+        one.step(step, lambda w, s=step: (w.folder / f"{s}.png").write_text("x"))
+        one.flush()
+    assert small.names() == {"0.png": 0, "1.png": 1, "2.png": 2}
+    one.step(8, lambda w: (w.folder / "1.png").unlink())
+    one.end(9)
+    assert len(small.names()) == 3
+    assert "1.png" not in small.names()
 
 
 def test_alone_the_folder_is_made_when_it_is_asked_for(
@@ -341,9 +383,13 @@ def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
     assert line.startswith("metrics.csv was written to the script's working folder")
 
 
+@pytest.mark.parametrize("notes", [4, sender.NOTES_MAX])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> None:
+def test_any_history_of_losses_leaves_every_line_once(
+    job: Job, seed: int, notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers come and are lost at any moment, and what they wrote is stored late; everyone writes."""
+    monkeypatch.setattr(sender, "NOTES_MAX", notes)
     dice, steps = random.Random(seed), 60
     crew = [job.worker("w0"), job.worker("w1")]
     for number, worker in enumerate(crew):
@@ -369,6 +415,26 @@ def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> No
             serial += 1
     crew[0].end(steps)
     assert job.text("metrics.csv") == expected(steps)
+
+
+@pytest.mark.parametrize("leader_lost", [False, True])
+def test_more_steps_than_notes_leave_every_line_once(job: Job, leader_lost: bool) -> None:
+    """The storage answers nothing for as long as hundreds of short steps take."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    steps = 3 * sender.NOTES_MAX
+    for step in range(steps):
+        if step == 5:
+            one.flush()
+            one.cut = True
+        one.step(step, appends(step))
+        two.step(step, appends(step), leads=False)
+    one.cut, two.generation = leader_lost, 1
+    leader = two if leader_lost else one
+    leader.step(steps, appends(steps))
+    leader.end(steps + 1)
+    assert job.text("metrics.csv") == expected(steps + 1)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.errors import Misuse
-from agent.output.catalog import Shelf, listed
+from agent.output.catalog import MARKS_MAX, Shelf, listed
 from agent.output.files import Bounds, place
 from agent.protocol import OutputSent, OutputTaken
 
@@ -83,6 +83,22 @@ def test_a_step_that_is_repeated_cuts_off_what_was_of_it(shelf: Shelf, tmp_path:
     assert put(shelf, "a", b"3\n", "append", step=3) == "done"  # its answer was lost
     assert put(shelf, "a", b"4\n", "lines", step=4) == "done"  # by a newcomer
     assert (tmp_path / "output" / "a").read_bytes() == b"0\n1\n2\n3\n4\n"
+
+
+def test_a_job_that_goes_far_back_repeats_no_line(shelf: Shelf, tmp_path: Path) -> None:
+    """It has lost its machines, and resumes from a checkpoint of hundreds of deliveries ago."""
+    lines = [f"{step:04}\n".encode() for step in range(1200)]
+    for step, line in enumerate(lines):
+        put(shelf, "log", line, "lines" if not step else "append", step=step)
+    assert len(listed(tmp_path)[0].marks) <= MARKS_MAX
+    for step in (1190, 1000, 700, 10, 0):
+        put(shelf, "log", lines[step], "lines", step=step, generation=1)
+        for at in range(step + 1, 1200):
+            put(shelf, "log", lines[at], "append", step=at, generation=1)
+        found = (tmp_path / "output" / "log").read_bytes().splitlines(keepends=True)
+        assert found == sorted({*found}), "none is there twice"
+        assert len(lines) - len(found) <= (1200 - step) // 32
+    assert found == lines
 
 
 def test_pieces_are_put_together_in_order(shelf: Shelf, tmp_path: Path) -> None:
