@@ -33,13 +33,27 @@ done
     "local": "",
 }
 
+# cloud-init runs user data at the first boot only, and a machine that was rebooted has a bill, too.
+AGAIN = """\
+cloud_init="${SPOT_CLOUD_INIT:-/var/lib/cloud}"
+again="$cloud_init/scripts/per-boot/spot-orchestrator"
+case "$0" in
+"$again") ;;
+"$cloud_init"/*)
+    mkdir -p "${again%/*}"
+    cp "$0" "$again"
+    chmod 700 "$again"
+    ;;
+esac
+"""
+
 SCRIPT = """\
 #!/bin/sh
-# First boot: the machine proves at the door who it is, and becomes a node of the manager's cluster.
+# Every boot: the machine proves at the door who it is, and becomes a node of the manager's cluster.
 # There is no secret here. When the join client has ended, the machine ends its own bill.
 set -eu
 python="${{SPOT_PYTHON:-{python}}}"
-{run}"$python" -P -m agent.machine.join \\
+{again}{run}"$python" -P -m agent.machine.join \\
     --door {door} \\
     --fingerprint {fingerprint} \\
     --deployment {deployment} \\
@@ -75,6 +89,7 @@ def user_data(
     end = ENDS[cloud]
     return SCRIPT.format(
         python=PYTHON,
+        again=AGAIN if end else "",
         run="" if end else "exec ",
         door=door,
         fingerprint=fingerprint,
