@@ -123,6 +123,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     Sent again when its loop has been recorded. `uncuttable` says why the loop cannot be cut into
     stages, if so, and `stages_max` into how many at most. `exact` says that its numbers do not
     depend on the layout, and `exchange` in which format the script has gradients summed.
+    `hardware` is the key of what it computes on; workers with unlike keys may round differently.
     """
 
     job: Name
@@ -136,6 +137,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     unbuilt: Unbuilt | None = None
     exact: bool = True
     exchange: SumFormat = "float32"
+    hardware: Name = ""  # of an earlier worker, which does not say it
 
 
 class WorkerProving(Report, frozen=True, kw_only=True):
@@ -144,6 +146,7 @@ class WorkerProving(Report, frozen=True, kw_only=True):
     job: Name
     worker: Name
     machine_id: Name
+    hardware: Name = ""
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):
