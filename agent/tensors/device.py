@@ -77,7 +77,8 @@ def _accelerator(name: str) -> str:
     except OSError:
         told = ""
     driver = found[1] if (found := DRIVER.search(told)) else ""
-    built = (torch.version.cuda, torch.version.hip, torch.backends.cudnn.version())
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    built = (torch.version.cuda, torch.version.hip, cudnn)
     libraries = (f"torch {torch.__version__}", *(str(each) for each in built if each is not None))
     return "; ".join((name, f"driver {driver}".strip(), *libraries))
 

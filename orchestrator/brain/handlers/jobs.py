@@ -26,7 +26,7 @@ from agent.messages import (
 from cloud.clock import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
-from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.holdings import alike, leases, ledger, staffing
 from orchestrator.brain.layouts import stragglers
 from orchestrator.events import (
     JobBranched,
@@ -323,6 +323,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
             heir = state.jobs[job_id]
             spared = _spared(state, heir, lease)
             if spared is None or not heir.active or lease.draining_since_s is not None:
+                continue
+            if not alike.may_hold(heir, alike.kind_of(state, heir), lease):
                 continue
             if not leases.free_to_bring(state, heir, lease.pool):
                 continue  # the job may still buy there, if that is worth the transfer

@@ -20,7 +20,10 @@ KEY = "from agent.tensors.device import CPU, hardware; print(hardware(CPU))"
 
 def key_of_a_process(**variables: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-c", KEY], env={**os.environ, **variables}, capture_output=True, check=True
+        [sys.executable, "-c", KEY],
+        env={**os.environ, **variables},
+        capture_output=True,
+        check=True,
     )
     return ran.stdout.decode().strip()
 

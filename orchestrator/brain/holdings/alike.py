@@ -1,0 +1,182 @@
+"""Which machines a job may train on together: in an exact job, those that round alike.
+
+A job has the same bits in every layout as long as its workers round alike. Which do is known by the
+hardware key that a worker tells: see `agent.tensors.device.hardware`. Machines with unlike
+accelerators never have the same key, so these are not even bought together. A machine whose key is
+not that of the job is given back, and its type is not bought for that job any more.
+
+    kind    an accelerator, and the hardware key, as soon as a worker has told it
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cloud.model import InstanceType
+from orchestrator.actions import AnyAction
+from orchestrator.brain.holdings import leases
+from orchestrator.formatting import plural
+from orchestrator.state import Job, Kind, Lease, State, Worker, consider, leases_of, note
+
+TOLD_MAX = 3  # newest machines of a type; a type may have machines of several kinds
+LACKS_S = 600.0  # without machines of its kind, before a job goes on with others
+PARTS = "; "  # between the parts of a key
+
+TOGETHER = "exact = false would use them together"
+
+
+def against(key: str, other: str) -> str:
+    """Return the parts in which two hardware keys differ."""
+    one, two = key.split(PARTS), other.split(PARTS)
+    if len(one) == len(two):
+        apart = [(a, b) for a, b in zip(one, two, strict=True) if a != b]
+        one, two = [a for a, _ in apart], [b for _, b in apart]
+    return f"{', '.join(one)} against {', '.join(two)}"
+
+
+# --- what a job keeps to --------------------------------------------------------------------------
+
+
+def kind_of(state: State, job: Job) -> Kind | None:
+    """Return what an exact job keeps to; before it has trained, what it has begun to buy."""
+    if not job.exact:
+        return None
+    staying = [lease for lease in leases_of(state, job) if lease.stays]
+    if job.layouts.kind is not None and (job.progress.step or staying):
+        return job.layouts.kind
+    return Kind(accelerator_of(staying[0].type)) if staying else None
+
+
+def accelerator_of(kind: InstanceType) -> str:
+    """Return the accelerator as all clouds name it."""
+    return kind.accelerator.lower()
+
+
+def sold_kinds(state: State, job: Job) -> list[Kind]:
+    """Return what an exact job may choose from, one accelerator each; nothing if it may mix."""
+    sold = (k for k in state.pools.values() if k.sold and not state.places[k.pool.place.key].closed)
+    accelerators = dict.fromkeys(accelerator_of(known.kind) for known in sold)
+    return [Kind(each) for each in accelerators] if job.exact else []
+
+
+def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
+    """Return what else could be had, as far as is known of the types that are sold."""
+    found = {each: None for each in sold_kinds(state, job) if each.accelerator != kind.accelerator}
+    for name, keys in job.market.told.items():
+        accelerator = accelerator_of(state.types[name]) if name in state.types else ""
+        known = Kind(accelerator) in found or accelerator == kind.accelerator
+        found |= {Kind(accelerator, key): None for key in keys if known and key != kind.hardware}
+    return list(found)
+
+
+def may_buy(job: Job, kind: Kind | None, sold: InstanceType) -> bool:
+    """Return whether a machine of this type may be of that kind, by what others of it have told."""
+    if kind is None:
+        return True
+    keys = job.market.told.get(sold.name, [])
+    known = bool(keys and kind.hardware)
+    return accelerator_of(sold) == kind.accelerator and (not known or kind.hardware in keys)
+
+
+def may_hold(job: Job, kind: Kind | None, lease: Lease) -> bool:
+    """Return whether a machine may be of that kind, by what it has told itself, if it has."""
+    if kind is None or not (lease.hardware and kind.hardware):
+        return may_buy(job, kind, lease.type)
+    return lease.hardware == kind.hardware
+
+
+def may_join(job: Job, lease: Lease) -> bool:
+    """Return whether the machine's workers may be in the job's layout."""
+    kind = job.layouts.kind
+    if not job.exact or kind is None or not (kind.hardware and lease.hardware):
+        return True
+    return lease.hardware == kind.hardware
+
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
+    """Note what a worker tells of its machine; return whether the machine is given back for it."""
+    lease, job = state.leases[worker.token], state.jobs[worker.job]
+    if not key or not job.active:
+        return False
+    before = [told for keys in job.market.told.values() for told in keys]
+    job.market.told[lease.type.name] = [*job.market.told.get(lease.type.name, []), key][-TOLD_MAX:]
+    lease.hardware = key
+    if not job.exact:
+        if not job.spec.exact and before and key not in before:
+            note(out, job.id, _mixed(lease, key, before[0]))
+        return False
+    if may_join(job, lease):
+        return False
+    _part(state, out, job, (lease,))
+    return True
+
+
+def settle(state: State, out: list[AnyAction], job: Job) -> None:
+    """Choose the kind of an exact job that has none yet: that of most workers that are ready."""
+    kind = job.layouts.kind
+    counts: Counter[Kind] = Counter()
+    for worker in (state.workers[worker] for worker in job.workers):
+        lease = state.leases[worker.token]
+        if worker.ready and lease.hardware and lease.stays:
+            counts[Kind(accelerator_of(lease.type), lease.hardware)] += 1
+    if not job.exact or not counts:
+        return
+    if kind is not None and kind.hardware and (job.progress.step or kind in counts):
+        return
+    job.layouts.kind = max(counts, key=counts.__getitem__)
+    _part(state, out, job)
+
+
+def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
+    """Go on with machines of another kind, since none of the job's own could be had for long.
+
+    No layout has both: what is left of its own is given back, as it is too few to train with.
+    """
+    before = job.layouts.kind
+    assert before is not None
+    said = (
+        f"for {LACKS_S / 60:.0f} min no machines could be had that round as those it has trained on"
+    )
+    apart = f"{kind.accelerator or 'unknown'} instead of {before.accelerator}"
+    if kind.hardware and before.hardware:
+        apart = against(kind.hardware, before.hardware)
+    bits = f"from step {job.progress.step} on its last bits are those of others"
+    note(out, job.id, f"{said}: {bits} ({apart})")
+    job.layouts.kind, job.market.lacks_since_s = kind, None
+    for lease in leases_of(state, job):
+        if not may_hold(job, kind, lease):
+            leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")
+
+
+def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] = ()) -> None:
+    """Give back what cannot train with the machines that the job keeps to, and say so once."""
+    kind = job.layouts.kind
+    going = dict.fromkeys(lease.token for lease in first)
+    for lease in leases_of(state, job):
+        serves = any(worker in job.layouts.serving for worker in lease.workers.values())
+        if lease.stays and not serves and not may_hold(job, kind, lease):
+            going[lease.token] = None
+    if not going or kind is None:
+        return
+    some = [state.leases[token] for token in going]
+    types = ", ".join(sorted({lease.type.name for lease in some}))
+    key = next((lease.hardware for lease in some if lease.hardware), "")
+    apart = f", {against(key, kind.hardware)}" if key and kind.hardware else ""
+    rounds = f"{plural(len(some), 'machine')} ({types}{apart})"
+    note(
+        out,
+        job.id,
+        f"{rounds} cannot train with those of {job.id}, which round differently: {TOGETHER}",
+    )
+    for lease in some:
+        leases.give_back(state, out, lease, f"it rounds differently from the machines of {job.id}")
+    consider(state, job)
+
+
+def _mixed(lease: Lease, key: str, other: str) -> str:
+    return (
+        f"{lease.machine_id} rounds differently from others of its machines ({against(key, other)}): with exact = false "
+        "they train together, and the last bits of the weights depend on which computes what"
+    )
