@@ -51,11 +51,15 @@ def accelerator_of(kind: InstanceType) -> str:
     return kind.accelerator.lower()
 
 
+def accelerators_sold(state: State) -> tuple[str, ...]:
+    """Return the accelerators of what is sold, each once."""
+    sold = (k for k in state.pools.values() if k.sold and not state.places[k.pool.place.key].closed)
+    return tuple(dict.fromkeys(accelerator_of(known.kind) for known in sold))
+
+
 def sold_kinds(state: State, job: Job) -> list[Kind]:
     """Return what an exact job may choose from, one accelerator each; nothing if it may mix."""
-    sold = (k for k in state.pools.values() if k.sold and not state.places[k.pool.place.key].closed)
-    accelerators = dict.fromkeys(accelerator_of(known.kind) for known in sold)
-    return [Kind(each) for each in accelerators] if job.exact else []
+    return [Kind(each) for each in accelerators_sold(state)] if job.exact else []
 
 
 def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
