@@ -260,6 +260,7 @@ def order_of(job: Job) -> JobOrder:
         begins_with=spec.slots_min,
         output_files=spec.output_files,
         output_bytes=spec.output_bytes,
+        exact=spec.exact,
     )
 
 
@@ -298,6 +299,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     opened = job.status != "PENDING" or job.spec.from_url
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
+    job.market.lacks_since_s = None
     state.live_jobs.pop(job.id, None)
     if opened:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))

@@ -10,7 +10,7 @@ from cloud.model import Place, Room, Sold
 from orchestrator.actions import Launch, StartWorker
 from orchestrator.brain.holdings import alike
 from orchestrator.brain.holdings.alike import against
-from orchestrator.events import CatalogueSeen
+from orchestrator.events import CatalogueSeen, JobResumed
 from orchestrator.state import Kind
 from orchestrator.world import decode_state, encode_state
 
@@ -219,3 +219,21 @@ def test_a_type_with_several_kinds_is_bought_until_three_in_a_row_are_others(han
     ):
         h.job.market.told["small"] = keys
         assert alike.may_buy(h.job, kind, small) == may
+
+
+def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
+    """The hours that it lay ended are none in which nothing could be had."""
+    h = apart(hand)
+    h.running(slots_max=2)
+    (kind,) = types_in(h)
+    h.job.market.told = {name: [key] for name, key in h.keys.items()}
+    for known in h.state.pools.values():
+        known.sold = known.pool.type != kind
+    for lease in h.leases:
+        h.taken(lease.machine_id)
+    h.wait(60.0)
+    h.cancel()
+    h.wait(7200.0)
+    h.see(JobResumed(at_s=h.at_s, job="job", by="a test"))
+    assert bought(h.wait(60.0)) == []
+    assert not [s for s in h.state.sentences if "could be had that round as" in s.because]
