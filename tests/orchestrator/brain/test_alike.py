@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import WorkerProving, WorkerReady
+from agent.messages import JobCompleted, WorkerProving, WorkerReady
 from cloud.model import Place, Room, Sold
 from orchestrator.actions import Launch, StartWorker
 from orchestrator.brain.holdings import alike
@@ -237,3 +237,26 @@ def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
     h.see(JobResumed(at_s=h.at_s, job="job", by="a test"))
     assert bought(h.wait(60.0)) == []
     assert not [s for s in h.state.sentences if "could be had that round as" in s.because]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_machine_is_passed_on_only_to_a_job_that_can_train_on_it(hand: Any, exact: bool) -> None:
+    """What it has told to the job that has ended counts for the next one."""
+    h = apart(hand)
+    h.steps_total = 1_000_000
+    h.running(slots_max=1, exact=exact)
+    for known in h.state.pools.values():
+        known.sold = known.pool.type == "large"
+    h.submit(job="two", slots_max=2)
+    h.wait(5.0)
+    h.serve()
+    h.wait(5.0)
+    h.committed(1, job="two")
+    h.job.spec = replace(h.job.spec, slots_max=3)
+    done = JobCompleted(
+        at_s=h.at_s, job="two", step=9, loss=1.0, weights_sha="", export_uri="file:///two"
+    )
+    h.see(done)
+    assert h.state.jobs["two"].ended
+    passed = [s for s in h.state.sentences if s.because == "works for job now"]
+    assert len(passed) == (0 if exact else 1)
