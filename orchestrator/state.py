@@ -359,8 +359,8 @@ class Market(msgspec.Struct, kw_only=True):
     times: Times = Times()
     # What a step took at each size of the footprint.
     scaling: Scaling = Scaling()
-    # The hardware keys that the newest machines of a type have told.
-    told: dict[str, list[str]] = {}
+    # The hardware keys that the newest machines of a type have told, by pool.
+    told: dict[str, dict[str, list[str]]] = {}
     # Since when an exact job has held too few machines of its kind to train.
     lacks_since_s: float | None = None
 

@@ -11,13 +11,13 @@ not that of the job is given back, and its type is not bought for that job any m
 from collections import Counter
 from collections.abc import Iterable
 
-from cloud.model import InstanceType
+from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction
 from orchestrator.brain.holdings import leases
 from orchestrator.formatting import plural
 from orchestrator.state import Job, Kind, Lease, State, Worker, consider, leases_of, note
 
-TOLD_MAX = 3  # newest machines of a type; a type may have machines of several kinds
+TOLD_MAX = 3  # newest machines of a pool; a pool may have machines of several kinds
 LACKS_S = 600.0  # without machines of its kind, before a job goes on with others
 PARTS = "; "  # between the parts of a key
 
@@ -65,26 +65,35 @@ def sold_kinds(state: State, job: Job) -> list[Kind]:
 def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
     """Return what else could be had, as far as is known of the types that are sold."""
     found = {each: None for each in sold_kinds(state, job) if each.accelerator != kind.accelerator}
-    for name, keys in job.market.told.items():
+    for name in job.market.told:
         accelerator = accelerator_of(state.types[name]) if name in state.types else ""
         known = Kind(accelerator) in found or accelerator == kind.accelerator
-        found |= {Kind(accelerator, key): None for key in keys if known and key != kind.hardware}
+        keys = _told(job, name) if known else []
+        found |= {Kind(accelerator, key): None for key in keys if key != kind.hardware}
     return list(found)
 
 
-def may_buy(job: Job, kind: Kind | None, sold: InstanceType) -> bool:
-    """Return whether a machine of this type may be of that kind, by what others of it have told."""
+def may_buy(job: Job, kind: Kind | None, sold: InstanceType, pool: Pool) -> bool:
+    """Return whether a machine may be of that kind, by what others of its pool have told.
+
+    Of a pool that has told nothing it is what others of its type have told.
+    """
     if kind is None:
         return True
-    keys = job.market.told.get(sold.name, [])
+    keys = job.market.told.get(sold.name, {}).get(pool.key) or _told(job, sold.name)
     known = bool(keys and kind.hardware)
     return accelerator_of(sold) == kind.accelerator and (not known or kind.hardware in keys)
+
+
+def _told(job: Job, name: str) -> list[str]:
+    """Return the keys that machines of a type have told, whatever their pool."""
+    return [key for keys in job.market.told.get(name, {}).values() for key in keys]
 
 
 def may_hold(job: Job, kind: Kind | None, lease: Lease) -> bool:
     """Return whether a machine may be of that kind, by what it has told itself, if it has."""
     if kind is None or not (lease.hardware and kind.hardware):
-        return may_buy(job, kind, lease.type)
+        return may_buy(job, kind, lease.type, lease.pool)
     return lease.hardware == kind.hardware
 
 
@@ -104,8 +113,9 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     if not key or not job.active:
         return False
-    before = [told for keys in job.market.told.values() for told in keys]
-    job.market.told[lease.type.name] = [*job.market.told.get(lease.type.name, []), key][-TOLD_MAX:]
+    before = [told for name in job.market.told for told in _told(job, name)]
+    pools = job.market.told.setdefault(lease.type.name, {})
+    pools[lease.pool.key] = [*pools.get(lease.pool.key, []), key][-TOLD_MAX:]
     lease.hardware = key
     if not job.exact:
         if not job.spec.exact and before and key not in before:

@@ -136,7 +136,7 @@ def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
     for known in state.pools.values():
         if not known.sold or state.places[known.pool.place.key].closed:
             continue
-        if not alike.may_buy(job, kind, known.kind):
+        if not alike.may_buy(job, kind, known.kind, known.pool):
             continue
         hazard_per_h = known.record.hazard_per_h(state.now_s)
         return_per_h = known.record.return_per_h(state.now_s)

@@ -132,7 +132,7 @@ def test_a_job_whose_kind_is_gone_goes_on_with_another_and_says_so(hand: Any) ->
     other = ({"small", "large"} - {kind}).pop()
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind
-    h.job.market.told[other] = [h.keys[other]]
+    h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
     for lease in h.leases:
         h.taken(lease.machine_id)
     before = bought(h.wait(alike.LACKS_S - 30.0))
@@ -153,7 +153,7 @@ def test_a_job_waits_no_longer_for_its_kind_than_it_has_to(hand: Any) -> None:
     h = apart(hand)
     h.running(slots_max=2)
     (kind,) = types_in(h)
-    h.job.market.told = {name: [key] for name, key in h.keys.items()}
+    h.job.market.told = {name: {"elsewhere": [key]} for name, key in h.keys.items()}
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind
     for lease in h.leases:
@@ -207,18 +207,25 @@ def test_the_sentence_names_what_differs(one: str, other: str, said: str) -> Non
     assert against(one, other) == said
 
 
-def test_a_type_with_several_kinds_is_bought_until_three_in_a_row_are_others(hand: Any) -> None:
-    """A cloud's type may have processors of several makes."""
+@pytest.mark.parametrize(
+    ("here", "there", "may"),
+    [
+        ([], [], True),
+        ([], [SLOW], False),  # nothing is known of this pool: what its type is elsewhere
+        ([], [SLOW, FAST], True),
+        ([SLOW], [FAST], False),
+        ([FAST, SLOW, SLOW], [SLOW], True),
+        ([SLOW, SLOW, SLOW], [FAST], False),
+    ],
+)
+def test_a_pool_is_bought_from_until_its_newest_machines_are_all_of_another_kind(
+    hand: Any, here: list[str], there: list[str], may: bool
+) -> None:
+    """A cloud's type may have processors of several makes, and more of one make in one zone."""
     h = apart(hand).running(slots_max=1)
-    small, kind = h.state.types["small"], h.job.layouts.kind
-    for keys, may in (
-        ([], True),
-        ([SLOW], False),
-        ([FAST, SLOW, SLOW], True),
-        ([SLOW, SLOW, SLOW], False),
-    ):
-        h.job.market.told["small"] = keys
-        assert alike.may_buy(h.job, kind, small) == may
+    pool, elsewhere = (known.pool for known in h.state.pools.values() if known.pool.type == "small")
+    h.job.market.told["small"] = {pool.key: here, elsewhere.key: there}
+    assert alike.may_buy(h.job, h.job.layouts.kind, h.state.types["small"], pool) == may
 
 
 def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
@@ -226,7 +233,7 @@ def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
     h = apart(hand)
     h.running(slots_max=2)
     (kind,) = types_in(h)
-    h.job.market.told = {name: [key] for name, key in h.keys.items()}
+    h.job.market.told = {name: {"elsewhere": [key]} for name, key in h.keys.items()}
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind
     for lease in h.leases:
