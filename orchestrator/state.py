@@ -361,8 +361,10 @@ class Market(msgspec.Struct, kw_only=True):
     scaling: Scaling = Scaling()
     # The hardware keys that the newest machines of a type have told, by pool.
     told: dict[str, dict[str, list[str]]] = {}
-    # Since when an exact job has held too few machines of its kind to train.
+    # Since when an exact job has held too few machines of its kind to train, and how many in a row
+    # of a type that had its kind came that are of another one.
     lacks_since_s: float | None = None
+    strangers: int = 0
 
 
 class Kind(msgspec.Struct, frozen=True):

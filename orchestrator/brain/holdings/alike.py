@@ -19,6 +19,7 @@ from orchestrator.state import Job, Kind, Lease, State, Worker, consider, leases
 
 TOLD_MAX = 3  # newest machines of a pool; a pool may have machines of several kinds
 LACKS_S = 600.0  # without machines of its kind, before a job goes on with others
+STRANGERS_MAX = 3  # of its own types in a row, before it does: a new image may have another driver
 PARTS = "; "  # between the parts of a key
 
 TOGETHER = "exact = false would use them together"
@@ -114,6 +115,7 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
     if not key or not job.active:
         return False
     before = [told for name in job.market.told for told in _told(job, name)]
+    had = _told(job, lease.type.name)
     pools = job.market.told.setdefault(lease.type.name, {})
     pools[lease.pool.key] = [*pools.get(lease.pool.key, []), key][-TOLD_MAX:]
     lease.hardware = key
@@ -122,7 +124,10 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
             note(out, job.id, _mixed(lease, key, before[0]))
         return False
     if may_join(job, lease):
+        job.market.strangers = 0
         return False
+    kind = job.layouts.kind
+    job.market.strangers += kind is not None and kind.hardware in had
     _part(state, out, job, (lease,))
     return True
 
@@ -143,6 +148,14 @@ def settle(state: State, out: list[AnyAction], job: Job) -> None:
     _part(state, out, job)
 
 
+def lacks_its_own(state: State, job: Job) -> bool:
+    """Return whether there is no hope left for machines of the job's kind; called while it lacks them."""
+    if job.market.lacks_since_s is None:
+        job.market.lacks_since_s = state.now_s
+    waited = state.now_s >= job.market.lacks_since_s + LACKS_S
+    return waited or job.market.strangers >= STRANGERS_MAX
+
+
 def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     """Go on with machines of another kind, since none of the job's own could be had for long.
 
@@ -150,15 +163,16 @@ def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     """
     before = job.layouts.kind
     assert before is not None
-    said = (
-        f"for {LACKS_S / 60:.0f} min no machines could be had that round as those it has trained on"
-    )
+    why = f"for {LACKS_S / 60:.0f} min"
+    if job.market.strangers >= STRANGERS_MAX:
+        why = f"the newest {job.market.strangers} in a row round differently"
+    said = f"no machines could be had that round as those it has trained on ({why})"
     apart = f"{kind.accelerator or 'unknown'} instead of {before.accelerator}"
     if kind.hardware and before.hardware:
         apart = against(kind.hardware, before.hardware)
     bits = f"from step {job.progress.step} on its last bits are those of others"
     note(out, job.id, f"{said}: {bits} ({apart})")
-    job.layouts.kind, job.market.lacks_since_s = kind, None
+    job.layouts.kind, job.market.lacks_since_s, job.market.strangers = kind, None, 0
     for lease in leases_of(state, job):
         if not may_hold(job, kind, lease):
             leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")

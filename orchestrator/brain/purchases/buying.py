@@ -191,9 +191,9 @@ def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase |
     if kind is None or sum(e.type.slots for e in held) >= job.workers_min:
         job.market.lacks_since_s = None
         return None
-    if job.market.lacks_since_s is None:
-        job.market.lacks_since_s = state.now_s
-    if state.now_s < job.market.lacks_since_s + alike.LACKS_S or think(state, job).acquire:
+    if not alike.lacks_its_own(state, job):
+        return None
+    if job.market.strangers < alike.STRANGERS_MAX and think(state, job).acquire:
         return None
     found = {each: _think(state, job, each) for each in alike.other_kinds(state, job, kind)}
     enough = {each: p for each, p in found.items() if _slots(state, p) >= job.workers_min}

@@ -267,3 +267,41 @@ def test_a_machine_is_passed_on_only_to_a_job_that_can_train_on_it(hand: Any, ex
     assert h.state.jobs["two"].ended
     passed = [s for s in h.state.sentences if s.because == "works for job now"]
     assert len(passed) == (0 if exact else 1)
+
+
+def test_a_job_whose_machines_all_come_with_other_libraries_does_not_try_them_all(
+    hand: Any,
+) -> None:
+    """An image with another driver: three machines show it, then the job goes on with what there is, at once."""
+    h = apart(hand)
+    h.running(slots_max=1)
+    h.keys = {name: f"{key}; new driver" for name, key in h.keys.items()}
+    (lease,) = h.leases
+    h.taken(lease.machine_id)
+    bought_so_far = len([a for a in h.said if isinstance(a, Launch)])
+    for _ in range(20):
+        h.wait(3.0)
+        h.serve()
+    h.train(10.0)
+    assert h.job.status == "RUNNING"
+    assert (
+        len([a for a in h.said if isinstance(a, Launch)]) - bought_so_far <= alike.STRANGERS_MAX + 2
+    )
+    said = [s.because for s in h.state.sentences if "could be had that round as those" in s.because]
+    assert len(said) == 1 and "the newest 3 in a row round differently" in said[0]
+
+
+def test_machines_of_new_types_are_no_reason_to_give_up_the_own_kind(hand: Any) -> None:
+    """Cheaper ones are tried first, and round differently: then its own type is bought."""
+    h = apart(hand)
+    h.running(slots_max=1)
+    (kind,) = types_in(h)
+    (other,) = h.keys.keys() - {kind}
+    h.price(*(0.001 if known.pool.type == other else 0.09 for known in h.state.pools.values()))
+    (lease,) = h.leases
+    h.taken(lease.machine_id)
+    for _ in range(20):
+        h.wait(3.0)
+        h.serve()
+    assert types_in(h) == {kind}
+    assert h.job.market.strangers == 0
