@@ -64,14 +64,16 @@ def sold_kinds(state: State, job: Job) -> list[Kind]:
 
 
 def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
-    """Return what else could be had, as far as is known of the types that are sold."""
-    found = {each: None for each in sold_kinds(state, job) if each.accelerator != kind.accelerator}
+    """Return what else could be had: by keys, and by accelerators whose machines have told none."""
+    told: dict[Kind, None] = {}
     for name in job.market.told:
-        accelerator = accelerator_of(state.types[name]) if name in state.types else ""
-        known = Kind(accelerator) in found or accelerator == kind.accelerator
-        keys = _told(job, name) if known else []
-        found |= {Kind(accelerator, key): None for key in keys if key != kind.hardware}
-    return list(found)
+        if name in state.types:
+            accelerator = accelerator_of(state.types[name])
+            told |= {Kind(accelerator, key): None for key in _told(job, name)}
+    named = {each.accelerator for each in (*told, kind)}
+    sold = sold_kinds(state, job)
+    untold = [each for each in sold if each.accelerator not in named]
+    return [*(each for each in told if each != kind), *untold]
 
 
 def may_buy(job: Job, kind: Kind | None, sold: InstanceType, pool: Pool) -> bool:

@@ -305,3 +305,17 @@ def test_machines_of_new_types_are_no_reason_to_give_up_the_own_kind(hand: Any) 
         h.serve()
     assert types_in(h) == {kind}
     assert h.job.market.strangers == 0
+
+
+def test_what_else_could_be_had_is_known_by_its_key(hand: Any) -> None:
+    """So that a job that could not go on with another accelerator comes back to the very kind that it had."""
+    h = hand()
+    small, large = h.kinds
+    h.kinds = (replace(small, accelerator="T4"), replace(large, accelerator="a10g"))
+    h.start()
+    h.submit(slots_max=1)
+    t4, a10g = Kind("t4", FAST), Kind("a10g")
+    assert alike.other_kinds(h.state, h.job, t4) == [a10g]
+    h.job.market.told["small"] = {"somewhere": [FAST, SLOW]}
+    assert alike.other_kinds(h.state, h.job, t4) == [Kind("t4", SLOW), a10g]
+    assert alike.other_kinds(h.state, h.job, a10g) == [t4, Kind("t4", SLOW)]
