@@ -42,9 +42,18 @@ def kind_of(state: State, job: Job) -> Kind | None:
     if not job.exact:
         return None
     staying = [lease for lease in leases_of(state, job) if lease.stays]
-    if job.layouts.kind is not None and (job.progress.step or staying):
+    if _has_kind(state, job):
         return job.layouts.kind
     return Kind(accelerator_of(staying[0].type)) if staying else None
+
+
+def _has_kind(state: State, job: Job) -> bool:
+    """Return whether it has trained on machines of its kind, or is about to."""
+    kind = job.layouts.kind
+    if kind is None or job.progress.step:
+        return kind is not None
+    ready = (state.workers[worker] for worker in job.workers if state.workers[worker].ready)
+    return any(state.leases[worker.token].hardware == kind.hardware for worker in ready)
 
 
 def accelerator_of(kind: InstanceType) -> str:
@@ -125,7 +134,7 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
         if not job.spec.exact and before and key not in before:
             note(out, job.id, _mixed(lease, key, before[0]))
         return False
-    if may_join(job, lease):
+    if may_join(job, lease) or not _has_kind(state, job):
         job.market.strangers = 0
         return False
     kind = job.layouts.kind
@@ -136,15 +145,15 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
 
 def settle(state: State, out: list[AnyAction], job: Job) -> None:
     """Choose the kind of an exact job that has none yet: that of most workers that are ready."""
-    kind = job.layouts.kind
     counts: Counter[Kind] = Counter()
     for worker in (state.workers[worker] for worker in job.workers):
         lease = state.leases[worker.token]
         if worker.ready and lease.hardware and lease.stays:
             counts[Kind(accelerator_of(lease.type), lease.hardware)] += 1
+    kind = job.layouts.kind
     if not job.exact or not counts:
         return
-    if kind is not None and kind.hardware and (job.progress.step or kind in counts):
+    if kind is not None and kind.hardware and _has_kind(state, job):
         return
     job.layouts.kind = max(counts, key=counts.__getitem__)
     _part(state, out, job)

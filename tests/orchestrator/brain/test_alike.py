@@ -319,3 +319,26 @@ def test_what_else_could_be_had_is_known_by_its_key(hand: Any) -> None:
     h.job.market.told["small"] = {"somewhere": [FAST, SLOW]}
     assert alike.other_kinds(h.state, h.job, t4) == [Kind("t4", SLOW), a10g]
     assert alike.other_kinds(h.state, h.job, a10g) == [t4, Kind("t4", SLOW)]
+
+
+def test_a_job_without_a_step_is_not_held_to_machines_that_are_gone(hand: Any) -> None:
+    """Its first machine was taken before anything was committed: whichever comes next trains, and none is given back."""
+    h = apart(hand)
+    h.start()
+    h.submit(slots_max=2)
+    h.wait(2.0)
+    h.serve()
+    h.wait(2.0)
+    (kind,) = types_in(h)
+    (other,) = h.keys.keys() - {kind}
+    for known in h.state.pools.values():
+        known.sold = known.pool.type == other
+    for lease in h.leases:
+        h.taken(lease.machine_id)
+    for _ in range(5):
+        h.wait(3.0)
+        h.serve()
+    h.committed(1)
+    assert types_in(h) == {other}
+    assert h.job.layouts.kind == Kind("cpu", h.keys[other])
+    assert not [s for s in h.state.sentences if "cannot train" in s.because]
