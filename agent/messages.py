@@ -48,7 +48,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     If the job goes on from an earlier job's versions, they lie at `from_url`; after a `#` it may name
     the step that it goes on from, or else that is the newest. The job begins with
     `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is
-    tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0.
+    tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0. The
+    workers of an `exact` job's layouts round alike.
     """
 
     job: Name
@@ -66,6 +67,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     stop_at: Count = 0
     output_files: Count = 1000
     output_bytes: Count = 1 << 30
+    exact: bool = True
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +125,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     Sent again when its loop has been recorded. `uncuttable` says why the loop cannot be cut into
     stages, if so, and `stages_max` into how many at most. `exact` says that its numbers do not
     depend on the layout, and `exchange` in which format the script has gradients summed.
+    `hardware` is the key of what it computes on; workers with unlike keys may round differently.
     """
 
     job: Name
@@ -136,6 +139,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     unbuilt: Unbuilt | None = None
     exact: bool = True
     exchange: SumFormat = "float32"
+    hardware: Name = ""  # of an earlier worker, which does not say it
 
 
 class WorkerProving(Report, frozen=True, kw_only=True):
@@ -144,6 +148,7 @@ class WorkerProving(Report, frozen=True, kw_only=True):
     job: Name
     worker: Name
     machine_id: Name
+    hardware: Name = ""
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):

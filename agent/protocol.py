@@ -127,7 +127,8 @@ class Ready(Message, frozen=True, kw_only=True):
     """The script reached its loop; sent again when its loop has been recorded.
 
     `exact` says that its numbers do not depend on the layout, and `exchange` in which format the
-    script has gradients summed. With `serving` the job is not one of steps that are summed: its
+    script has gradients summed. `hardware` is the key of what it computes on: see
+    `agent.tensors.device.hardware`. With `serving` the job is not one of steps that are summed: its
     workers are nodes of a parameter server.
     """
 
@@ -139,6 +140,7 @@ class Ready(Message, frozen=True, kw_only=True):
     unbuilt: Unbuilt | None = None
     exact: bool = True
     exchange: SumFormat = "float32"
+    hardware: Name = ""
     serving: Serving | None = None
 
 

@@ -138,6 +138,9 @@ class JobSettings(SettingsSection):
     """How many failures of the script itself are tried again: the one after them ends the job."""
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])
     """How many machines may be taken away before the job is given up. Not set: any number."""
+    exact: bool = True
+    """Whether a layout has only machines that round alike, so that the weights are the same bits in
+    each. If not, unlike cards and processors train together, and the last bits depend on them."""
     nan: Literal["fail", "skip"] = "fail"
     """When the loss is not a number: "fail" the job, or "skip" the step."""
     backup_every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 10

@@ -177,6 +177,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     haste: Haste = 0.5  # how much more a machine's work may cost than the cheapest
     max_failures: Count = 3
     max_preemptions: Count | None = None
+    exact: bool = True  # only machines that round alike are in a layout
     nan: NanPolicy = "fail"
     backup_every_steps: Positive = 10
     sums: Sums = "always"

@@ -20,7 +20,7 @@ from cloud.model import InstanceType, Market, Pool, Score
 from orchestrator.brain.decide import decide
 from orchestrator.brain.handlers import layout_changes
 from orchestrator.brain.handlers.jobs import Least, least_of
-from orchestrator.brain.holdings import leases
+from orchestrator.brain.holdings import alike, leases
 from orchestrator.brain.holdings.leases import cost_now_usd_per_h, traits_of
 from orchestrator.brain.layouts import forecast, layout_choice, stragglers
 from orchestrator.brain.layouts.layout_choice import Choice, Question
@@ -107,6 +107,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     float32_bytes: float | None = None  # of the same gradients in that format
     second_zones: list[SecondZone] = []
     replay: Replay | None = None  # None if the state passes the manager's machine, or is unknown
+    exact: bool = True
+    accelerators: tuple[str, ...] = ()  # of what is sold
 
     @property
     def compared(self) -> tuple[Candidate, ...]:
@@ -147,6 +149,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "silent": self.silent,
             "second_zones": self.second_zones,
             "replay": self.replay,
+            "exact": self.exact,
+            "accelerators": self.accelerators,
         }
 
 
@@ -197,6 +201,8 @@ def preview(
         silent=sold.silent,
         sum_bytes=sum_bytes,
         float32_bytes=None if model is None else model.profile.parameter_bytes,
+        exact=job.exact,
+        accelerators=alike.accelerators_sold(state),
         second_zones=second_zones(sold.traits, sum_bytes, slots, work.steps),
     )
 

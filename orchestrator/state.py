@@ -176,6 +176,7 @@ class Lease(msgspec.Struct, kw_only=True):
     pending_at_s: float | None = None
     seen_at_s: float | None = None  # when the newest list was asked for that has its machine
     missed_at_s: float | None = None  # when the first one after that was, which has it no more
+    hardware: str = ""  # the hardware key that a worker on it told
 
     @property
     def usd_per_h(self) -> float:
@@ -358,6 +359,19 @@ class Market(msgspec.Struct, kw_only=True):
     times: Times = Times()
     # What a step took at each size of the footprint.
     scaling: Scaling = Scaling()
+    # The hardware keys that the newest machines of a type have told, by pool.
+    told: dict[str, dict[str, list[str]]] = {}
+    # Since when an exact job has held too few machines of its kind to train, and how many in a row
+    # of a type that had its kind came that are of another one.
+    lacks_since_s: float | None = None
+    strangers: int = 0
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Machines that round alike, as far as is known: see `brain.holdings.alike`."""
+
+    accelerator: str
+    hardware: str = ""  # their key; empty until one has told it
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,6 +404,10 @@ class LayoutState(msgspec.Struct, kw_only=True):
     microbatches: int = 0
     state_bytes: int = 0
     exchange: SumFormat = "float32"
+    # Whether the script wants sums in an order that does not depend on the layout.
+    exact: bool = True
+    # What an exact job keeps to.
+    kind: Kind | None = None
     # The sizes of an unbuilt model, whose weights are made on the workers that hold them.
     unbuilt: Unbuilt | None = None
     # Why the model cannot be cut into stages; empty if it can.
@@ -476,6 +494,11 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def id(self) -> str:
         return self.spec.job
+
+    @property
+    def exact(self) -> bool:
+        """Return whether its bits may not depend on its machines."""
+        return self.spec.exact and self.layouts.exact
 
     @property
     def active(self) -> bool:

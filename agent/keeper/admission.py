@@ -65,6 +65,7 @@ class Entrance:
         self._held: str | None = None
         self._held_s = 0.0
         self._said_partly = False
+        self.exact = True  # the workers of a layout round alike
         self.tried = False  # a worker that did not begin with the job has reproduced a step of it
         # Set by the regrouping, which holds a reference to us: see `attach`.
         self._recall: Callable[[], bool] = lambda: False
@@ -184,7 +185,20 @@ class Entrance:
             and member.ready is not None
             and member.question is None
             and not inside
+            and not self._is_left_out(member)
         )
+
+    def _is_left_out(self, member: Member) -> bool:
+        """Whether it rounds differently from those that are here, so that no layout will have it.
+
+        It has nothing to prove, and the manager gives its machine back.
+        """
+        others = (m.ready for m in self._roster.members.values() if m.proven and m is not member)
+        keys = {ready.hardware for ready in others if ready is not None and ready.hardware}
+        ready = member.ready
+        if not self.exact or ready is None or not ready.exact or not ready.hardware:
+            return False
+        return bool(keys) and ready.hardware not in keys
 
     @property
     def _brought_further(self) -> bool:

@@ -134,7 +134,7 @@ class KeptJob:
         self._entrance = Entrance(
             self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
-        self._entrance.begins_with = order.begins_with
+        self._entrance.begins_with, self._entrance.exact = order.begins_with, order.exact
         self._trial = Trial(self.roster, self.vault, self._entrance, self._on_failed, self._say)
         self._trial.wanted = order.begins_with > 0
         self._regrouping = Regrouping(

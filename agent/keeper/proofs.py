@@ -34,8 +34,8 @@ FLOOR = 1e-4  # of the largest norm beside it: a smaller difference may be only 
 
 UNLIKE = (
     "{} rounds otherwise than {}, because their processors or cards are of different kinds: what they compute is compared "
-    "within a tolerance, and the last bits of the weights depend on which of them computes what. For the bits of one "
-    "process let a job have machines of one type"
+    "within a tolerance, and the last bits of the weights depend on which of them computes what; with exact = true a job "
+    "keeps to machines that round alike"
 )
 
 

@@ -68,6 +68,7 @@ class Reports:
                 unbuilt=ready.unbuilt,
                 exact=ready.exact,
                 exchange=ready.exchange,
+                hardware=ready.hardware,
             )
         )
 
@@ -78,6 +79,7 @@ class Reports:
                 job=self.job,
                 worker=member.worker,
                 machine_id=member.machine_id,
+                hardware="" if member.ready is None else member.ready.hardware,
             )
         )
 

@@ -24,6 +24,8 @@ KIND = (
     *("vendor_id", "cpu family", "model", "model name", "stepping"),
     *("CPU implementer", "CPU part", "CPU variant"),
 )
+NVIDIA = Path("/proc/driver/nvidia/version")
+DRIVER = re.compile(r"\s(\d+(?:\.\d+)+)\s")
 NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 
 
@@ -56,6 +58,29 @@ def rounding(device: torch.device) -> str:
     It is empty for an accelerator, because that is not known of accelerators.
     """
     return _cpu() if device.type == "cpu" else ""
+
+
+def hardware(device: torch.device) -> str:
+    """Return the hardware key of a device: what decides how it rounds, in parts.
+
+    Unlike keys may compute other bits. Of accelerators it is not known that equal keys compute the
+    same, so bits are compared by `rounding` only.
+    """
+    return rounding(device) if device.type == "cpu" else _accelerator(name_of(device))
+
+
+@functools.cache
+def _accelerator(name: str) -> str:
+    """Describe an accelerator by its name, its driver, and the libraries that choose its kernels."""
+    try:
+        told = NVIDIA.read_text().partition("\n")[0]
+    except OSError:
+        told = ""
+    driver = found[1] if (found := DRIVER.search(told)) else ""
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    built = (torch.version.cuda, torch.version.hip, cudnn)
+    libraries = (f"torch {torch.__version__}", *(str(each) for each in built if each is not None))
+    return "; ".join((name, f"driver {driver}".strip(), *libraries))
 
 
 @functools.cache

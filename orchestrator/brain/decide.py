@@ -199,7 +199,7 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
         case NoticeSeen():
             inventory.on_notice(state, out, event)
         case WorkerProving():
-            layout_changes.on_worker_proving(state, event)
+            layout_changes.on_worker_proving(state, out, event)
         case WorkerReady():
             layout_changes.on_worker_ready(state, out, event)
         case WorkerLost():

@@ -119,6 +119,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
         ),
         *([] if found.replay is None else [_replayed(found.replay, spec.max_replay_s)]),
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
+        Text(exactness(found.accelerators, exact=found.exact), style="dim"),
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
         then=(
@@ -215,6 +216,20 @@ def _second_zone(one: "SecondZone") -> str:
         return f"a second zone on {one.cloud}: {rate}, both ways; how much is sent is known once the job ran"
     job = "" if one.usd_per_job is None else f", {usd(one.usd_per_job)} for all of them"
     return f"a second zone on {one.cloud}: {usd(one.usd_per_step)} a step{job} ({one.gb_per_step:.3g} GB at {rate})"
+
+
+def exactness(accelerators: "Sequence[str]", *, exact: bool) -> str:
+    """Return whether machines that round differently may train together."""
+    if not exact:
+        return (
+            "exact = false: machines that round differently train together, and the last bits of the weights depend on "
+            "which computes what"
+        )
+    said = "exact: only machines that round alike (card or processor, driver, libraries) train together"
+    if len(accelerators) < 2:
+        return said
+    kinds = " and ".join(sorted(accelerators))
+    return f"{said}: {kinds} are not mixed; exact = false would mix them, and give up the same bits"
 
 
 def _assumed(work: "PlannedWork") -> list[Text]:

@@ -77,6 +77,10 @@ def submit(  # noqa: PLR0913 - a parameter per option
     max_preemptions: Annotated[
         int | None, typer.Option(help="How many machines may be taken away.")
     ] = None,
+    exact: Annotated[
+        bool | None,
+        typer.Option(help="Only machines that round alike in a layout, so that its bits stay."),
+    ] = None,
     nan: Annotated[
         Literal["fail", "skip"] | None,
         typer.Option(help="What to do when the loss is not a number."),
@@ -100,6 +104,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
         "slots_max": slots_max,
         "max_failures": max_failures,
         "max_preemptions": max_preemptions,
+        "exact": None if exact is None else str(exact).lower(),
         "nan": nan,
         "depth": depth,
         "haste": haste,
@@ -201,6 +206,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         haste=job.haste,
         max_failures=job.max_failures,
         max_preemptions=job.max_preemptions,
+        exact=job.exact,
         nan=job.nan,
         backup_every_steps=job.backup_every_steps,
         sums=job.sums,

@@ -1,6 +1,7 @@
 """The simulated machines: agents that join and fall silent, workers that start and die."""
 
 from collections.abc import Callable
+from zlib import crc32
 
 from agent.messages import (
     AgentJoined,
@@ -114,12 +115,18 @@ class Fleet:
             state_bytes=STATE_BYTES,
             uncuttable="" if self._scenario.sections > 1 else "it is in one piece",
             stages_max=max(self._scenario.sections, 1),
+            hardware=self._key_of(machine),
         )
         self._inbox.report(ready, 0.0)
         faults = self._luck.faults
         self._plan(faults.worker_dies_per_h, lambda: self._worker_exits(machine, worker))
         self._plan(faults.script_fails_per_h, lambda: self._script_fails(machine, worker))
         self._plan(faults.slow_per_h, lambda: self._spell(machine, worker))
+
+    def _key_of(self, machine: SimulatedMachine) -> str:
+        """Return a hardware key; the machines of a type have several, as those of a cloud may."""
+        kinds, pool = self._scenario.kinds, self.pools[machine.id]
+        return f"kind {crc32(pool.key.encode()) % kinds}" if kinds else ""
 
     def _plan(self, rate_per_h: float, what: Callable[[], None]) -> None:
         wait_s = self._luck.wait_s(rate_per_h)

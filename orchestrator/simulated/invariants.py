@@ -225,6 +225,10 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
         raise Breach(f"{name}: the shares are {given} of {job.layouts.microbatches} microbatches")
     if any(replica.count < 1 for replica in layout.replicas):
         raise Breach(f"{name}: a replica has nothing to do")
+    there = [state.workers[worker] for worker in workers if worker in state.workers]
+    keys = {state.leases[worker.token].hardware for worker in there} - {""}
+    if job.exact and len(keys) > 1:
+        raise Breach(f"{name}: machines that round differently: {', '.join(sorted(keys))}")
     if job.layouts.uncuttable and layout.depth > 1:
         raise Breach(f"{name}: depth {layout.depth}, but {job.layouts.uncuttable}")
     plan, profile = job.layouts.plan, job.layouts.profile

@@ -115,6 +115,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sections: int = 0  # of the model, which is measured at the first step; 0: it is not measured
     crashes_at_step: int | None = None  # the script crashes its process in this step, every time
     misjudged: float = 1.0  # real time of a step divided by its measured time
+    kinds: int = 0  # hardware keys, one for each pool; 0: workers tell none
     room: float = 4.0  # memory of an accelerator divided by that of the whole model
     budget_usd: float | None = None
     calm_after_s: float | None = None

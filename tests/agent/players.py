@@ -173,6 +173,7 @@ class Player:
     def __init__(self, house: House, name: str, twist: Twist, **hello: Any) -> None:
         self.house, self.name, self.twist = house, name, twist
         self.unbuilt: Unbuilt | None = hello.pop("unbuilt", None)
+        self.hardware: str = hello.pop("hardware", "")
         self.hello, self.machine = hello, "m"
         self.state, self.version = np.arange(SIZE // 8, dtype=np.int64), 0
         self.steps = 0  # that its script has been through by itself
@@ -196,7 +197,11 @@ class Player:
         assert member is not None
         self.member = member
         ready = Ready(
-            microbatches=MICROBATCHES, steps_total=1000, state_bytes=SIZE, unbuilt=self.unbuilt
+            microbatches=MICROBATCHES,
+            steps_total=1000,
+            state_bytes=SIZE,
+            unbuilt=self.unbuilt,
+            hardware=self.hardware,
         )
         self.say(ready)
         self.house.settles()

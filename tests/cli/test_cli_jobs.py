@@ -56,6 +56,7 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
         "2",
         "--max-preemptions",
         "9",
+        "--no-exact",
         "--json",
         "--",
         "--lr",
@@ -69,7 +70,7 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
     assert spec["argv"] == ["--lr", "0.1", "--json"]
     assert (spec["slots_min"], spec["slots_max"], spec["budget_usd"]) == (1, 2, 3.0)
     assert (spec["nan"], spec["max_failures"], spec["max_preemptions"]) == ("skip", 1, 9)
-    assert (spec["deadline_s"] > 0, spec["haste"]) == (True, 2.0)
+    assert (spec["deadline_s"] > 0, spec["haste"], spec["exact"]) == (True, 2.0, False)
     housed("cancel", job)
 
 

@@ -46,6 +46,21 @@ def test_a_place_that_cannot_be_asked_is_said(shell, ec2):
     assert "local/" in both.out
 
 
+def test_an_exact_plan_mixes_no_accelerators_and_says_so(shell, ec2):
+    """Processors here and cards there: all are shown, those of one kind are bought, and one line says why."""
+    shell.script("train.py")
+    told = ("plan", "train.py", "--steps", "400", "--step-s", "1.5")
+    plan = shell(*told, "--json").json
+    assert plan["exact"] is True
+    assert sorted(plan["accelerators"]) == ["a10g", "cpu"]
+    bought = {one["pool"].partition("/")[0] for one in plan["offers"] if one["chosen"]}
+    assert len(bought) == 1
+    out = " ".join(shell(*told).out.split())
+    assert "a10g and cpu are not mixed; exact = false would mix them" in out
+    mixed = " ".join(shell(*told, "--set", "job.exact=false").out.split())
+    assert "exact = false: machines that round differently train together" in mixed
+
+
 def test_a_missing_permission_for_scores_keeps_nothing_from_being_shown(shell, ec2):
     """It is one line; the offers have no score."""
     shell.script("train.py")

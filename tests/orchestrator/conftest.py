@@ -80,6 +80,8 @@ class Hand:
         self.steps_total = 100
         self.prices = PRICES  # at which it starts
         self.traits: Traits | None = None  # of the cloud, as it says itself
+        self.kinds = (SMALL, LARGE)
+        self.keys: dict[str, str] = {}  # the hardware keys of types
 
     # --- events -------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Hand:
 
     def start(self, epoch: int = 1) -> list[AnyAction]:
         out = self.see(ManagerStarted(at_s=self.at_s, epoch=epoch, settings=self.settings))
-        sold = Sold(types=(SMALL, LARGE), pools=POOLS)
+        sold = Sold(types=self.kinds, pools=POOLS)
         self.see(CatalogueSeen(at_s=self.at_s, place=PLACE, sold=sold, traits=self.traits))
         self.price(*self.prices)
         return out
@@ -201,6 +203,7 @@ class Hand:
                 state_bytes=1 << 20,
                 uncuttable="" if self.stages > 1 else UNRECORDED,
                 stages_max=self.stages,
+                hardware=self.keys.get(self.machines[start.machine_id].pool.type, ""),
             )
         )
 

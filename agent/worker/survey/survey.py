@@ -18,6 +18,7 @@ from agent.messages import UNRECORDED
 from agent.pipeline.tracing.analysis import cut_points
 from agent.profile import Profile
 from agent.protocol import Measured, ProfileAsked, ProfileKnown, Ready, Recording
+from agent.tensors.device import hardware
 from agent.worker.peers import PeerWorker
 from agent.worker.survey.helper import Helpers, Helping
 from agent.world import Facts, Interrupted
@@ -59,6 +60,7 @@ class Survey:
                 ),
                 exact=replica.deterministic,
                 exchange=replica.space.exchange,
+                hardware=hardware(replica.space.device),
             )
             self._crew.link.send(self.ready)
 

@@ -26,7 +26,7 @@ from agent.messages import (
 from cloud.clock import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
-from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.holdings import alike, leases, ledger, staffing
 from orchestrator.brain.layouts import stragglers
 from orchestrator.events import (
     JobBranched,
@@ -260,6 +260,7 @@ def order_of(job: Job) -> JobOrder:
         begins_with=spec.slots_min,
         output_files=spec.output_files,
         output_bytes=spec.output_bytes,
+        exact=spec.exact,
     )
 
 
@@ -298,6 +299,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     opened = job.status != "PENDING" or job.spec.from_url
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
+    job.market.lacks_since_s = None
     state.live_jobs.pop(job.id, None)
     if opened:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
@@ -323,6 +325,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
             heir = state.jobs[job_id]
             spared = _spared(state, heir, lease)
             if spared is None or not heir.active or lease.draining_since_s is not None:
+                continue
+            if not alike.may_hold(heir, alike.kind_of(state, heir), lease):
                 continue
             if not leases.free_to_bring(state, heir, lease.pool):
                 continue  # the job may still buy there, if that is worth the transfer

@@ -24,7 +24,7 @@ from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain.handlers import jobs
-from orchestrator.brain.holdings import leases, ledger, staffing
+from orchestrator.brain.holdings import alike, leases, ledger, staffing
 from orchestrator.brain.layouts import forecast, layout_choice, stragglers
 from orchestrator.brain.layouts.layout_choice import Choice, Question, Seat
 from orchestrator.formatting import plural
@@ -77,6 +77,9 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         out.append(order)
         return
     job = state.jobs[worker.job]
+    job.layouts.exact = event.exact
+    if alike.hear(state, out, worker, event.hardware):
+        return
     known = (event.uncuttable, event.stages_max)
     told = event.uncuttable != UNRECORDED and known != (
         job.layouts.uncuttable,
@@ -107,13 +110,13 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         want_layout(state, job)
 
 
-def on_worker_proving(state: State, event: WorkerProving) -> None:
+def on_worker_proving(state: State, out: list[AnyAction], event: WorkerProving) -> None:
     """Note that the worker reached its loop in time, so its start alarm no longer applies.
 
     How long its proof takes depends on the job's steps.
     """
     worker = state.workers.get(event.worker)
-    if worker is not None:
+    if worker is not None and not alike.hear(state, out, worker, event.hardware):
         worker.proving = True
 
 
@@ -284,6 +287,7 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
         return
     if job.layouts.urgent:
         _keep_the_leaving(state, job)
+    alike.settle(state, out, job)
     seats = _seats(state, job)
     if job.layouts.urgent and job.status == "RUNNING":
         move_job(state, out, job, "RECOVERING", "a worker of the running step is gone")
@@ -466,7 +470,7 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
     able = {
         worker_id: None
         for worker_id in job.workers
-        if state.workers[worker_id].ready and not _excluded(state, state.workers[worker_id])
+        if state.workers[worker_id].ready and not _excluded(state, job, state.workers[worker_id])
     }
     staying = (
         [] if job.layouts.current is None else [w for w in job.layouts.current.workers if w in able]
@@ -508,9 +512,9 @@ def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: f
     )
 
 
-def _excluded(state: State, worker: Worker) -> bool:
+def _excluded(state: State, job: Job, worker: Worker) -> bool:
     lease = state.leases[worker.token]
-    return lease.state == "leaving" or not lease.joined
+    return lease.state == "leaving" or not lease.joined or not alike.may_join(job, lease)
 
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:

@@ -8,11 +8,12 @@ from bidding import acquire
 from bidding.model import Purchase
 from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.brain.handlers import layout_changes
-from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.events import CatalogueSeen, PlaceClosed, QuotesKept, QuotesSeen
 from orchestrator.state import (
     Job,
+    Kind,
     Lease,
     PoolState,
     State,
@@ -144,7 +145,7 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
         return
     job.market.think_at_s = state.now_s + state.settings.rethink_s
     _think_again(state, job)
-    purchase = think(state, job)
+    purchase = _of_another_kind(state, out, job) or think(state, job)
     active = (j for j in reversed(state.live_jobs) if state.jobs[j].active)
     if job.id == next(active, ""):
         state.thought = _thought(state, job, purchase)
@@ -172,7 +173,43 @@ def _doubt_old_quotes(state: State, out: list[AnyAction]) -> None:
 
 def think(state: State, job: Job) -> Purchase:
     """What the bidder says about this job now."""
-    asked = situation.situation_of(state, job)
+    kinds = [] if alike.kind_of(state, job) else alike.sold_kinds(state, job)
+    if len(kinds) > 1:
+        return min((_think(state, job, kind) for kind in kinds), key=_dearness)
+    return _think(state, job)
+
+
+def _dearness(purchase: Purchase) -> float:
+    cost = purchase.cost_usd_per_work
+    return math.inf if cost is None else cost
+
+
+def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase | None:
+    """Return what an exact job buys instead, if no machines of its kind could be had for long."""
+    kind = job.layouts.kind if job.exact else None
+    held = [e for e in leases_of(state, job) if e.stays and e.state != "intended"]
+    if kind is None or sum(e.type.slots for e in held) >= job.workers_min:
+        job.market.lacks_since_s = None
+        return None
+    if not alike.lacks_its_own(state, job):
+        return None
+    if job.market.strangers < alike.STRANGERS_MAX and think(state, job).acquire:
+        return None
+    found = {each: _think(state, job, each) for each in alike.other_kinds(state, job, kind)}
+    enough = {each: p for each, p in found.items() if _slots(state, p) >= job.workers_min}
+    if not enough:
+        return None
+    best = min(enough, key=lambda each: _dearness(enough[each]))
+    alike.change(state, out, job, best)
+    return enough[best]
+
+
+def _slots(state: State, purchase: Purchase) -> int:
+    return sum(part.count * state.types[part.pool.type].slots for part in purchase.acquire)
+
+
+def _think(state: State, job: Job, kind: Kind | None = None) -> Purchase:
+    asked = situation.situation_of(state, job, kind)
     return acquire.decide(
         asked.offers, asked.holdings, asked.demand, asked.limits, asked.speed, asked.at_s
     )

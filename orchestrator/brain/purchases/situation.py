@@ -13,9 +13,9 @@ from bidding.model import Acquire, Bid, Demand, HeldMachine, Limits, Offer, Thro
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Place
 from orchestrator.brain.handlers import layout_changes
-from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.layouts import forecast
-from orchestrator.state import Job, Lease, PoolState, State, leases_of
+from orchestrator.state import Job, Kind, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
 ROUNDING_USD, ROUNDING = 1e-12, 1e-9
@@ -56,8 +56,9 @@ class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return speed * share * self.work_per_slot_s if measured is None else measured
 
 
-def situation_of(state: State, job: Job) -> Situation:
-    """As it is for this job now."""
+def situation_of(state: State, job: Job, kind: Kind | None = None) -> Situation:
+    """As it is for this job now, with machines of this kind or else of the one that it keeps to."""
+    kind = kind or alike.kind_of(state, job)
     speed = forecast.speed_of(state, job) or SlotSpeed(
         types=state.types,
         slots_max=job.workers_max,
@@ -91,8 +92,8 @@ def situation_of(state: State, job: Job) -> Situation:
         regions=settings.regions or None,
     )
     return Situation(
-        offers=offers(state, job),
-        holdings=holdings(state, job),
+        offers=offers(state, job, kind),
+        holdings=holdings(state, job, kind),
         demand=demand,
         limits=limits,
         speed=speed,
@@ -128,12 +129,14 @@ def _slots_most(state: State, job: Job) -> int:
     return max(most, slots_least(job))
 
 
-def offers(state: State, job: Job) -> list[Offer]:
+def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
     """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
     found: list[Offer] = []
     home, bought = leases.home_of(state, job), vcpus_bought(state)
     for known in state.pools.values():
         if not known.sold or state.places[known.pool.place.key].closed:
+            continue
+        if not alike.may_buy(job, kind, known.kind, known.pool):
             continue
         hazard_per_h = known.record.hazard_per_h(state.now_s)
         return_per_h = known.record.return_per_h(state.now_s)
@@ -273,7 +276,7 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
     )
 
 
-def holdings(state: State, job: Job) -> list[HeldMachine]:
+def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachine]:
     """What the job holds and keeps. What is about to go counts as noticed: it is replaced now."""
     return [
         HeldMachine(
@@ -294,7 +297,9 @@ def holdings(state: State, job: Job) -> list[HeldMachine]:
             region_usd_per_gb=leases.traits_of(state, lease.pool.place).region_usd_per_gb,
         )
         for token in job.leases
-        if not (lease := state.leases[token]).released and lease.state != "ending"
+        if not (lease := state.leases[token]).released
+        and lease.state != "ending"
+        and alike.may_hold(job, kind, lease)
     ]
 
 

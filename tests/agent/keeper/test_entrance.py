@@ -11,7 +11,7 @@ from waiting import until
 
 from agent.keeper import layouts, proofs
 from agent.keeper.storage.memory_log import root_of
-from agent.messages import Progress, Rewound, Unbuilt
+from agent.messages import Progress, Rewound, Unbuilt, WorkerProving
 from agent.protocol import Prove, Ready
 
 
@@ -465,3 +465,45 @@ def test_unlike_cards_in_one_layout_are_said_once_and_train(house: House) -> Non
     assert not house.failed
     said = [line for line in house.said.said if "rounds otherwise" in line]
     assert said == [proofs.UNLIKE.format("b", "a")]
+
+
+def test_a_newcomer_that_rounds_differently_fails_no_exact_job(house: House) -> None:
+    """It is reported, and proves nothing while others are there that round as the job does, far apart as it may be."""
+    house.joins("a", hardware="fast")
+    house.begins("a")
+    house.commits(6)
+    house.joins("b", counts("loss"), hardware="slow")
+    house.commits(4)
+    assert not house.failed and not asked(house, "b") and house.ready == ["a"]
+    (told,) = [one for one in house.said.reports if isinstance(one, WorkerProving)]
+    assert (told.worker, told.hardware) == ("b", "slow")
+    house.joins("c", hardware="fast")
+    assert house.ready == ["a", "c"]
+    house.dies("b")
+
+
+def test_a_newcomer_that_rounds_differently_proves_itself_where_nobody_else_is_left(
+    house: House,
+) -> None:
+    """The job goes on with it, as far as the tolerance allows."""
+    house.joins("a", hardware="fast")
+    house.begins("a")
+    house.commits(6)
+    house.joins("b", hardware="slow")
+    assert not asked(house, "b")
+    house.dies("a")
+    house.until("the proof", lambda: "b" in house.ready)
+    house.begins("b")
+    house.commits(2)
+
+
+def test_with_exact_off_a_newcomer_that_rounds_differently_proves_itself_at_once(
+    tmp_path: Path,
+) -> None:
+    """It may be in a layout with the others."""
+    house = House(tmp_path, exact=False)
+    house.joins("a", hardware="fast")
+    house.begins("a")
+    house.commits(6)
+    house.joins("b", hardware="slow")
+    assert house.ready == ["a", "b"]
