@@ -287,6 +287,41 @@ def test_a_number_that_the_loss_goes_by_is_looked_at() -> None:
     assert found.flatten((batches()[0][0], few)).variant is not found.variants.first
 
 
+def test_a_type_that_the_loss_asks_for_makes_another_graph() -> None:
+    """Two microbatches of one shape are no longer taken for the same computation."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        scale = 2.0 if x.dtype == torch.float64 else 1.0
+        return F.cross_entropy(model(x.float() * scale).view(len(y), -1), y)
+
+    (x, y), second = batches()
+    found = recorded(model, loss_of, [(x, y), second])
+    assert found.fixed
+    wide = found.flatten((x.double(), y))
+    loss, *_ = wide.variant.graph(*wide)
+    assert torch.equal(loss, loss_of((x.double(), y)))
+    assert not torch.equal(loss, loss_of((x, y)))
+
+
+def test_a_type_that_the_loss_asks_for_in_silence_is_found_out() -> None:
+    """A placeholder answers `is` with no, and says nothing; its graph holds for all other types."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        scale = 2.0 if x.dtype is torch.float64 else 1.0
+        return F.cross_entropy(model(x.float() * scale), y)
+
+    (x, y), second = batches()
+    found = recorded(model, loss_of, [(x, y), second])
+    assert not found.fixed
+    assert found.flatten((x.half(), y)).variant is found.variants.first
+    with pytest.raises(CannotRecord, match="computes another loss than it does when it is called"):
+        found.flatten((x.double(), y))
+
+
 def test_other_names_make_another_graph() -> None:
     model = small()
     graphs = [
@@ -969,7 +1004,7 @@ def test_no_more_graphs_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) 
 
     example = [torch.zeros(1)]
     graph = made(example)
-    kept = Variants(Variant(graph, examine(graph, example), example), made)
+    kept = Variants(Variant(graph, examine(graph, example), example), made, lambda *_: None)
     for rows in (2, 3, 2, 4, 2, 1, 3):
         kept.of([torch.zeros(rows)])
     assert asked == [1, 2, 3, 4, 3]

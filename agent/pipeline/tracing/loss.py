@@ -76,13 +76,14 @@ def record_loss(
         empty()
         graph, facts, number = loss.recorded(told)
         another = partial(loss.another, empty, late=_is_late(graph))
-        variants = Variants(Variant(graph, facts, loss.leaves), another)
+        compare = partial(loss.compare_later, empty)
+        variants = Variants(Variant(graph, facts, loss.leaves), another, compare)
         found = Recording(variants, loss.spec, before.settled(closed_over(loss_of)))
         if graph.meta.get(FIXED) and number is not None and isinstance(microbatches, list | tuple):
             for leaves in map(found.flatten, microbatches[1:2]):
                 # A value that was taken from the first microbatch shows as a difference in the
                 # second.
-                loss.compare(loss.again(leaves.variant.graph, leaves), loss.as_it_is(leaves))
+                loss.compare_with(leaves.variant.graph, leaves)
     return found
 
 
@@ -230,6 +231,17 @@ class _Loss:
                 "or train with depth 1"
             )
         return found
+
+    def compare_later(
+        self, empty: Callable[[], None], graph: fx.GraphModule, leaves: Sequence[Any]
+    ) -> None:
+        """Compare a graph with the function, in the middle of a step."""
+        with attributes_kept(self._model), computable(self._model):
+            empty()
+            self.compare_with(graph, leaves)
+
+    def compare_with(self, graph: fx.GraphModule, leaves: Sequence[Any]) -> None:
+        self.compare(self.again(graph, leaves), self.as_it_is(leaves))
 
     def compare(self, recorded: Returned, found: Returned) -> None:
         """Refuse a recording with another loss, as code that asks about its inputs may have.
