@@ -811,6 +811,33 @@ def test_a_teacher_has_its_turn_if_it_draws() -> None:
         assert calls.index("guest_0") == (len(calls) - 1 if is_late else 0)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_backward_hook_that_the_loss_hangs_up_is_not_lost(at_once: bool) -> None:
+    """A stage calls the module without it, and the loss would not show that."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        handle = model[1].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+        out = model(batch[0])
+        handle.remove()
+        return F.cross_entropy(out if at_once else out.view(len(batch[1]), -1), batch[1])
+
+    with pytest.raises(CannotRecord, match="loss_of gives '1' a backward hook"):
+        recorded(model, loss_of)
+
+
+def test_a_hook_that_the_loss_gives_to_a_tensor_is_named() -> None:
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        hidden = model[:2](batch[0])
+        hidden.register_hook(lambda gradient: gradient * 0.5)
+        return F.cross_entropy(model[2:](hidden), batch[1])
+
+    with pytest.raises(CannotRecord, match=r"in loss_of: .*gives a hook to a tensor.*depth 1"):
+        recorded(model, loss_of)
+
+
 # --- hooks, and what forwards leave in modules ----------------------------------------------------------
 
 OVERHEARD: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any], Any]]] = {
