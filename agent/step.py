@@ -315,11 +315,9 @@ class Step:
                 self._compute_share(loss_of, microbatches, first, count)
                 return
         self._show_late(loss_of, microbatches, first, count)
-        if kept is not None and kept.updates() != before:
-            raise Misuse(
-                f"step {replica.turn}: loss_of changed the model or the optimizer, but every worker calls it for other "
-                "microbatches; change them after session.backward(...)"
-            )
+        written = "" if kept is None else kept.written(before)
+        if written:
+            raise Misuse(f"step {replica.turn}: {replica.still.what(written)}")
 
     def _compute_for_another(
         self, loss_of: LossOf, microbatches: Sequence[Any], node: range

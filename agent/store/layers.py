@@ -183,6 +183,12 @@ class Collected:
         """Return numbers that change with parameters and optimizer state, but not with buffers."""
         return [item._version for _, draft in self._all() for item in draft.tensors.values()]
 
+    def written(self, before: list[int]) -> str:
+        """Return the name of a tensor that was written to since these updates, or ""."""
+        names = (path for _, draft in self._all() for path in draft.tensors)
+        pairs = zip(names, before, self.updates(), strict=True)
+        return next((name for name, was, now in pairs if was != now), "")
+
     def joined(self, others: "Collected") -> "Collected":
         """Return these layers and those, with the optimizers' settings of these."""
         mark = others._mark or self._mark  # the later one
