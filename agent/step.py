@@ -82,6 +82,13 @@ class Result(float):
                 f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
             ) from None
 
+    def __len__(self) -> int:
+        """Refuse what takes it for a list, because it has names in brackets."""
+        raise Misuse(
+            "a result of session.backward(...) was taken for a list, as torch.tensor(losses) takes all that has names in "
+            "brackets: collect result.item() for it, or use torch.stack(losses)"
+        )
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
