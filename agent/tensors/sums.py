@@ -357,7 +357,10 @@ class SumSpace:
             gradient = param.grad
             if gradient is not None:
                 if gradient.is_sparse:
-                    raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
+                    raise Misuse(
+                        f"{name} has a sparse gradient: make its layer with sparse=False, and train it with Adam if that was "
+                        "SparseAdam's"
+                    )
                 param.grad = None
                 gradient = self.given(index, gradient)
             found.append(gradient)
