@@ -322,6 +322,29 @@ def test_a_type_that_the_loss_asks_for_in_silence_is_found_out() -> None:
         found.flatten((x.double(), y))
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+def test_memory_that_is_shared_by_one_type_only_is_not_cut_through(fixed: bool) -> None:
+    """`x.float()` of a float is the same tensor, so what is written to it shows in x."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        wide = x.float()
+        loss = F.cross_entropy(model(wide), y)
+        if not fixed or len(x):
+            wide.mul_(2)
+        return loss + model(x.float()).mean()
+
+    rows = [(x, y) for x, y in batches()]
+    frozen = [*model.parameters()]
+    for param in frozen[:2]:  # so that no backward needs what is written over
+        param.requires_grad_(False)
+    found = recorded(model, loss_of, [(x.double(), y) for x, y in rows])
+    assert found.fixed is fixed
+    with pytest.raises(CannotRecord, match="writes into the microbatch, of which every stage has"):
+        found.flatten(rows[0])
+
+
 def test_other_names_make_another_graph() -> None:
     model = small()
     graphs = [

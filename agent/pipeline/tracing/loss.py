@@ -20,7 +20,7 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.flatten import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.loss_scale import Scaler
-from agent.pipeline.tracing.analysis import Facts, examined, same_numbers
+from agent.pipeline.tracing.analysis import Facts, cut_points, examined, same_numbers
 from agent.pipeline.tracing.closures.closure import closed_over, walked
 from agent.pipeline.tracing.closures.leftovers import placeholders_removed
 from agent.pipeline.tracing.graphs import (
@@ -233,12 +233,18 @@ class _Loss:
         return found
 
     def compare_later(
-        self, empty: Callable[[], None], graph: fx.GraphModule, leaves: Sequence[Any]
+        self, empty: Callable[[], None], first: Variant, leaves: Sequence[Any]
     ) -> None:
-        """Compare a graph with the function, in the middle of a step."""
+        """Compare a graph with the function in the middle of a step, and what is known of it."""
         with attributes_kept(self._model), computable(self._model):
             empty()
-            self.compare_with(graph, leaves)
+            facts, out = examined(first.graph, leaves)
+            self.compare(_outcome(first.graph, out), self.as_it_is(leaves))
+        if _crossing(facts) != _crossing(first.facts):
+            raise CannotRecord(
+                "session.backward(loss_of, microbatches): a microbatch of other types than the recorded one cannot be cut where "
+                "that is: make all alike, or train with depth 1"
+            )
 
     def compare_with(self, graph: fx.GraphModule, leaves: Sequence[Any]) -> None:
         self.compare(self.again(graph, leaves), self.as_it_is(leaves))
@@ -277,6 +283,14 @@ def _refuse_hooks(model: torch.nn.Module) -> None:
                 f"the parameter {name!r} has a hook, which stages would call at other moments than one backward does: "
                 "change its gradient behind session.backward(...), or train with depth 1"
             )
+
+
+def _crossing(facts: Facts) -> list[tuple[int, list[tuple[str, bool]]]]:
+    """Return where a graph may be cut, and what crosses there."""
+    return [
+        (each.after, [(value.name, value.needs_grad) for value in each.values])
+        for each in cut_points(facts)
+    ]
 
 
 def _is_late(graph: fx.GraphModule) -> bool:

@@ -41,16 +41,20 @@ class Variant:
     ) -> None:
         self.graph, self.facts, self.example = graph, facts, tuple(example)
         self.fixed = FIXED in graph.meta
-        self._kinds, self._shapes = kinds_of(example), shapes_of(example)
+        self.kinds, self._shapes = kinds_of(example), shapes_of(example)
 
     @cached_property
     def form(self) -> str:
         return form_of(self.graph)
 
+    def holds(self, cuts: Sequence[int]) -> bool:
+        """Return whether it may be cut after these nodes."""
+        return {point.after for point in cut_points(self.facts)}.issuperset(cuts)
+
     def fits(self, batch: Sequence[torch.Tensor]) -> bool:
         if not self.fixed:
             return True
-        if kinds_of(batch) != self._kinds or shapes_of(batch) != self._shapes:
+        if kinds_of(batch) != self.kinds or shapes_of(batch) != self._shapes:
             return False
         looks = self.graph.meta.get(LOOKS)
         return looks is None or not looks.differs(batch)
@@ -67,16 +71,16 @@ class Variants:
         self,
         first: Variant,
         record: Callable[[Sequence[torch.Tensor]], fx.GraphModule],
-        compare: Callable[[fx.GraphModule, Sequence[torch.Tensor]], None],
+        compare: Callable[[Variant, Sequence[torch.Tensor]], None],
     ) -> None:
         self.first, self._record, self._compare = first, record, compare
         self._others: list[Variant] = []  # the last used comes first
-        self._compared = {kinds_of(first.example)}
+        self._compared = {first.kinds}
 
     def of(self, batch: Sequence[torch.Tensor]) -> Variant:
         if self.first.fits(batch):
             if not self.first.fixed and (kinds := kinds_of(batch)) not in self._compared:
-                self._compare(self.first.graph, batch)
+                self._compare(self.first, batch)
                 self._compared.add(kinds)
             return self.first
         known = (variant for variant in self._others if variant.fits(batch))
@@ -92,9 +96,11 @@ class Variants:
         return found
 
     def _recorded(self, batch: Sequence[torch.Tensor]) -> Variant:
+        """Record a graph; memory that is shared or not depends on types, so facts do too."""
         graph = self._record(batch)
-        form = form_of(graph)
-        known = (each.facts for each in (self.first, *self._others) if each.form == form)
+        form, kinds = form_of(graph), kinds_of(batch)
+        alike = (each for each in (self.first, *self._others) if each.kinds == kinds)
+        known = (each.facts for each in alike if each.form == form)
         return Variant(graph, next(known, None) or examine(graph, batch), batch)
 
 
@@ -157,8 +163,8 @@ class Pieces:
 
     def _built(self, variant: Variant) -> tuple[Piece, ...]:
         """Cut a variant, and refuse it if a stage would need weights that it does not have."""
-        if variant.form == self._first.form:
-            return build(variant.graph, self._first.facts, self._cuts)
+        if variant.form == self._first.form and variant.holds(self._cuts):
+            return build(variant.graph, variant.facts, self._cuts)
         try:
             cuts = _cuts_like(variant, self._first, self._cuts)
             pieces = build(variant.graph, variant.facts, cuts)
