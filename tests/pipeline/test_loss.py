@@ -102,6 +102,10 @@ MADE_OF = {
         lambda x, y, each: (each, x, y),
         lambda m, b: F.cross_entropy(m(b[1]), b[2]) * (2 if b[0] > 0 else 1),
     ),
+    "nothing in it": (
+        lambda x, y, _: {"x": x, "mask": None, "more": (y, None)},
+        lambda m, b: F.cross_entropy(m(b["x"] if b["mask"] is None else 0), b["more"][0]),
+    ),
     "parts": (lambda x, y, _: (x, y), collecting),
 }
 
