@@ -64,7 +64,7 @@ class _Nothing:
     """None in the place of a tensor, in every microbatch."""
 
 
-pytree.register_pytree_node(_Nothing, lambda _: ((), None), lambda _, __: None)
+pytree.register_pytree_node(_Nothing, lambda _: ([], None), lambda _, __: None)
 
 
 def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:

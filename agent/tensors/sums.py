@@ -633,7 +633,8 @@ def _equal_but_for_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_summed(buffer: torch.Tensor) -> bool:
     """Return whether changes of the buffer can be summed; if not, it has to stay unchanged."""
-    return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+    added = buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+    return added and buffer.layout is torch.strided
 
 
 def _is_alone(gradient: torch.Tensor) -> bool:

@@ -109,7 +109,9 @@ class Still:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Add up its words."""
+    """Add up its words; a sparse tensor counts how often it was written to."""
+    if tensor.layout is not torch.strided:
+        return torch.tensor(tensor._version)
     raw = in_a_row(tensor)
     if raw.storage_offset() % WORD:
         raw = raw.clone()

@@ -197,6 +197,36 @@ def test_what_cannot_be_cut_is_said(case: str) -> None:
     assert str(error.value).count("\n") == 0
 
 
+SPARSE = (
+    "a part of the microbatch",
+    "a tensor that loss_of reads",
+    "the buffer '0.near'",
+    "the result of to_sparse",
+)
+
+
+@pytest.mark.parametrize("what", SPARSE)
+def test_what_is_sparse_is_named(what: str) -> None:
+    """As a graph's neighbours are, whose memory no analysis can look at."""
+    model, kept = small(), torch.eye(5).to_sparse()
+    if "buffer" in what:
+        model[0].register_buffer("near", torch.eye(5).to_sparse(), persistent=False)
+    given = torch.eye(5).to_sparse() if "part" in what else torch.eye(5)
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        x, y, near = batch
+        if "reads" in what:
+            near = kept
+        elif "buffer" in what:
+            near = model[0].near
+        elif "result" in what:
+            near = near.to_sparse()
+        return F.cross_entropy(torch.sparse.mm(near, model(x)), y)
+
+    with pytest.raises(CannotRecord, match=rf"^{what} is of torch\.sparse_\w+, .* depth 1$"):
+        record_loss(model, loss_of, [(*batch, given) for batch in batches()])
+
+
 def test_what_fails_is_told_as_it_is() -> None:
     """By the function itself, where it is trained: a recording says only that there is none."""
     model = small()

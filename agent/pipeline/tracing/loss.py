@@ -20,7 +20,13 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.flatten import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.loss_scale import Scaler
-from agent.pipeline.tracing.analysis import Facts, cut_points, examined, same_numbers
+from agent.pipeline.tracing.analysis import (
+    Facts,
+    cut_points,
+    examined,
+    refuse_sparse,
+    same_numbers,
+)
 from agent.pipeline.tracing.closures.closure import closed_over, walked
 from agent.pipeline.tracing.closures.leftovers import placeholders_removed
 from agent.pipeline.tracing.graphs import (
@@ -117,6 +123,8 @@ class _Loss:
     ) -> None:
         _check_leaves(leaves)
         _refuse_hooks(model)
+        for name, buffer in model.named_buffers():
+            refuse_sparse(f"the buffer {name!r}", buffer)
         self.leaves, self.spec = cloned(leaves), spec  # it may write into its microbatch
         self._model, self._loss_of, self._scaler = model, loss_of, scaler
 
