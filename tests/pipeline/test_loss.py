@@ -883,6 +883,19 @@ def test_a_backward_hook_that_the_loss_hangs_up_is_not_lost(at_once: bool) -> No
         recorded(model, loss_of)
 
 
+@pytest.mark.parametrize("how", ["full_backward_hook", "full_backward_pre_hook"])
+def test_a_backward_hook_of_all_modules_is_not_cut(how: str) -> None:
+    """A block that is taken apart would not be called as a module, and so without it."""
+    model = small()
+    handle = getattr(torch.nn.modules.module, f"register_module_{how}")(lambda *_: None)
+    try:
+        with pytest.raises(CannotRecord, match="a backward hook of all modules is registered"):
+            record_loss(model, plain(model), batches())
+    finally:
+        handle.remove()
+    recorded(model, plain(model))
+
+
 def test_a_hook_that_the_loss_gives_to_a_tensor_is_named() -> None:
     model = small()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.modules import module as every_module
 from torch.utils import checkpoint as checkpointing
 
 from agent.errors import CannotRecord, Misuse
@@ -283,8 +284,14 @@ def _refuse_hooks(model: torch.nn.Module) -> None:
     """Refuse parameters with gradient hooks, because a stage would call them at other moments.
 
     A stage asks for gradients and does not accumulate them, and each stage of a tied parameter has
-    only a part of its gradient.
+    only a part of its gradient. A hook of the backwards of all modules would miss those that a
+    stage does not call as modules.
     """
+    if every_module._global_backward_hooks or every_module._global_backward_pre_hooks:
+        raise CannotRecord(
+            "a backward hook of all modules is registered, and stages take modules apart, which are not called as modules "
+            "then: register it on the modules that it is for, before the loop over session.steps(...), or train with depth 1"
+        )
     for name, param in model.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise CannotRecord(
