@@ -82,6 +82,13 @@ class Result(float):
                 f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
             ) from None
 
+    def __len__(self) -> int:
+        """Refuse what takes it for a list, because it has names in brackets."""
+        raise Misuse(
+            "a result of session.backward(...) was taken for a list, as torch.tensor(losses) takes all that has names in "
+            "brackets: collect result.item() for it, or use torch.stack(losses)"
+        )
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], _types: object, args: Any = (), kwargs: Any = None
@@ -315,11 +322,9 @@ class Step:
                 self._compute_share(loss_of, microbatches, first, count)
                 return
         self._show_late(loss_of, microbatches, first, count)
-        if kept is not None and kept.updates() != before:
-            raise Misuse(
-                f"step {replica.turn}: loss_of changed the model or the optimizer, but every worker calls it for other "
-                "microbatches; change them after session.backward(...)"
-            )
+        written = "" if kept is None else kept.written(before)
+        if written:
+            raise Misuse(f"step {replica.turn}: {replica.still.what(written)}")
 
     def _compute_for_another(
         self, loss_of: LossOf, microbatches: Sequence[Any], node: range

@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 from agent.errors import Misuse
 from agent.pipeline.deferred.initial_values import Unborn
 from agent.profile import Stragglers, SumFormat
+from agent.store.layers import why_unsaved
 from agent.tensors.absent import is_away
 from agent.tensors.layer_names import Models, named_parameters
 
@@ -40,11 +41,14 @@ def _check_lazy(module: torch.nn.Module) -> None:
 
 
 def _check_saved(module: torch.nn.Module) -> None:
-    """Check that parameters are saved under the names of `state_dict()`.
+    """Check that all tensors can be saved, and parameters under the names of `state_dict()`.
 
     A class may define that method in a different way.
     """
     saved = module.state_dict(keep_vars=True)
+    for name, item in saved.items():
+        if isinstance(item, torch.Tensor) and (why := why_unsaved(item)):
+            raise Misuse(f"Session: {name!r} of {type(module).__name__}: {why}")
     for name, param in module.named_parameters():
         if saved.get(name) is not param:
             raise Misuse(

@@ -69,7 +69,8 @@ class Optimizers:
         if self._counted() != self._trained:
             raise Misuse(
                 f"step {self._step()}: parameters were added to an optimizer after Session(...) was made, which "
-                "a joining worker would not know. Add them before, with a learning rate of 0 until then"
+                "a joining worker would not know: add them before it, frozen (requires_grad_(False)), which an optimizer "
+                "leaves alone, and unfreeze them here"
             )
         self._check_schedules()
 

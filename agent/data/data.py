@@ -124,7 +124,7 @@ class Data:
             self._open_map(drop_last, options)
         self._direct: Direct | None = None
         self._ahead: Ahead | None = None
-        # Those of the data set when its processes were begun.
+        # Those of the data set and its transforms when its processes were begun.
         self._attributes: Attributes = []
         self._rows: dict[int, list[Rows]] = {}
         self._current: Microbatches | None = None
@@ -195,7 +195,7 @@ class Data:
         if self._ahead is None:
             workers = 1 if self._cut is not None else self._workers
             fetch = Fetch(self._source(), self._collate, self._seed)
-            self._attributes = attributes(self._dataset)
+            self._attributes = self._settings()
             self._ahead = Ahead(fetch, self._request, workers, pin=_pinned())
         self._ahead.expect(step, FetchShare(first, count, end))
 
@@ -205,10 +205,13 @@ class Data:
         What a stream is read with counts from its next epoch on.
         """
         midway = self._cut is not None and step % (self._steps or step + 1) > 0
-        if self._ahead is None or midway or same(attributes(self._dataset), self._attributes):
+        if self._ahead is None or midway or same(self._settings(), self._attributes):
             return
         self.close()
         self._say(f"{self._name} was changed by the script, so processes that fetch begin again")
+
+    def _settings(self) -> Attributes:
+        return attributes(self._dataset, self._collate)
 
     def close(self) -> None:
         """End the processes that fetch ahead."""
@@ -247,7 +250,7 @@ class Data:
         if self._direct is None:
             self._own = self._source()
             self._direct = Direct(Fetch(self._own, self._collate, self._seed), pin=_pinned())
-        before = attributes(self._dataset) if self._ahead is not None else None
+        before = self._settings() if self._ahead is not None else None
         try:
             fetched = self._direct.get(self._request(step, microbatch))
         except Ended as end:
@@ -261,7 +264,7 @@ class Data:
         self._say_passed(self._own.passed(), step)
         # What a data set notes for itself as it is read, each process notes for itself.
         if before is not None and same(before, self._attributes):
-            self._attributes = attributes(self._dataset)
+            self._attributes = self._settings()
         return fetched
 
     def _request(self, step: int, microbatch: int) -> Request:

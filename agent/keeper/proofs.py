@@ -430,8 +430,8 @@ BEFORE = (
     "`torch.manual_seed(0)`"
 )
 BEHIND = (
-    "What the script does behind session.backward(...) goes by something that a worker which joins later does not have: "
-    "keep it in session.state, or in an object that is given to Session(...)"
+    "What the script does behind session.backward(...) is done on the leader alone, or goes by something that a worker which "
+    "joins later does not have: keep it in session.state, or in an object that is given to Session(...)"
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "

@@ -60,6 +60,13 @@ pytree.register_pytree_node(
 )
 
 
+class _Nothing:
+    """None in the place of a tensor, in every microbatch."""
+
+
+pytree.register_pytree_node(_Nothing, lambda _: ([], None), lambda _, __: None)
+
+
 def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves of a microbatch, and a specification of how it is made of them.
 
@@ -118,7 +125,9 @@ def with_mappings_opened(batch: Any) -> Any:
 
 
 def _opened(value: Any) -> Any:
-    """Open an object that holds tensors, and otherwise only plain values."""
+    """Open an object that holds tensors, and otherwise only plain values; and None."""
+    if value is None:
+        return _Nothing()
     if isinstance(value, UserDict):
         empty = copy.copy(value)
         empty.data = {}

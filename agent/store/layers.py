@@ -103,10 +103,8 @@ class _Draft:
     def keep(self, path: str, value: Any) -> bool | Sequence[int]:
         if not isinstance(value, torch.Tensor):
             return False
-        if value.dtype not in DTYPES or value.layout is not torch.strided:
-            raise StateError(
-                f"{path}: a tensor of {value.dtype} ({value.layout}) cannot be saved: {_instead(value)}"
-            )
+        if why := why_unsaved(value):
+            raise StateError(f"{path}: {why}")
         self.tensors[path] = value.detach()
         self.live.append(self.tensors[path])
         return _strides(value) or True
@@ -185,6 +183,12 @@ class Collected:
         """Return numbers that change with parameters and optimizer state, but not with buffers."""
         return [item._version for _, draft in self._all() for item in draft.tensors.values()]
 
+    def written(self, before: list[int]) -> str:
+        """Return the name of a tensor that was written to since these updates, or ""."""
+        names = (path for _, draft in self._all() for path in draft.tensors)
+        pairs = zip(names, before, self.updates(), strict=True)
+        return next((name for name, was, now in pairs if was != now), "")
+
     def joined(self, others: "Collected") -> "Collected":
         """Return these layers and those, with the optimizers' settings of these."""
         mark = others._mark or self._mark  # the later one
@@ -236,12 +240,16 @@ def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
     return {key: thing for key, thing in objects.items() if isinstance(thing, torch.nn.Module)}
 
 
-def _instead(value: torch.Tensor) -> str:
+def why_unsaved(value: torch.Tensor) -> str:
+    """Return why a tensor cannot be saved, and what to do; "" if it can."""
+    if value.dtype in DTYPES and value.layout is torch.strided:
+        return ""
+    instead = f"keep it as one of {', '.join(sorted(str(each)[6:] for each in DTYPES))}"
     if value.layout is not torch.strided:
-        return "keep it dense, and make it what it is where it is used"
-    if value.is_complex():
-        return "keep torch.view_as_real(...) of it, and torch.view_as_complex(...) where it is used"
-    return f"keep it as one of {', '.join(sorted(str(each)[6:] for each in DTYPES))}"
+        instead = "keep it dense, and make it what it is where it is used"
+    elif value.is_complex():
+        instead = "keep it as complex64, or torch.view_as_real(...) of it, and torch.view_as_complex(...) where it is used"
+    return f"a tensor of {value.dtype} ({value.layout}) cannot be saved: {instead}"
 
 
 def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -380,7 +388,8 @@ class _Loading:
             return  # tied tensors share their memory
         self._seen.add((target.data_ptr(), entry.name))
         memory = target
-        if target.device.type != "cpu" or not target.is_contiguous():
+        plain = target.is_contiguous() and not target.is_conj() and not target.is_neg()
+        if target.device.type != "cpu" or not plain:
             memory = torch.empty(target.shape, dtype=target.dtype, device=CPU)
             self._late.append((target, memory))
         self.wants.append(self._index.want(name, memory_of(memory)))

@@ -26,7 +26,8 @@ def nothing(param: torch.Tensor, device: torch.device | None = None) -> torch.Te
 
 
 def is_away(param: torch.Tensor) -> bool:
-    return param.numel() > 1 and not any(param.stride())
+    strided = param.layout is torch.strided  # others have no strides, or none that say anything
+    return strided and param.numel() > 1 and not any(param.stride())
 
 
 def is_none(param: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 DTYPES = {
+    torch.complex64: "C64",
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -41,7 +42,7 @@ def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
 
     One number that was expanded counts as lying end to end, with a stride of 0.
     """
-    dense = tensor.detach().contiguous()
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 

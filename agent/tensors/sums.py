@@ -357,7 +357,10 @@ class SumSpace:
             gradient = param.grad
             if gradient is not None:
                 if gradient.is_sparse:
-                    raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
+                    raise Misuse(
+                        f"{name} has a sparse gradient: make its layer with sparse=False, and train it with Adam if that was "
+                        "SparseAdam's"
+                    )
                 param.grad = None
                 gradient = self.given(index, gradient)
             found.append(gradient)
@@ -630,7 +633,8 @@ def _equal_but_for_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_summed(buffer: torch.Tensor) -> bool:
     """Return whether changes of the buffer can be summed; if not, it has to stay unchanged."""
-    return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+    added = buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+    return added and buffer.layout is torch.strided
 
 
 def _is_alone(gradient: torch.Tensor) -> bool:

@@ -12,7 +12,13 @@ import torch
 
 from agent.errors import Misuse
 from agent.tensors.absent import is_away
-from agent.tensors.layer_names import Models, named_buffers, named_parameters
+from agent.tensors.layer_names import (
+    Models,
+    named_buffers,
+    named_modules,
+    named_parameters,
+    prefixes,
+)
 from agent.tensors.shards import in_a_row
 from agent.tensors.sums import is_summed
 
@@ -35,6 +41,7 @@ class Still:
     """The values of parameters and unsummable buffers, compared over a phase."""
 
     def __init__(self, models: Models) -> None:
+        self._models = models
         buffers = named_buffers(models).items()
         self._tensors: Mapping[str, torch.Tensor] = {
             **named_parameters(models),
@@ -62,8 +69,26 @@ class Still:
                 raise Misuse(f"step {step}: {self._what(name)}")
         self._before = {}
 
+    def what(self, path: str) -> str:
+        """Return what is wrong if loss_of has written to the tensor saved at `path`."""
+        key, _, name = path.partition("/")
+        name = prefixes(self._models).get(key, "") + name
+        if key in self._models and name in self._tensors:
+            return self._what(name)
+        return (
+            f"loss_of changes {path!r}, but every worker calls it for other microbatches: change that after "
+            "session.backward(...)"
+        )
+
     def _what(self, name: str) -> str:
         tensor = self._tensors[name]
+        for path, module in named_modules(self._models).items():
+            if getattr(module, "max_norm", None) is not None and module.weight is tensor:
+                return (
+                    f"the forward of {path or 'the model'!r} shortens rows of its weight to max_norm={module.max_norm}, but every "
+                    "worker calls it for other microbatches: leave max_norm out, and shorten them before the loop and after each "
+                    f"optimizer.step(), with torch.no_grad(): weight.renorm_({module.norm_type}, 0, {module.max_norm})"
+                )
         if isinstance(tensor, torch.nn.Parameter):
             return (
                 f"loss_of writes to the parameter {name!r}, but every worker calls it for other microbatches: write to "
@@ -84,7 +109,9 @@ class Still:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Add up its words."""
+    """Add up its words; a sparse tensor counts how often it was written to."""
+    if tensor.layout is not torch.strided:
+        return torch.tensor(tensor._version)
     raw = in_a_row(tensor)
     if raw.storage_offset() % WORD:
         raw = raw.clone()

@@ -22,7 +22,7 @@ from agent.store.places.sinks import DiskSink
 # The largest relative difference that counts as rounding: of all weights together, of all state of
 # an optimizer, or of a plain number. It is large, because a step of Adam amplifies small ones.
 NEAR = 1e-2
-FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "C64": np.float32}
 # The name of the layer for state outside of all modules; no module can have this name.
 REST = "~rest"
 SESSION_STATE, VALUES = "state", "~values"

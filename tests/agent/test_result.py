@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -106,3 +107,12 @@ def test_numbers_of_numpy_among_settings_are_written_as_pythons() -> None:
         "nesterov": True,
         "loss": 0.5,
     }
+
+
+@pytest.mark.parametrize("made", [torch.tensor, torch.FloatTensor])
+def test_what_torch_takes_for_a_list_is_said_with_the_way_out(made: Callable[..., Any]) -> None:
+    """Its own error would be that a Result has no length."""
+    with pytest.raises(Misuse, match=r"collect result\.item\(\) for it, or use torch\.stack"):
+        made([RESULT, RESULT])
+    assert made([RESULT.item(), RESULT.item()]).tolist() == torch.stack([RESULT, RESULT]).tolist()
+    assert np.array([RESULT, RESULT]).tolist() == [0.5, 0.5]

@@ -338,7 +338,7 @@ def variants_of(factory, draw) -> Variants:
     example = draw(torch.Generator().manual_seed(1), 3)
     graph = record(model, loss_of, example)
     first = Variant(graph, examine(graph, example), example)
-    return Variants(first, lambda batch: record(model, loss_of, batch, fixed=True))
+    return Variants(first, lambda batch: record(model, loss_of, batch, fixed=True), lambda *_: None)
 
 
 def together(

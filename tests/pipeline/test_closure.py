@@ -316,3 +316,19 @@ def test_a_supervised_loss_is_known_by_its_criterion_and_metrics() -> None:
     net = nn.Linear(1, 1)
     assert not made(1).changed(made(1))
     assert made(1).changed(made(2)) == "low"
+
+
+@pytest.mark.parametrize("count", [3, 400])
+def test_each_tensor_of_a_table_counts_for_large_models_too(count: int) -> None:
+    """As the anchors of a penalty, one for each parameter: a recording has them as constants."""
+    anchors = {f"{each}.weight": torch.zeros(1) for each in range(count)}
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(x - anchor).sum() for anchor in anchors.values()]).sum()
+
+    before = closed_over(loss_of)
+    assert before.changed(closed_over(loss_of)) == ""
+    anchors["2.weight"] = torch.zeros(1)
+    assert before.changed(closed_over(loss_of)) == "anchors['2.weight']"
+    anchors = {name: anchor.clone() for name, anchor in anchors.items()}
+    assert before.changed(closed_over(loss_of)) == "anchors['0.weight']"

@@ -102,6 +102,10 @@ MADE_OF = {
         lambda x, y, each: (each, x, y),
         lambda m, b: F.cross_entropy(m(b[1]), b[2]) * (2 if b[0] > 0 else 1),
     ),
+    "nothing in it": (
+        lambda x, y, _: {"x": x, "mask": None, "more": (y, None)},
+        lambda m, b: F.cross_entropy(m(b["x"] if b["mask"] is None else 0), b["more"][0]),
+    ),
     "parts": (lambda x, y, _: (x, y), collecting),
 }
 
@@ -191,6 +195,36 @@ def test_what_cannot_be_cut_is_said(case: str) -> None:
     with pytest.raises(CannotRecord, match=text.replace("<lambda>", "loss_of")) as error:
         record_loss(model, loss_of, given)
     assert str(error.value).count("\n") == 0
+
+
+SPARSE = (
+    "a part of the microbatch",
+    "a tensor that loss_of reads",
+    "the buffer '0.near'",
+    "the result of to_sparse",
+)
+
+
+@pytest.mark.parametrize("what", SPARSE)
+def test_what_is_sparse_is_named(what: str) -> None:
+    """As a graph's neighbours are, whose memory no analysis can look at."""
+    model, kept = small(), torch.eye(5).to_sparse()
+    if "buffer" in what:
+        model[0].register_buffer("near", torch.eye(5).to_sparse(), persistent=False)
+    given = torch.eye(5).to_sparse() if "part" in what else torch.eye(5)
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        x, y, near = batch
+        if "reads" in what:
+            near = kept
+        elif "buffer" in what:
+            near = model[0].near
+        elif "result" in what:
+            near = near.to_sparse()
+        return F.cross_entropy(torch.sparse.mm(near, model(x)), y)
+
+    with pytest.raises(CannotRecord, match=rf"^{what} is of torch\.sparse_\w+, .* depth 1$"):
+        record_loss(model, loss_of, [(*batch, given) for batch in batches()])
 
 
 def test_what_fails_is_told_as_it_is() -> None:
@@ -285,6 +319,64 @@ def test_a_number_that_the_loss_goes_by_is_looked_at() -> None:
     found = recorded(model, loss_of)
     few = torch.zeros(5, dtype=torch.int64)
     assert found.flatten((batches()[0][0], few)).variant is not found.variants.first
+
+
+def test_a_type_that_the_loss_asks_for_makes_another_graph() -> None:
+    """Two microbatches of one shape are no longer taken for the same computation."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        scale = 2.0 if x.dtype == torch.float64 else 1.0
+        return F.cross_entropy(model(x.float() * scale).view(len(y), -1), y)
+
+    (x, y), second = batches()
+    found = recorded(model, loss_of, [(x, y), second])
+    assert found.fixed
+    wide = found.flatten((x.double(), y))
+    loss, *_ = wide.variant.graph(*wide)
+    assert torch.equal(loss, loss_of((x.double(), y)))
+    assert not torch.equal(loss, loss_of((x, y)))
+
+
+def test_a_type_that_the_loss_asks_for_in_silence_is_found_out() -> None:
+    """A placeholder answers `is` with no, and says nothing; its graph holds for all other types."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        scale = 2.0 if x.dtype is torch.float64 else 1.0
+        return F.cross_entropy(model(x.float() * scale), y)
+
+    (x, y), second = batches()
+    found = recorded(model, loss_of, [(x, y), second])
+    assert not found.fixed
+    assert found.flatten((x.half(), y)).variant is found.variants.first
+    with pytest.raises(CannotRecord, match="computes another loss than it does when it is called"):
+        found.flatten((x.double(), y))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_memory_that_is_shared_by_one_type_only_is_not_cut_through(fixed: bool) -> None:
+    """`x.float()` of a float is the same tensor, so what is written to it shows in x."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        x, y = batch
+        wide = x.float()
+        loss = F.cross_entropy(model(wide), y)
+        if not fixed or len(x):
+            wide.mul_(2)
+        return loss + model(x.float()).mean()
+
+    rows = [(x, y) for x, y in batches()]
+    frozen = [*model.parameters()]
+    for param in frozen[:2]:  # so that no backward needs what is written over
+        param.requires_grad_(False)
+    found = recorded(model, loss_of, [(x.double(), y) for x, y in rows])
+    assert found.fixed is fixed
+    with pytest.raises(CannotRecord, match="writes into the microbatch, of which every stage has"):
+        found.flatten(rows[0])
 
 
 def test_other_names_make_another_graph() -> None:
@@ -776,6 +868,46 @@ def test_a_teacher_has_its_turn_if_it_draws() -> None:
         assert calls.index("guest_0") == (len(calls) - 1 if is_late else 0)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_backward_hook_that_the_loss_hangs_up_is_not_lost(at_once: bool) -> None:
+    """A stage calls the module without it, and the loss would not show that."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        handle = model[1].register_full_backward_hook(lambda _, given, __: (given[0] * 0.5,))
+        out = model(batch[0])
+        handle.remove()
+        return F.cross_entropy(out if at_once else out.view(len(batch[1]), -1), batch[1])
+
+    with pytest.raises(CannotRecord, match="loss_of gives '1' a backward hook"):
+        recorded(model, loss_of)
+
+
+@pytest.mark.parametrize("how", ["full_backward_hook", "full_backward_pre_hook"])
+def test_a_backward_hook_of_all_modules_is_not_cut(how: str) -> None:
+    """A block that is taken apart would not be called as a module, and so without it."""
+    model = small()
+    handle = getattr(torch.nn.modules.module, f"register_module_{how}")(lambda *_: None)
+    try:
+        with pytest.raises(CannotRecord, match="a backward hook of all modules is registered"):
+            record_loss(model, plain(model), batches())
+    finally:
+        handle.remove()
+    recorded(model, plain(model))
+
+
+def test_a_hook_that_the_loss_gives_to_a_tensor_is_named() -> None:
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        hidden = model[:2](batch[0])
+        hidden.register_hook(lambda gradient: gradient * 0.5)
+        return F.cross_entropy(model[2:](hidden), batch[1])
+
+    with pytest.raises(CannotRecord, match=r"in loss_of: .*gives a hook to a tensor.*depth 1"):
+        recorded(model, loss_of)
+
+
 # --- hooks, and what forwards leave in modules ----------------------------------------------------------
 
 OVERHEARD: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any], Any]]] = {
@@ -969,7 +1101,7 @@ def test_no_more_graphs_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) 
 
     example = [torch.zeros(1)]
     graph = made(example)
-    kept = Variants(Variant(graph, examine(graph, example), example), made)
+    kept = Variants(Variant(graph, examine(graph, example), example), made, lambda *_: None)
     for rows in (2, 3, 2, 4, 2, 1, 3):
         kept.of([torch.zeros(rows)])
     assert asked == [1, 2, 3, 4, 3]

@@ -35,12 +35,13 @@ for step in session.steps(3):
     ("writes", "said"),
     [
         ("self.code.data.mul_(0.9)", "step 0: loss_of writes to the parameter 'code'"),
+        ("self.code.mul_(1.0)", "step 0: loss_of writes to the parameter 'code'"),
         (
             "self.code = torch.nn.Parameter(self.code * 0.9, False)",
             "step 0: the parameter 'code' is not the same object as when",
         ),
     ],
-    ids=["data", "anew"],
+    ids=["data", "in vain", "anew"],
 )
 def test_a_codebook_that_the_forward_writes_to_is_named(
     writes: str, said: str, microbatches: int, player: Player, tmp_path: Path
@@ -72,3 +73,25 @@ def test_a_loss_that_is_not_finite_is_told_with_what_to_do(player: Player, tmp_p
 
 def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
     player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0])
+def test_an_embedding_that_shortens_its_rows_is_told_what_does_the_same(
+    max_norm: float, player: Player, tmp_path: Path
+) -> None:
+    """Whether a row is too long already or not; the way out is what the forward would have done."""
+    script = f"""
+import torch
+from orchestrator import Session
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(10, 4, max_norm={max_norm}), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(3):
+    session.backward(lambda x: model(x).square().mean(), torch.arange(8) % 5)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    says = f"step 0: the forward of '0' shortens rows of its weight to max_norm={max_norm}.*renorm_"
+    with pytest.raises(AssertionError, match=says):
+        player.play(script, tmp_path / "alone")

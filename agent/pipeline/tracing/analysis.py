@@ -86,6 +86,10 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
 
     For parameters that are away a number may stand in.
     """
+    for _, buffer in graph.named_buffers():
+        refuse_sparse("a tensor that loss_of reads", buffer)
+    for leaf in example:
+        refuse_sparse("a part of the microbatch", leaf)
     try:
         look, written, out = _looked(graph, example, unsaved())
     except CannotRecord:
@@ -171,6 +175,14 @@ def _is_written(
         return False
     counted = buffer is not before or version_of(buffer) != version
     return counted or not torch.equal(buffer, value)
+
+
+def refuse_sparse(what: str, value: object) -> None:
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        raise CannotRecord(
+            f"{what} is of {value.layout}, and what shares its memory cannot be seen, which cutting the model into stages "
+            "needs: keep it dense, or train with depth 1"
+        )
 
 
 def cut_points(facts: Facts) -> tuple[CutPoint, ...]:
@@ -264,6 +276,7 @@ class _Look(fx.Interpreter):
                 memory.seen = version
         if node.op == "output":
             return
+        refuse_sparse(f"the result of {node.name}", out)
         tensor = out if isinstance(out, torch.Tensor) else None
         if tensor is not None:
             key = tensor.untyped_storage()._cdata

@@ -14,13 +14,20 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.modules import module as every_module
 from torch.utils import checkpoint as checkpointing
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.flatten import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.loss_scale import Scaler
-from agent.pipeline.tracing.analysis import Facts, examined, same_numbers
+from agent.pipeline.tracing.analysis import (
+    Facts,
+    cut_points,
+    examined,
+    refuse_sparse,
+    same_numbers,
+)
 from agent.pipeline.tracing.closures.closure import closed_over, walked
 from agent.pipeline.tracing.closures.leftovers import placeholders_removed
 from agent.pipeline.tracing.graphs import (
@@ -76,13 +83,14 @@ def record_loss(
         empty()
         graph, facts, number = loss.recorded(told)
         another = partial(loss.another, empty, late=_is_late(graph))
-        variants = Variants(Variant(graph, facts, loss.leaves), another)
+        compare = partial(loss.compare_later, empty)
+        variants = Variants(Variant(graph, facts, loss.leaves), another, compare)
         found = Recording(variants, loss.spec, before.settled(closed_over(loss_of)))
         if graph.meta.get(FIXED) and number is not None and isinstance(microbatches, list | tuple):
             for leaves in map(found.flatten, microbatches[1:2]):
                 # A value that was taken from the first microbatch shows as a difference in the
                 # second.
-                loss.compare(loss.again(leaves.variant.graph, leaves), loss.as_it_is(leaves))
+                loss.compare_with(leaves.variant.graph, leaves)
     return found
 
 
@@ -116,6 +124,8 @@ class _Loss:
     ) -> None:
         _check_leaves(leaves)
         _refuse_hooks(model)
+        for name, buffer in model.named_buffers():
+            refuse_sparse(f"the buffer {name!r}", buffer)
         self.leaves, self.spec = cloned(leaves), spec  # it may write into its microbatch
         self._model, self._loss_of, self._scaler = model, loss_of, scaler
 
@@ -231,6 +241,23 @@ class _Loss:
             )
         return found
 
+    def compare_later(
+        self, empty: Callable[[], None], first: Variant, leaves: Sequence[Any]
+    ) -> None:
+        """Compare a graph with the function in the middle of a step, and what is known of it."""
+        with attributes_kept(self._model), computable(self._model):
+            empty()
+            facts, out = examined(first.graph, leaves)
+            self.compare(_outcome(first.graph, out), self.as_it_is(leaves))
+        if _crossing(facts) != _crossing(first.facts):
+            raise CannotRecord(
+                "session.backward(loss_of, microbatches): a microbatch of other types than the recorded one cannot be cut where "
+                "that is: make all alike, or train with depth 1"
+            )
+
+    def compare_with(self, graph: fx.GraphModule, leaves: Sequence[Any]) -> None:
+        self.compare(self.again(graph, leaves), self.as_it_is(leaves))
+
     def compare(self, recorded: Returned, found: Returned) -> None:
         """Refuse a recording with another loss, as code that asks about its inputs may have.
 
@@ -257,14 +284,28 @@ def _refuse_hooks(model: torch.nn.Module) -> None:
     """Refuse parameters with gradient hooks, because a stage would call them at other moments.
 
     A stage asks for gradients and does not accumulate them, and each stage of a tied parameter has
-    only a part of its gradient.
+    only a part of its gradient. A hook of the backwards of all modules would miss those that a
+    stage does not call as modules.
     """
+    if every_module._global_backward_hooks or every_module._global_backward_pre_hooks:
+        raise CannotRecord(
+            "a backward hook of all modules is registered, and stages take modules apart, which are not called as modules "
+            "then: register it on the modules that it is for, before the loop over session.steps(...), or train with depth 1"
+        )
     for name, param in model.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise CannotRecord(
                 f"the parameter {name!r} has a hook, which stages would call at other moments than one backward does: "
                 "change its gradient behind session.backward(...), or train with depth 1"
             )
+
+
+def _crossing(facts: Facts) -> list[tuple[int, list[tuple[str, bool]]]]:
+    """Return where a graph may be cut, and what crosses there."""
+    return [
+        (each.after, [(value.name, value.needs_grad) for value in each.values])
+        for each in cut_points(facts)
+    ]
 
 
 def _is_late(graph: fx.GraphModule) -> bool:

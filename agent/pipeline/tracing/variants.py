@@ -1,4 +1,4 @@
-"""The graphs of one loss. A microbatch has another graph if its shapes or answers differ.
+"""The graphs of one loss. A microbatch has another graph if its types, shapes or answers differ.
 
 The answers are those to the questions that the code asks about the microbatch's values.
 
@@ -33,7 +33,7 @@ Anchor = tuple[str, int]  # what of the model a node uses, and how often it was 
 class Variant:
     """A graph, and the microbatches that it computes.
 
-    These are all, or those that have the same shapes and answers as the example.
+    These are all, or those that have the same types, shapes and answers as the example.
     """
 
     def __init__(
@@ -41,32 +41,47 @@ class Variant:
     ) -> None:
         self.graph, self.facts, self.example = graph, facts, tuple(example)
         self.fixed = FIXED in graph.meta
-        self._shapes = shapes_of(example)
+        self.kinds, self._shapes = kinds_of(example), shapes_of(example)
 
     @cached_property
     def form(self) -> str:
         return form_of(self.graph)
 
+    def holds(self, cuts: Sequence[int]) -> bool:
+        """Return whether it may be cut after these nodes."""
+        return {point.after for point in cut_points(self.facts)}.issuperset(cuts)
+
     def fits(self, batch: Sequence[torch.Tensor]) -> bool:
         if not self.fixed:
             return True
-        if shapes_of(batch) != self._shapes:
+        if kinds_of(batch) != self.kinds or shapes_of(batch) != self._shapes:
             return False
         looks = self.graph.meta.get(LOOKS)
         return looks is None or not looks.differs(batch)
 
 
 class Variants:
-    """All graphs of one loss. `record` makes the graph of a microbatch that fits none of them."""
+    """All graphs of one loss. `record` makes the graph of a microbatch that fits none of them.
+
+    A graph that holds for all shapes is compared with the function by `compare` at the first
+    microbatch of other types, because code that asks for a type `is` asks in silence.
+    """
 
     def __init__(
-        self, first: Variant, record: Callable[[Sequence[torch.Tensor]], fx.GraphModule]
+        self,
+        first: Variant,
+        record: Callable[[Sequence[torch.Tensor]], fx.GraphModule],
+        compare: Callable[[Variant, Sequence[torch.Tensor]], None],
     ) -> None:
-        self.first, self._record = first, record
+        self.first, self._record, self._compare = first, record, compare
         self._others: list[Variant] = []  # the last used comes first
+        self._compared = {first.kinds}
 
     def of(self, batch: Sequence[torch.Tensor]) -> Variant:
         if self.first.fits(batch):
+            if not self.first.fixed and (kinds := kinds_of(batch)) not in self._compared:
+                self._compare(self.first, batch)
+                self._compared.add(kinds)
             return self.first
         known = (variant for variant in self._others if variant.fits(batch))
         found = next(known, None) or self._recorded(batch)
@@ -76,23 +91,30 @@ class Variants:
 
     def begun_with(self, first: Variant) -> "Variants":
         """Return the same variants with a different one as the first."""
-        found = Variants(first, self._record)
+        found = Variants(first, self._record, self._compare)
         found._others = [each for each in (self.first, *self._others) if each is not first]
         return found
 
     def _recorded(self, batch: Sequence[torch.Tensor]) -> Variant:
+        """Record a graph; memory that is shared or not depends on types, so facts do too."""
         graph = self._record(batch)
-        form = form_of(graph)
-        known = (each.facts for each in (self.first, *self._others) if each.form == form)
+        form, kinds = form_of(graph), kinds_of(batch)
+        alike = (each for each in (self.first, *self._others) if each.kinds == kinds)
+        known = (each.facts for each in alike if each.form == form)
         return Variant(graph, next(known, None) or examine(graph, batch), batch)
+
+
+def kinds_of(batch: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Return the types of tensors and numbers, which code may go by."""
+    return tuple(
+        (leaf.dtype, leaf.layout) if isinstance(leaf, torch.Tensor) else type(leaf)
+        for leaf in batch
+    )
 
 
 def shapes_of(batch: Sequence[torch.Tensor]) -> Shapes:
     """Return the shapes of tensors, and the numbers, which are numbers in the graph as well."""
-    return tuple(
-        tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
-        for leaf in batch
-    )
+    return tuple(tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in batch)
 
 
 def form_of(graph: fx.GraphModule) -> str:
@@ -141,8 +163,8 @@ class Pieces:
 
     def _built(self, variant: Variant) -> tuple[Piece, ...]:
         """Cut a variant, and refuse it if a stage would need weights that it does not have."""
-        if variant.form == self._first.form:
-            return build(variant.graph, self._first.facts, self._cuts)
+        if variant.form == self._first.form and variant.holds(self._cuts):
+            return build(variant.graph, variant.facts, self._cuts)
         try:
             cuts = _cuts_like(variant, self._first, self._cuts)
             pieces = build(variant.graph, variant.facts, cuts)

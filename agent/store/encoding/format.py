@@ -28,6 +28,7 @@ FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay end to end
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
 ITEM_BYTES = {
+    "C64": 8,
     "F64": 8,
     "I64": 8,
     "F32": 4,

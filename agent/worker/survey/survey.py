@@ -7,6 +7,7 @@ without the answer.
 
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from functools import partial
 
@@ -114,7 +115,8 @@ class Survey:
         except Exception as error:
             # The script is right as long as it is not cut, so it trains on in one piece.
             log.exception("the loop could not be recorded")
-            points, why = (), f"recording its loop failed: {type(error).__name__}: {error}"
+            said = traceback.format_exception_only(error)[-1].splitlines()[0]
+            points, why = (), f"recording its loop failed: {said}"
         self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=len(points) + 1)
         self._crew.link.send(self.ready)
         self._unmeasured = not why

@@ -14,6 +14,12 @@ from agent.checks.arguments import (
 from agent.errors import Misuse
 
 
+def with_buffer(tensor: torch.Tensor) -> nn.Module:
+    model = nn.Linear(1, 1)
+    model.register_buffer("odd", tensor)
+    return model
+
+
 class Renames(nn.Linear):
     def state_dict(self, *args, **named):
         found = super().state_dict(*args, **named)
@@ -25,6 +31,11 @@ class Renames(nn.Linear):
     [
         (Renames(1, 1), r"the state_dict\(\) of Renames does not have its parameter 'weight'"),
         (nn.Sequential(nn.LazyLinear(1)), "'0.weight' of Sequential has no shape yet: run the"),
+        (
+            with_buffer(torch.zeros(2, dtype=torch.complex128)),
+            "'odd' of Linear: a tensor of torch.complex128 .* keep it as complex64",
+        ),
+        (with_buffer(torch.eye(2).to_sparse()), "'odd' of Linear: a tensor .*: keep it dense"),
     ],
 )
 def test_a_model_that_cannot_be_saved_by_name_is_refused(model: nn.Module, what: str) -> None:

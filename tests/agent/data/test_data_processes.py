@@ -146,6 +146,62 @@ def test_what_a_script_sets_in_its_data_set_counts_from_the_next_step_on(process
     assert capfd.readouterr().err.count("Subset was changed by the script") == (processes > 0)
 
 
+class Scaled:
+    """A transform with a setting of its own."""
+
+    def __init__(self) -> None:
+        self.strength = 1.0
+
+    def __call__(self, sample):
+        return sample * self.strength
+
+    def collated(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return self(torch.stack(samples))
+
+
+class Transformed(Drawn):
+    def __init__(self, samples: int, transform) -> None:
+        super().__init__(samples)
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(torch.ones(1))
+
+
+class Composed:
+    def __init__(self, *transforms) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample):
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("place", ["transform", "one of several", "module", "collate_fn"])
+def test_what_a_script_sets_in_a_transform_counts_from_the_next_step_on(processes, place, capfd):
+    """As with a torch loader, whose processes begin with each epoch."""
+    scaled = Scaled()
+    module = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    module[1].forward = scaled
+    transform = {
+        "transform": scaled,
+        "one of several": Composed(Composed(scaled)),
+        "module": module,
+        "collate_fn": Composed(),
+    }[place]
+    options = {"collate_fn": scaled.collated} if place == "collate_fn" else {}
+    data = _data(Subset(Transformed(16, transform), range(16)), processes, **options)
+    for step in range(6):
+        scaled.strength = 1.0 + step // 2
+        batch = data.at(step)
+        batch.expect(0, M, 6)
+        assert {float(each) for part in batch for each in part} == {scaled.strength}
+    data.close()
+    assert capfd.readouterr().err.count("Subset was changed by the script") == (processes > 0)
+
+
 def test_what_a_data_set_notes_for_itself_begins_no_process_again():
     data = _data(Sized(SAMPLES))
     begun = set()

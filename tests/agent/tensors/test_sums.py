@@ -7,6 +7,7 @@ from agent.errors import Misuse
 from agent.tensors.metrics import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 from agent.tensors.tree import Canonical
+from agent.tensors.unchanged import Still
 
 
 class Counted(torch.nn.Module):
@@ -163,3 +164,20 @@ def test_what_is_written_over_infinity_is_refused_by_name() -> None:
     model.mask[1] = 1.0
     with pytest.raises(Misuse, match="infinite numbers in the buffer 'mask'"):
         space.take(Numbers())
+
+
+def test_a_sparse_buffer_stays_as_it_is() -> None:
+    """As the neighbours in a graph do, which are no part of a sum; who writes to them is told the name."""
+    model = torch.nn.Linear(2, 1)
+    near = torch.eye(2).to_sparse()
+    model.register_buffer("near", near, persistent=False)
+    space, still = SumSpace({"model": model}), Still({"model": model})
+    assert "near" not in space.buffers
+    still.step()
+    still.begin()
+    still.check(0)
+    still.step()
+    still.begin()
+    near.mul_(2)
+    with pytest.raises(Misuse, match="step 1: loss_of writes to the buffer 'near'"):
+        still.check(1)

@@ -28,6 +28,7 @@ from agent.source.tracebacks import is_library, is_own_class
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
 ITEMS_MAX, BYTES_MAX = 256, 1 << 16
+TENSORS_MAX = 4096  # items, where they are tensors, of which a large model may have one per weight
 LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
 MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
@@ -149,6 +150,8 @@ class Walk:
             self.marks[name] = thing
             return
         self.marks[name] = _Same(thing)
+        if isinstance(thing, torch.Tensor):
+            return
         if id(thing) in self._seen or level > LEVELS_MAX or len(self._seen) > PLACES_MAX:
             return
         self._seen[id(thing)] = thing
@@ -172,8 +175,6 @@ class Walk:
             case type() | ModuleType():
                 if not _is_librarys(thing):
                     yield from self._named(name, vars(thing))
-            case torch.Tensor():
-                pass
             case _:
                 self.things.append(thing)
                 yield from self._object(name, thing)
@@ -280,9 +281,15 @@ def _words(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
+def _holds_tensors(thing: Any) -> bool:
+    return isinstance(
+        next(iter(thing.values() if isinstance(thing, Mapping) else thing), None), torch.Tensor
+    )
+
+
 def _items(name: str, thing: Any) -> Found:
     yield f"{name}{LENGTH}", len(thing)
-    if len(thing) > ITEMS_MAX:
+    if len(thing) > (TENSORS_MAX if _holds_tensors(thing) else ITEMS_MAX):
         return
     inside = sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing
     pairs = inside.items() if isinstance(inside, Mapping) else enumerate(inside)

@@ -33,6 +33,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.tracing.recording import frozen_modules
 from agent.pipeline.tracing.recording.module_names import written
@@ -203,6 +204,7 @@ class Witness(TorchFunctionMode):
         self._whole, self._kept, self._is_leaf = whole, kept, is_leaf
         self._paths = {id(module): path for path, module in whole.named_modules()}
         self._attributes = dict(_attributes(whole))
+        self._hooks = {id(each): backward_hooks(each) for each in whole.modules()}
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # a node's own code is running
@@ -250,6 +252,10 @@ class Witness(TorchFunctionMode):
         if name == "grad_fn":
             raise TraceError(
                 "it asks for `grad_fn`, of which stages have another, without the hooks that it may get"
+            )
+        if name in ("register_hook", "register_post_accumulate_grad_hook"):
+            raise TraceError(
+                "it gives a hook to a tensor, which a stage would call with a part of its gradient"
             )
         if func.__name__ == "__set__":
             raise TraceError(f"it sets `{name}` of a tensor")
@@ -371,6 +377,7 @@ class Witness(TorchFunctionMode):
             refuse_lent(module, self._attributes)
             refuse_kept_weights(module)
         if kept or (path and self._is_leaf(module, path) and not lent(module, self._attributes)):
+            refuse_hooks(module, path, self._hooks)
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
                 out = original(module, *args, **kwargs)
@@ -544,6 +551,22 @@ def weights_kept(module: torch.nn.Module) -> bool:
     return bool(parametrize._cache_enabled) and any(
         map(parametrize.is_parametrized, module.modules())
     )
+
+
+def backward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def refuse_hooks(
+    module: torch.nn.Module, path: str, before: Mapping[int, list[Callable[..., Any]]]
+) -> None:
+    """Refuse a module, called as one node, with backward hooks that it did not have `before`."""
+    for name, each in module.named_modules(prefix=path):
+        if backward_hooks(each) != before.get(id(each), []):
+            raise CannotRecord(
+                f"loss_of gives {name.removeprefix('model.')!r} a backward hook, which that module would not have where "
+                "a stage calls it: give it the hook before the loop over session.steps(...), or train with depth 1"
+            )
 
 
 def refuse_kept_weights(module: torch.nn.Module) -> None:

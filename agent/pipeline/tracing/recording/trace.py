@@ -12,7 +12,7 @@ on a real microbatch: see `witness`. If that does not help either, the error nam
 
 import random
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -34,6 +34,8 @@ from agent.pipeline.tracing.recording.eager_trace import (
     Derived,
     Unswitched,
     Witness,
+    backward_hooks,
+    refuse_hooks,
     refuse_kept_weights,
     refuse_lent,
     refuse_replaced,
@@ -215,7 +217,7 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
     """
     return (
         isinstance(m, Scaling)
-        or bool(m._backward_hooks or m._backward_pre_hooks)
+        or bool(backward_hooks(m))
         or (TORCHS.is_leaf_module(m, name) and not overheard_by(m) and not weights_kept(m))
     )
 
@@ -245,6 +247,7 @@ class _Tracer(fx.Tracer):
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # how many modules of the model are running
         self._own: Collection[int] = ()  # the ids of its weights
+        self._hooks: Mapping[int, list[Callable[..., Any]]] = {}  # of its modules, at the start
         self.switches = Switches()
         self.failed: str | None = None
 
@@ -260,6 +263,7 @@ class _Tracer(fx.Tracer):
         space: dict[str, Any] = {"forward": Recorded.forward}
         exec(f"def fixed(self, {names}): return forward(self, {names})", space)  # noqa: S102
         self._own = {id(param) for param in root.parameters()}
+        self._hooks = {id(each): backward_hooks(each) for each in root.modules()}
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
         before = _drawn(self._device)
         with Unswitched(self._own):
@@ -287,6 +291,7 @@ class _Tracer(fx.Tracer):
         self._inside += 1
         try:
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for
+                refuse_hooks(m, path, self._hooks)
                 return super().call_module(m, forward, args, kwargs)
             before, buffers = _drawn(self._device), [*m._buffers.values()]
             out = super().call_module(m, forward, args, kwargs)
