@@ -61,6 +61,9 @@ class Owner(Protocol):
     def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
         """Take note of a clock that is written down; of several at once, only one is the newest."""
 
+    def worked(self, given: int, computed: int) -> None:
+        """Count grains of closed clocks: those that slower workers gave to faster ones, and all."""
+
     def application_failed(self, worker: str, why: str) -> None: ...
 
     def broken(self, why: str) -> None:
@@ -434,6 +437,7 @@ class Tables:
             return
         if brain.saved > self._reached.clock:
             self._reach(Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1])))
+        self._owner.worked(*brain.ledger.take_worked())
         self._commit_up_to(layout.generation)
         self._copying.look(self._reached.clock)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed

@@ -89,12 +89,14 @@ class Ledger:
         self._done: dict[int, dict[int, list[Done]]] = {}
         self._measured: dict[int, float] = {}
         self.measures: list[float] = []
+        self._given: dict[int, int] = {}  # grains of a clock that others did for who finished them
+        self._worked = (0, 0)
 
     @property
     def closed(self) -> int:
         return len(self.measures) - 1
 
-    def enter(self, message: Finished) -> str:
+    def enter(self, worker: str, message: Finished) -> str:
         """Enter what a worker finished. Return what is wrong with it, or nothing."""
         spans: dict[int, list[Done]] = {}
         for done in message.done:
@@ -114,6 +116,12 @@ class Ledger:
         for block in spans:
             while block in self._done.get(self.next[block], ()):
                 self.next[block] += 1
+        given = sum(
+            done.span.last - done.span.first
+            for done in message.done
+            if done.batch.rpartition("/")[0] != worker
+        )
+        self._given[message.clock] = self._given.get(message.clock, 0) + given
         before = self._measured.get(message.clock, 0.0)
         self._measured[message.clock] = before + message.measured
         return ""
@@ -130,7 +138,17 @@ class Ledger:
             for one in sorted(by_block[block], key=lambda one: one.span.first)
         ]
         self.measures.append(self._measured.pop(clock))
+        given, all_ = self._worked
+        self._worked = (
+            given + self._given.pop(clock),
+            all_ + self._work.blocks * self._work.grains,
+        )
         return Close(clock=clock, batches=list(dict.fromkeys(order)))
+
+    def take_worked(self) -> tuple[int, int]:
+        """Return grains of the clocks that closed since the last call: those given away, and all."""
+        worked, self._worked = self._worked, (0, 0)
+        return worked
 
     def resume(self, measures: Iterable[float]) -> None:
         self.measures = list(measures)
@@ -138,7 +156,7 @@ class Ledger:
 
     def roll_back(self, clock: int) -> None:
         self.next = [clock + 1] * self._work.blocks
-        self._done, self._measured = {}, {}
+        self._done, self._measured, self._given = {}, {}, {}
         del self.measures[clock + 1 :]
 
 
@@ -278,7 +296,7 @@ class Controller:
     def _finished(self, sender: str, message: Finished, now_s: float) -> Out:
         if any(self.blocks[one.span.block] != sender for one in message.done):
             return []
-        if wrong := self.ledger.enter(message):
+        if wrong := self.ledger.enter(sender, message):
             return self._end(wrong)
         out: Out = []
         while not self.ending and (close := self.ledger.close()) is not None:
