@@ -71,6 +71,48 @@ def test_a_change_of_a_wrong_shape_or_that_is_no_number_is_named(change, said):
     assert virtual.brain.ledger.closed == -1
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.float32("nan"), "the measure is not finite: nan"),
+        (float("-inf"), "the measure is not finite: -inf"),
+        ([1.0, 2.0], "TypeError"),
+    ],
+)
+def test_a_measure_that_is_no_number_is_named(value, said):
+    """A clock with one could be written down, and not be read by the next keeper."""
+
+    class Wrong(Small):
+        def process_item(self, item, params):
+            params.measure(value if item == 23 else 0.5)
+
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Wrong())
+    virtual, why = run(Wrong)
+    assert said in why
+    assert "22" in why
+    assert virtual.brain.ledger.closed == -1
+
+
+@pytest.mark.parametrize("one", [np.float32(0.1), np.int64(1), np.array([0.5]), 1])
+def test_a_measure_is_sent_and_summed_as_a_float_whatever_number_it_is(one):
+    """A sum over a table of float32 is a number of NumPy's, which no message carries."""
+    params = Params({}, lambda table, keys: None, 0)
+    for _ in range(1000):
+        params.measure(one)
+    assert type(params.measured) is float
+    assert params.measured == pytest.approx(1000 * float(np.ravel(one)[0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5])
+def test_a_measure_that_stays_the_same_ends_a_job_that_stops_when_it_converges(value):
+    """Also at 0, of which no change is a share: a perfect fit, or a measure that nobody takes."""
+    stop = Stop(change=0.001, over=2)
+    assert stop.reached([value, value], 0.0) == ""
+    assert "changed by less than 0.1% in 2 clocks" in stop.reached([value] * 3, 0.0)
+    assert stop.reached([value, value, value + 1.0], 0.0) == ""
+
+
 def test_an_application_that_raises_is_named_with_its_range():
     class Raises(Small):
         def process_item(self, item, params):
