@@ -1,22 +1,27 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import re
 import tracemalloc
 
 import loaders
 import numpy as np
 import pytest
 
+from agent.keeper.clocks import CODES
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
 from agent.paramserver.tables import (
     LARGEST,
+    NUMBERS,
     PRODUCT,
+    SUM,
     UNION,
     Aggregate,
     ApplicationError,
     Rows,
     Table,
+    verify,
 )
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
@@ -69,6 +74,44 @@ def test_a_change_of_a_wrong_shape_or_that_is_no_number_is_named(change, said):
     assert said in why
     assert "items 22 to 24" in why
     assert virtual.brain.ledger.closed == -1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "said"),
+    [
+        ("float32", 1e39, "key 3, is not finite: inf"),
+        ("float16", 70_000, "key 3, is not finite: inf"),
+        ("int64", 0.5, "key 3, is 0.5, which int64 cannot hold"),
+        ("int8", 300, "key 3, is 300, which int8 cannot hold"),
+        ("uint8", -1, "key 3, is -1, which uint8 cannot hold"),
+        ("int64", float("nan"), "key 3, is nan, which int64 cannot hold"),
+        ("int64", 2.0**63, "which int64 cannot hold"),
+    ],
+)
+def test_a_change_that_the_numbers_of_a_table_cannot_hold_is_named(dtype, given, said):
+    """It would be counted as 0, as another number, or as one that no sum comes back from."""
+    table = Table("sum", 4, 2, dtype)
+    assert np.array_equal(table.change(np.array([3]), [[1.0, 2]]), [[1, 2]])
+    with pytest.raises(ApplicationError, match=re.escape(said)):
+        table.change(np.array([3]), np.array([[0, given]]))
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "complex64", ">f4", "longdouble", "nonsense"])
+def test_numbers_that_no_checkpoint_can_have_are_refused_before_a_start(dtype):
+    class Strange(Small):
+        tables = (Table("sum", 4, 2, dtype),)
+
+    with pytest.raises(ApplicationError, match=f"table 'sum' has numbers of '{dtype}'.*float64"):
+        checked(Strange())
+
+
+def test_every_number_that_a_table_can_have_a_checkpoint_can_have():
+    assert set(CODES) == set(NUMBERS)
+    for dtype in (*NUMBERS, "f4", "float", "i8"):
+        for aggregate in (SUM, LARGEST) if dtype != "bool" else (LARGEST,):
+            verify(Table("any", 4, 2, dtype, aggregate=aggregate))
+    for dtype in ("uint8", "bool", "int16", "i8"):
+        verify(Table("sets", 4, 2, dtype, aggregate=UNION))
 
 
 @pytest.mark.parametrize(
