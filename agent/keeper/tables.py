@@ -437,7 +437,7 @@ class Tables:
             return
         if brain.saved > self._reached.clock:
             self._reach(Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1])))
-        self._owner.worked(*brain.ledger.take_worked())
+            self._owner.worked(*brain.ledger.take_worked())
         self._commit_up_to(layout.generation)
         self._copying.look(self._reached.clock)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
