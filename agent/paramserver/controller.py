@@ -68,6 +68,7 @@ class Resumed(NamedTuple):
 
     epoch: int = 0  # all messages of the earlier ones are of smaller epochs
     measures: tuple[float, ...] = ()
+    elapsed_s: float = 0.0  # in which the job was served so far
 
 
 class Part(NamedTuple):
@@ -187,6 +188,7 @@ class Controller:
         self.stages = Stages(dwell=plan.dwell)
         self.nic: float | None = None
         self.begun_s: float | None = None
+        self._before_s = resumed.elapsed_s  # what it was served before that
         self.ending = self.ended = ""
         self.unprotected = False
         self.notes: list[str] = []
@@ -273,13 +275,18 @@ class Controller:
                 out += self._mirror(at)
         return out + self._settle(now_s)
 
-    def _rest(self) -> Out:
+    def elapsed_s(self, now_s: float) -> float:
+        """Return for how long the job was served, by earlier controllers and this one."""
+        return self._before_s + (0.0 if self.begun_s is None else now_s - self.begun_s)
+
+    def _rest(self, now_s: float) -> Out:
         """Wait for machines that serve, because the last one is gone; copies stay as they are."""
         self.notes.append(f"nobody serves any more: it goes on from clock {self.committed}")
         if self.mirroring or self.awaited & self.mirroring:
             self.committed, self._restores = self.saved, self.saved >= 0
         self.epoch += 1
         self.ledger.roll_back(self.committed)
+        self._before_s = self.elapsed_s(now_s)
         self.begun_s, self._expected = None, 2
         self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
         self.moves, self.releasing, self.mirroring, self.awaited = {}, set(), set(), set()
@@ -302,8 +309,7 @@ class Controller:
         while not self.ending and (close := self.ledger.close()) is not None:
             self._last_close = close
             out += self._to_servers(close)
-            elapsed_s = now_s - (self.begun_s or 0.0)
-            self.ending = self.plan.stop.reached(self.ledger.measures, elapsed_s)
+            self.ending = self.plan.stop.reached(self.ledger.measures, self.elapsed_s(now_s))
             out += self._push()
         if self.ending and "" in self.replicas:
             return out + self._end(self.ending)  # there is nobody to push to
@@ -420,7 +426,7 @@ class Controller:
         if not self.nodes:
             return self._end("every machine is gone; the newest checkpoint is what is left")
         if self.plan.apart and all(node.reliable for node in self.nodes.values()):
-            return self._rest()
+            return self._rest(now_s)
         missing = self._missing(set(gone))
         orphans = {at for at, name in enumerate(self.replicas) if name not in self.nodes}
         only_there = {*missing, *self.moves, *self.awaited} if missing else self.awaited

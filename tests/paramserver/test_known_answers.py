@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agent.paramserver import groups
-from agent.paramserver.api import even
-from agent.paramserver.controller import Ledger
+from agent.paramserver.api import Stop, even
+from agent.paramserver.controller import Controller, Ledger, Plan, Resumed
 from agent.paramserver.help import Helpee, Helper, Settings, Tail
 from agent.paramserver.messages import (
     Begun,
@@ -16,6 +16,9 @@ from agent.paramserver.messages import (
     DoThis,
     Finished,
     Fresh,
+    Join,
+    Load,
+    Loaded,
     Progress,
     Roll,
     Section,
@@ -266,3 +269,23 @@ def test_grains_that_a_helper_did_count_once_and_only_in_clocks_that_close():
     finish("b/c", 1, 1)
     assert ledger.close() is not None
     assert ledger.take_worked() == (0, 8)
+
+
+def test_the_time_of_a_job_goes_on_when_all_its_machines_were_gone():
+    """Only the time in which it was served counts, by earlier controllers, too."""
+    plan = Plan(even(8, 2, 2), Stop(seconds=100.0), 2, 2, save_every=1, apart=True)
+    controller = Controller(plan, Resumed(elapsed_s=20.0))
+
+    def join(name, now_s):
+        joins = Join(reliable=name == "keeper", machine=name, allocation=name)
+        for to, order in controller.handle(name, joins, now_s):
+            if isinstance(order, Load):
+                controller.handle(to, Loaded(blocks=order.blocks), now_s)
+
+    for name in ("keeper", "first"):
+        join(name, 5.0)
+    controller.lost(["first"], 45.0)
+    assert controller.elapsed_s(1000.0) == 60.0
+    join("second", 1000.0)
+    assert controller.begun_s == 1000.0
+    assert controller.elapsed_s(1010.0) == 70.0
