@@ -184,7 +184,8 @@ class Progress(Report, frozen=True, kw_only=True):
     """The newest committed step. Sent at most a few times a second, whatever the step rate.
 
     `step_s` is 0 until a whole step of the layout has been seen, because the first one includes the
-    change of layout before it.
+    change of layout before it. Of the last so many parts of the work that were `computed` (microbatches,
+    or grains where tables are served), slower workers have `given` so many to faster ones.
     """
 
     job: Name
@@ -193,6 +194,8 @@ class Progress(Report, frozen=True, kw_only=True):
     steps_total: Count
     loss: Finite | None  # not known before the first step that was not skipped
     step_s: Amount
+    given: Count = 0
+    computed: Count = 0
 
 
 class Regrouped(Report, frozen=True, kw_only=True):

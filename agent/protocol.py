@@ -221,6 +221,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     computed: tuple[Computed, ...] = ()
     reached: Reached | None = None
     told: bool = True  # the keeper has this worker's part of the sum, or is being sent it
+    given: Count = 0  # microbatches of this worker's share that others have computed
 
 
 class Arrived(Message, frozen=True, kw_only=True):

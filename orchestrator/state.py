@@ -300,6 +300,9 @@ class Progress(msgspec.Struct, kw_only=True):
     steps_total: int = 0
     loss: float | None = None
     step_s: float = 0.0
+    # Of the last parts of the work that were computed, those that slower workers gave to faster ones.
+    given: int = 0
+    computed: int = 0
     # What a step takes on one slot; it stays known after the job's end.
     slot_step_s: float = 0.0
     # When a step was committed last.

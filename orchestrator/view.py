@@ -104,6 +104,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     chains: tuple[tuple[SeatView, ...], ...] = ()  # of the layout, each stage after stage
+    # Of the last microbatches, or grains of served tables: those that slower workers gave to faster.
+    given: int = 0
+    computed: int = 0
     tables_stage: int = 0  # of a job of served tables; 0 for another
     partitions: int = 0
     servers: tuple[ServerView, ...] = ()

@@ -134,6 +134,8 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         stages_max=job.layouts.stages_max,
         uncuttable=job.layouts.uncuttable,
         chains=chains_of(state, job),
+        given=job.progress.given,
+        computed=job.progress.computed,
         tables_stage=tables.stage if tables is not None else 0,
         partitions=tables.partitions if tables is not None else 0,
         servers=tuple(_server(state, node) for node in tables.nodes) if tables is not None else (),

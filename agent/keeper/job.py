@@ -683,6 +683,8 @@ class KeptJob:
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
+        given = sum(prepared[worker].given for worker in layout.workers)
+        self._reports.worked(given, layout.microbatches)
         for member in roster.inside():
             member.holds(commit.version, prepared[member.worker].held)
         self._entrance.committed()

@@ -38,6 +38,7 @@ class Reports:
         self._generation = -1  # of the newest commit that was reported
         self._pause_s = 0.0  # the longest time without a commit since the disturbance
         self.step_s = 0.0  # smoothed; 0 until a whole step of the layout was seen
+        self._given = self._computed = 0  # parts of the work, in this layout
         # `kept` and `stored`; None: it is unknown what another keeper has reported
         self.sums_told: tuple[bool, bool] | None = (True, False)
         self._paces: dict[str, float] = {}  # as reported last
@@ -51,6 +52,7 @@ class Reports:
     def regrouping(self) -> None:
         """Forget the paces, because the previous layout's say nothing about the next one."""
         self.step_s, self._paces = 0.0, {}
+        self._given = self._computed = 0
         self.disturbed()
 
     def ready(self, member: Member, ready: Ready) -> None:
@@ -116,6 +118,11 @@ class Reports:
     def recall_failed(self, error: str) -> None:
         self._report(RecallFailed(at_s=CLOCK.now_s(), job=self.job, error=error))
 
+    def worked(self, given: int, computed: int) -> None:
+        """Count parts of the work: those that slower workers gave to faster ones, and all."""
+        self._given += min(given, computed)
+        self._computed += computed
+
     def progress(self, generation: int, step: int, steps_total: int) -> None:
         """Report a committed step; for the first of a layout, also how long there was none.
 
@@ -149,6 +156,8 @@ class Reports:
                 steps_total=steps_total,
                 loss=self.loss,
                 step_s=self.step_s,
+                given=self._given,
+                computed=self._computed,
             )
         )
 

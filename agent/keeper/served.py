@@ -96,6 +96,10 @@ class ServedJob:
                 )
             )
 
+    def worked(self, given: int, computed: int) -> None:
+        with self._lock:
+            self._reports.worked(given, computed)
+
     def application_failed(self, worker: str, why: str) -> None:
         with self._lock:
             member = self._roster.members.get(worker)

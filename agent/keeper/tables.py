@@ -61,6 +61,9 @@ class Owner(Protocol):
     def reached(self, commit: Commit, size: int, where: str, *, newest: bool) -> None:
         """Take note of a clock that is written down; of several at once, only one is the newest."""
 
+    def worked(self, given: int, computed: int) -> None:
+        """Count grains of closed clocks: those that slower workers gave to faster ones, and all."""
+
     def application_failed(self, worker: str, why: str) -> None: ...
 
     def broken(self, why: str) -> None:
@@ -92,6 +95,7 @@ class Reached(msgspec.Struct, frozen=True):
 
     clock: int = -1
     measures: tuple[float, ...] = ()
+    elapsed_s: float = 0.0  # in which the job was served so far
 
 
 class Copies:
@@ -348,10 +352,11 @@ class Tables:
     def _begin(self, layout: Layout) -> None:
         """Make a controller that begins with these workers, where the disk says or memory."""
         self._epochs += 1 << 16
-        resumed = Resumed(self._epochs, self._reached.measures)
+        now_s, measures = time.monotonic(), self._reached.measures
+        elapsed_s = self._reached.elapsed_s if self.brain is None else self.brain.elapsed_s(now_s)
+        resumed = Resumed(self._epochs, measures, elapsed_s)
         self.brain = brain = Controller(plan_of(self._serving, len(layout.workers)), resumed)
-        now_s = time.monotonic()
-        if why := brain.plan.stop.reached(brain.ledger.measures, 0.0):
+        if measures and (why := brain.plan.stop.reached([*measures], elapsed_s)):
             brain.ended = why  # an earlier keeper has died before it could say so
             for worker in self._joined:
                 self._letters.send(worker, messages.End(why=why))
@@ -433,7 +438,9 @@ class Tables:
         if brain is None or layout is None:
             return
         if brain.saved > self._reached.clock:
-            self._reach(Reached(brain.saved, tuple(brain.ledger.measures[: brain.saved + 1])))
+            measures = tuple(brain.ledger.measures[: brain.saved + 1])
+            self._reach(Reached(brain.saved, measures, brain.elapsed_s(time.monotonic())))
+            self._owner.worked(*brain.ledger.take_worked())
         self._commit_up_to(layout.generation)
         self._copying.look(self._reached.clock)
         done = brain.ended and not brain.failed and brain.saved >= brain.ledger.closed
@@ -496,7 +503,7 @@ class Tables:
     def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
-        self._reach(Reached(clock.number, clock.measures))
+        self._reach(Reached(clock.number, clock.measures, self._reached.elapsed_s))
         return True
 
     def _insist(self, act: Callable[[int], T]) -> T | None:

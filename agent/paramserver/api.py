@@ -4,8 +4,9 @@ The same file runs in one process (`run_alone`) and on any number of machines.
 """
 
 import contextlib
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Stop(NamedTuple):
             return f"{self.seconds:g} s have passed"
         if self.change and len(measures) > self.over:
             before, now = measures[-1 - self.over], measures[-1]
-            if abs(now - before) < self.change * abs(before):
+            if now == before or abs(now - before) < self.change * abs(before):
                 return f"the measure changed by less than {self.change:.1%} in {self.over} clocks"
         return ""
 
@@ -98,9 +99,12 @@ class Params:
         held = self.changes.setdefault(table, Changes(declared))
         held.add(wanted, declared.change(wanted, change))
 
-    def measure(self, value: float) -> None:
+    def measure(self, value: SupportsFloat) -> None:
         """Add to the objective of this clock, which is summed over all items."""
-        self.measured += value
+        number = float(value.item() if hasattr(value, "item") else value)
+        if not math.isfinite(number):
+            raise ApplicationError(f"the measure is not finite: {number}")
+        self.measured += number
 
     def _table(self, name: str) -> Table:
         try:

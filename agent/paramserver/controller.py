@@ -68,6 +68,7 @@ class Resumed(NamedTuple):
 
     epoch: int = 0  # all messages of the earlier ones are of smaller epochs
     measures: tuple[float, ...] = ()
+    elapsed_s: float = 0.0  # in which the job was served so far
 
 
 class Part(NamedTuple):
@@ -89,12 +90,14 @@ class Ledger:
         self._done: dict[int, dict[int, list[Done]]] = {}
         self._measured: dict[int, float] = {}
         self.measures: list[float] = []
+        self._given: dict[int, int] = {}  # grains of a clock that others did for who finished them
+        self._worked = (0, 0)
 
     @property
     def closed(self) -> int:
         return len(self.measures) - 1
 
-    def enter(self, message: Finished) -> str:
+    def enter(self, worker: str, message: Finished) -> str:
         """Enter what a worker finished. Return what is wrong with it, or nothing."""
         spans: dict[int, list[Done]] = {}
         for done in message.done:
@@ -114,6 +117,12 @@ class Ledger:
         for block in spans:
             while block in self._done.get(self.next[block], ()):
                 self.next[block] += 1
+        given = sum(
+            done.span.last - done.span.first
+            for done in message.done
+            if done.batch.rpartition("/")[0] != worker
+        )
+        self._given[message.clock] = self._given.get(message.clock, 0) + given
         before = self._measured.get(message.clock, 0.0)
         self._measured[message.clock] = before + message.measured
         return ""
@@ -130,7 +139,17 @@ class Ledger:
             for one in sorted(by_block[block], key=lambda one: one.span.first)
         ]
         self.measures.append(self._measured.pop(clock))
+        given, all_ = self._worked
+        self._worked = (
+            given + self._given.pop(clock),
+            all_ + self._work.blocks * self._work.grains,
+        )
         return Close(clock=clock, batches=list(dict.fromkeys(order)))
+
+    def take_worked(self) -> tuple[int, int]:
+        """Return grains of the clocks that closed since the last call: those given away, and all."""
+        worked, self._worked = self._worked, (0, 0)
+        return worked
 
     def resume(self, measures: Iterable[float]) -> None:
         self.measures = list(measures)
@@ -138,7 +157,7 @@ class Ledger:
 
     def roll_back(self, clock: int) -> None:
         self.next = [clock + 1] * self._work.blocks
-        self._done, self._measured = {}, {}
+        self._done, self._measured, self._given = {}, {}, {}
         del self.measures[clock + 1 :]
 
 
@@ -169,6 +188,7 @@ class Controller:
         self.stages = Stages(dwell=plan.dwell)
         self.nic: float | None = None
         self.begun_s: float | None = None
+        self._before_s = resumed.elapsed_s  # what it was served before that
         self.ending = self.ended = ""
         self.unprotected = False
         self.notes: list[str] = []
@@ -255,13 +275,18 @@ class Controller:
                 out += self._mirror(at)
         return out + self._settle(now_s)
 
-    def _rest(self) -> Out:
+    def elapsed_s(self, now_s: float) -> float:
+        """Return for how long the job was served, by earlier controllers and this one."""
+        return self._before_s + (0.0 if self.begun_s is None else now_s - self.begun_s)
+
+    def _rest(self, now_s: float) -> Out:
         """Wait for machines that serve, because the last one is gone; copies stay as they are."""
         self.notes.append(f"nobody serves any more: it goes on from clock {self.committed}")
         if self.mirroring or self.awaited & self.mirroring:
             self.committed, self._restores = self.saved, self.saved >= 0
         self.epoch += 1
         self.ledger.roll_back(self.committed)
+        self._before_s = self.elapsed_s(now_s)
         self.begun_s, self._expected = None, 2
         self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
         self.moves, self.releasing, self.mirroring, self.awaited = {}, set(), set(), set()
@@ -278,14 +303,13 @@ class Controller:
     def _finished(self, sender: str, message: Finished, now_s: float) -> Out:
         if any(self.blocks[one.span.block] != sender for one in message.done):
             return []
-        if wrong := self.ledger.enter(message):
+        if wrong := self.ledger.enter(sender, message):
             return self._end(wrong)
         out: Out = []
         while not self.ending and (close := self.ledger.close()) is not None:
             self._last_close = close
             out += self._to_servers(close)
-            elapsed_s = now_s - (self.begun_s or 0.0)
-            self.ending = self.plan.stop.reached(self.ledger.measures, elapsed_s)
+            self.ending = self.plan.stop.reached(self.ledger.measures, self.elapsed_s(now_s))
             out += self._push()
         if self.ending and "" in self.replicas:
             return out + self._end(self.ending)  # there is nobody to push to
@@ -402,7 +426,7 @@ class Controller:
         if not self.nodes:
             return self._end("every machine is gone; the newest checkpoint is what is left")
         if self.plan.apart and all(node.reliable for node in self.nodes.values()):
-            return self._rest()
+            return self._rest(now_s)
         missing = self._missing(set(gone))
         orphans = {at for at, name in enumerate(self.replicas) if name not in self.nodes}
         only_there = {*missing, *self.moves, *self.awaited} if missing else self.awaited

@@ -16,6 +16,18 @@ from agent.errors import AgentError
 Array = NDArray[Any]
 FIXED_BITS = 32  # of an exact table: sums are whole multiples of 2^-32
 FIXED_MAX = 2.0**30
+# The numbers that a table may have, which are those that a checkpoint can have.
+NUMBERS = (
+    "float64",
+    "float32",
+    "float16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+)
 LOOSE_ROWS = 4096  # changes are coalesced when there are more of them
 
 
@@ -130,15 +142,24 @@ class Table(NamedTuple):
                 f"a change of table {self.name!r} has shape {given.shape}; "
                 f"{len(keys)} keys of width {self.width} need {(len(keys), self.width)}"
             )
-        # A sum that is finite needs no look at each number.
-        if given.dtype.kind == "f" and not (np.isfinite(given.sum()) or np.isfinite(given).all()):
-            row = int(np.flatnonzero(~np.isfinite(given).all(1))[0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            found: Array = given if self.exact else given.astype(self.dtype)
+            # A sum that is finite needs no look at each number.
+            is_sound = found.dtype.kind != "f" or np.isfinite(found.sum())
+        if not (is_sound or np.isfinite(found).all()):
+            row, column = np.argwhere(~np.isfinite(found))[0]
             raise ApplicationError(
                 f"a change of table {self.name!r}, key {int(keys[row])}, is not finite: "
-                f"{given[row][~np.isfinite(given[row])][0]}"
+                f"{found[row, column]}"
+            )
+        if found.dtype.kind != "f" and not np.array_equal(found, given):
+            row, column = np.argwhere(found != given)[0]
+            raise ApplicationError(
+                f"a change of table {self.name!r}, key {int(keys[row])}, is "
+                f"{given[row, column]}, which {self.dtype} cannot hold"
             )
         if not self.exact:
-            return given.astype(self.dtype)
+            return found
         if given.size and np.abs(given).max() > FIXED_MAX:
             raise ApplicationError(f"a change of exact table {self.name!r} is beyond {FIXED_MAX:g}")
         fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
@@ -167,9 +188,14 @@ class Table(NamedTuple):
 
 def verify(table: Table) -> None:
     """Raise unless the aggregate is, on samples, what it declares, because sums need it."""
+    if not _is_known(table.dtype):
+        raise ApplicationError(
+            f"table {table.name!r} has numbers of {table.dtype!r}, which no checkpoint can have; "
+            f"there are: {', '.join(NUMBERS)}"
+        )
     draw = np.random.default_rng(7)
     samples = draw.integers(1, 64, (3, 32, table.width)).astype(table.dtype)
-    first, second, third = samples if table.dtype.startswith("int") else samples / 8
+    first, second, third = samples if _is_whole(table) else samples / 8
     combine, name = table.aggregate.combine, f"{table.aggregate.name!r} of table {table.name!r}"
     if not (table.aggregate.commutative and table.aggregate.associative):
         raise ApplicationError(
@@ -186,9 +212,22 @@ def verify(table: Table) -> None:
 
 
 def neutral_of(table: Table) -> Any:
-    if table.dtype.startswith("int") and not np.isfinite(table.aggregate.neutral):
-        return np.iinfo(table.dtype).min
-    return table.aggregate.neutral
+    if np.isfinite(table.aggregate.neutral) or not _is_whole(table):
+        return table.aggregate.neutral
+    kind = np.dtype(table.dtype)
+    return False if kind.kind == "b" else np.iinfo(kind).min
+
+
+def _is_known(dtype: str) -> bool:
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        return False
+    return kind.name in NUMBERS and kind.isnative
+
+
+def _is_whole(table: Table) -> bool:
+    return np.dtype(table.dtype).kind != "f"
 
 
 class Rows:

@@ -383,7 +383,7 @@ class Group(Participant):
             held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
             self._handover.promised = held
         self._settle_samples()
-        self._preparing.promise(step, summed, held)
+        self._preparing.promise(step, summed, held, self._help.answered)
 
     @unaided
     def commit(self, step: int) -> None:

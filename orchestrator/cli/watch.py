@@ -222,6 +222,8 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
     facts.add_column(style="dim")
     facts.add_column()
     facts.add_row("layout", _layout(job))
+    if job.given and not ended(job):
+        facts.add_row("help", _help(job))
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
     facts.add_row("so far", _so_far(job))
@@ -279,6 +281,12 @@ def _layout(job: JobView) -> str:
     if job.step_s > 0:
         parts.append(f"{pause(job.step_s)} per step")
     return " · ".join([*parts, f"generation {job.generation}"])
+
+
+def _help(job: JobView) -> str:
+    """Return how much of the newest work slower workers have given to faster ones."""
+    parts = "grains" if job.tables_stage else "microbatches"
+    return f"{job.given:,} of the last {job.computed:,} {parts} were given to faster workers"
 
 
 def _money(job: JobView) -> str:

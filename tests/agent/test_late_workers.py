@@ -7,6 +7,8 @@ import pytest
 from crews import Crew, ends_alike, played_alone
 from injection import HELP, Fault, Plan
 
+from agent.messages import Progress
+
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("late_toy.py")
@@ -58,6 +60,10 @@ def test_microbatches_of_a_late_worker_are_computed_by_others(crew: Crew, tmp_pa
         shared = [m for m in share if late not in found[step, m]]
         assert shared, f"step {step}: nobody has helped {late}: {found}"
         assert len(shared) < len(share), "it does the first one itself"
+    said = crew.of(Progress)[-1]
+    shares = {crew.pids[name]: share_of(crew, name) for name in names}
+    given = [at for at, pids in found.items() if not any(at[1] in shares[pid] for pid in pids)]
+    assert (said.given, said.computed) == (len(given), 12 * STEPS)
 
 
 def test_two_late_workers_are_helped_by_the_third(crew: Crew, tmp_path: Path) -> None:

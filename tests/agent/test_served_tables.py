@@ -14,6 +14,7 @@ from agent.messages import (
     CheckpointCopied,
     JobCompleted,
     NoticeSeen,
+    Progress,
     Recalled,
     Rewound,
     WorkerLost,
@@ -73,11 +74,23 @@ def test_a_warned_and_a_killed_machine_cost_no_rating(managed: Managed) -> None:
     assert managed.managed_job.status == "SUCCEEDED", managed.managed_job.because
 
 
+LATE = """
+        import agent.session
+        if agent.session.world().node.post.name == "w1":
+            time.sleep(3 * self.pause_s)
+"""
+
+
 def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
-    """The keeper is killed, and then all workers: newcomers go on from the newest clock on the disk."""
-    clocks = 40
-    workers = mortal.begin(2, TOY, str(clocks), PAUSE)
+    """The keeper is killed, and then all workers: newcomers go on from the newest clock on the disk.
+
+    Before that one worker is late, and what it has given to the other is told with each clock.
+    """
+    clocks, at = 40, "time.sleep(self.pause_s)"
+    workers = mortal.begin(2, TOY.replace(at, f"{at}{LATE}"), str(clocks), PAUSE)
     mortal.reach(8)
+    said = mortal.of(Progress)[-1]
+    assert 0 < said.given < said.computed
     mortal.keeper.kill()
     mortal.keeper.start()
     mortal.reach(mortal.step + 5)

@@ -172,6 +172,17 @@ def test_on_a_terminal_there_is_a_panel():
         assert part in text, part
     assert "did thing 3" not in text
     assert "gpt-1 gpt-1" not in text
+    assert "faster workers" not in text
+
+
+def test_work_that_was_given_to_faster_workers_is_in_the_panel():
+    helped = seen(given=12, computed=1_640)
+    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    _, text = watched(Told(helped, over), force_terminal=True, color_system=None)
+    assert "12 of the last 1,640 microbatches were given to faster workers" in text
+    served = seen(given=1, computed=64, tables_stage=3)
+    _, text = watched(Told(served, over), force_terminal=True, color_system=None)
+    assert "1 of the last 64 grains were given to faster workers" in text
 
 
 def test_a_job_that_has_no_steps_yet_is_shown():

@@ -1,22 +1,27 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import re
 import tracemalloc
 
 import loaders
 import numpy as np
 import pytest
 
+from agent.keeper.clocks import CODES
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
 from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
 from agent.paramserver.tables import (
     LARGEST,
+    NUMBERS,
     PRODUCT,
+    SUM,
     UNION,
     Aggregate,
     ApplicationError,
     Rows,
     Table,
+    verify,
 )
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
@@ -69,6 +74,86 @@ def test_a_change_of_a_wrong_shape_or_that_is_no_number_is_named(change, said):
     assert said in why
     assert "items 22 to 24" in why
     assert virtual.brain.ledger.closed == -1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "said"),
+    [
+        ("float32", 1e39, "key 3, is not finite: inf"),
+        ("float16", 70_000, "key 3, is not finite: inf"),
+        ("int64", 0.5, "key 3, is 0.5, which int64 cannot hold"),
+        ("int8", 300, "key 3, is 300, which int8 cannot hold"),
+        ("uint8", -1, "key 3, is -1, which uint8 cannot hold"),
+        ("int64", float("nan"), "key 3, is nan, which int64 cannot hold"),
+        ("int64", 2.0**63, "which int64 cannot hold"),
+    ],
+)
+def test_a_change_that_the_numbers_of_a_table_cannot_hold_is_named(dtype, given, said):
+    """It would be counted as 0, as another number, or as one that no sum comes back from."""
+    table = Table("sum", 4, 2, dtype)
+    assert np.array_equal(table.change(np.array([3]), [[1.0, 2]]), [[1, 2]])
+    with pytest.raises(ApplicationError, match=re.escape(said)):
+        table.change(np.array([3]), np.array([[0, given]]))
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "complex64", ">f4", "longdouble", "nonsense"])
+def test_numbers_that_no_checkpoint_can_have_are_refused_before_a_start(dtype):
+    class Strange(Small):
+        tables = (Table("sum", 4, 2, dtype),)
+
+    with pytest.raises(ApplicationError, match=f"table 'sum' has numbers of '{dtype}'.*float64"):
+        checked(Strange())
+
+
+def test_every_number_that_a_table_can_have_a_checkpoint_can_have():
+    assert set(CODES) == set(NUMBERS)
+    for dtype in (*NUMBERS, "f4", "float", "i8"):
+        for aggregate in (SUM, LARGEST) if dtype != "bool" else (LARGEST,):
+            verify(Table("any", 4, 2, dtype, aggregate=aggregate))
+    for dtype in ("uint8", "bool", "int16", "i8"):
+        verify(Table("sets", 4, 2, dtype, aggregate=UNION))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.float32("nan"), "the measure is not finite: nan"),
+        (float("-inf"), "the measure is not finite: -inf"),
+        ([1.0, 2.0], "TypeError"),
+    ],
+)
+def test_a_measure_that_is_no_number_is_named(value, said):
+    """A clock with one could be written down, and not be read by the next keeper."""
+
+    class Wrong(Small):
+        def process_item(self, item, params):
+            params.measure(value if item == 23 else 0.5)
+
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Wrong())
+    virtual, why = run(Wrong)
+    assert said in why
+    assert "22" in why
+    assert virtual.brain.ledger.closed == -1
+
+
+@pytest.mark.parametrize("one", [np.float32(0.1), np.int64(1), np.array([0.5]), 1])
+def test_a_measure_is_sent_and_summed_as_a_float_whatever_number_it_is(one):
+    """A sum over a table of float32 is a number of NumPy's, which no message carries."""
+    params = Params({}, lambda table, keys: None, 0)
+    for _ in range(1000):
+        params.measure(one)
+    assert type(params.measured) is float
+    assert params.measured == pytest.approx(1000 * float(np.ravel(one)[0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5])
+def test_a_measure_that_stays_the_same_ends_a_job_that_stops_when_it_converges(value):
+    """Also at 0, of which no change is a share: a perfect fit, or a measure that nobody takes."""
+    stop = Stop(change=0.001, over=2)
+    assert stop.reached([value, value], 0.0) == ""
+    assert "changed by less than 0.1% in 2 clocks" in stop.reached([value] * 3, 0.0)
+    assert stop.reached([value, value, value + 1.0], 0.0) == ""
 
 
 def test_an_application_that_raises_is_named_with_its_range():

@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 
 from agent.paramserver import groups
+from agent.paramserver.api import Stop, even
+from agent.paramserver.controller import Controller, Ledger, Plan, Resumed
 from agent.paramserver.help import Helpee, Helper, Settings, Tail
 from agent.paramserver.messages import (
     Begun,
     Cancel,
+    Done,
     DoThis,
+    Finished,
     Fresh,
+    Join,
+    Load,
+    Loaded,
     Progress,
     Roll,
     Section,
@@ -237,3 +244,48 @@ def test_two_gigabytes_leave_within_30_s_and_not_within_10():
 def test_no_struct_of_the_protocol_lacks_an_epoch():
     assert Roll(clock=0, owners=[], replicas=[], version=0, lost=[]).epoch == 0
     assert Fresh(partition=0, age=0, sections=[Section("a", np.zeros(1), np.zeros(1))]).epoch == 0
+
+
+def test_grains_that_a_helper_did_count_once_and_only_in_clocks_that_close():
+    """Whoever finishes a clock names the batches of its helpers; what is gone back from is not counted."""
+    work = even(8, 2, 4, 1)
+    ledger = Ledger(work)
+
+    def finish(worker, block, clock, helped=0):
+        spans = [Span(block, 0, 4 - helped), Span(block, 4 - helped, 4)][: 1 + bool(helped)]
+        done = [
+            Done(span, name) for span, name in zip(spans, (f"{worker}/1", "b/c/9"), strict=False)
+        ]
+        return ledger.enter(worker, Finished(clock=clock, done=done, measured=0.0))
+
+    assert [finish("a", 0, 0, helped=1), finish("a", 0, 0, helped=1)] == ["", ""]
+    assert ledger.take_worked() == (0, 0)
+    finish("b/c", 1, 0)
+    assert ledger.close() is not None
+    assert [ledger.take_worked(), ledger.take_worked()] == [(1, 8), (0, 0)]
+    finish("a", 0, 1, helped=3)
+    ledger.roll_back(0)
+    finish("a", 0, 1)
+    finish("b/c", 1, 1)
+    assert ledger.close() is not None
+    assert ledger.take_worked() == (0, 8)
+
+
+def test_the_time_of_a_job_goes_on_when_all_its_machines_were_gone():
+    """Only the time in which it was served counts, by earlier controllers, too."""
+    plan = Plan(even(8, 2, 2), Stop(seconds=100.0), 2, 2, save_every=1, apart=True)
+    controller = Controller(plan, Resumed(elapsed_s=20.0))
+
+    def join(name, now_s):
+        joins = Join(reliable=name == "keeper", machine=name, allocation=name)
+        for to, order in controller.handle(name, joins, now_s):
+            if isinstance(order, Load):
+                controller.handle(to, Loaded(blocks=order.blocks), now_s)
+
+    for name in ("keeper", "first"):
+        join(name, 5.0)
+    controller.lost(["first"], 45.0)
+    assert controller.elapsed_s(1000.0) == 60.0
+    join("second", 1000.0)
+    assert controller.begun_s == 1000.0
+    assert controller.elapsed_s(1010.0) == 70.0

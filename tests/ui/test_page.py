@@ -194,6 +194,16 @@ def test_what_a_script_keeps_is_a_small_table(page, house, make):
     assert page.complaints == []
 
 
+def test_work_that_was_given_to_faster_workers_stands_below_the_layout(page, house, make):
+    """Where a slow one stands out, and only if there was any."""
+    assert "faster workers" not in text(page, "#jobs")
+    house.source.now = make.view(jobs=(make.job(given=12, computed=1_640),))
+    page.wait_for("document.querySelector('#jobs .layout').innerText.includes('faster')")
+    said = text(page, "#jobs .layout > p")
+    assert said == "12 of the last 1,640 microbatches were given to faster workers."
+    assert page.complaints == []
+
+
 def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
     """The stage, and a row for each machine with all that it does; it stands in place of a layout."""
     servers = (
@@ -202,7 +212,7 @@ def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
         ServerView(machine="m-<b>", slot=0, serves=0, copies=0, blocks=7),
         ServerView(machine="gone", slot=0, serves=0, copies=0, blocks=0),
     )
-    job = make.job(tables_stage=3, partitions=8, servers=servers)
+    job = make.job(tables_stage=3, partitions=8, servers=servers, given=1, computed=64)
     house.source.now = make.view(jobs=(job,))
     page.wait_for(
         "document.querySelector('#jobs').innerText.includes('Parameter servers: stage 3')"
@@ -216,6 +226,7 @@ def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
         ["m-<b>", "worker, 7 blocks"],
         ["gone", "nothing yet"],
     ]
+    assert "1 of the last 64 grains were given to faster workers." in text(page, "#jobs .layout")
     assert page.complaints == []
 
 

@@ -100,12 +100,14 @@ class Help:
         self._answers: dict[str, Answered] = {}
         self.waited_s = 0.0
         """For answers, in this step."""
+        self.answered = 0
+        """Microbatches of this step that others have computed for this worker."""
 
     def open(self, step: int, partial: Canonical, compute: Compute) -> None:
         """Begin a step, in which `compute` makes the sum of a node for others."""
         at = self._crew.generation, step
         if at != self._at:
-            self.waited_s = 0.0
+            self.waited_s, self.answered = 0.0, 0
         self._at, self._partial, self._compute, self.given = at, partial, compute, {}
         with self._crew.lock:
             self._offers = {peer: when for peer, when in self._offers.items() if when >= at}
@@ -115,7 +117,7 @@ class Help:
     def close(self) -> None:
         """Take part in no help until the next step is opened, and hold nothing for it."""
         self._at, self._partial, self._compute, self.given = (-1, -1), None, None, {}
-        self.waited_s = 0.0
+        self.waited_s, self.answered = 0.0, 0
         with self._crew.lock:
             self._asks.clear()
             self._answers.clear()
@@ -174,6 +176,7 @@ class Help:
                 continue
             del self.given[peer]
             partial.place(said.microbatches, payload, said.marks, share)
+            self.answered += len(given.node)
             passing("help: answered")
             took_s = (came_s - given.at_s) / len(given.node)
             before_s = self._answer_s or took_s

@@ -87,10 +87,11 @@ class Preparing:
         with self._crew.link.stuck.aided():
             self._beside.settle()
 
-    def promise(self, step: int, summed: Summed, held: Held | None) -> None:
+    def promise(self, step: int, summed: Summed, held: Held | None, given: int) -> None:
         """Tell the keeper that this worker can apply the sum.
 
-        `held` is what will be here after the step, if that is not all.
+        `held` is what will be here after the step, if that is not all, and `given` how many
+        microbatches others have computed for it.
         """
         self.settle()
         passing("step: slice sent")
@@ -107,6 +108,7 @@ class Preparing:
             computed=(*self._crew.reproduced, *evidence.computed),
             reached=evidence.reached if replica.phase == 0 else None,
             told=self._told,
+            given=given,
         )
         self._crew.link.send(self._promise)
         passing("step: prepared")

@@ -553,6 +553,7 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
         event.loss,
         event.step_s or _reckoned_s(job, event.generation),
     )
+    job.progress.given, job.progress.computed = event.given, event.computed
     if (
         job.layouts.current is not None
         and event.generation == job.layouts.current.generation

@@ -128,6 +128,12 @@ function kept(job) {
     el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `session.state of ${job.id}` }, el("table", {}, el("tbody", {}, ...rows))));
 }
 
+/** How much of the newest work slower workers have given to faster ones, if any. */
+function help(job) {
+  if (!job.given) return null;
+  return el("p", { class: "name" }, `${count(job.given)} of the last ${count(job.computed)} ${job.tables_stage ? "grains" : "microbatches"} were given to faster workers.`);
+}
+
 /** Which stage is computed on which machine, a row for each replica; who is slow stands out. */
 function layout(job) {
   if (!job.chains.length) return null;
@@ -137,7 +143,7 @@ function layout(job) {
     el("span", { class: "sub" }, [machine && slot ? `slot ${slot + 1}` : "", s > 0 ? milliseconds(s) : "", slow > 1.2 ? `${slow.toFixed(1)} times slower` : ""].filter(Boolean).join(", ")));
   return el("div", { class: "layout" }, el("div", { class: "name" }, `Layout ${job.layout}: machine by stage, time of a microbatch`),
     el("div", { class: "scroll", tabIndex: 0 }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Replica"), ...stages)),
-      el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))));
+      el("tbody", {}, ...job.chains.map((chain, i) => el("tr", {}, el("th", { scope: "row" }, count(i + 1)), ...chain.map(seat)))))), help(job));
 }
 
 /** Who serves the tables of a job, holds copies of them, and computes. */
@@ -153,7 +159,7 @@ function servers(job) {
     el("td", {}, ...(roles(one).length ? roles(one).map((role) => el("div", {}, role)) : ["nothing yet"]))));
   const head = el("tr", {}, ...["Machine", "What it does"].map((name) => el("th", { scope: "col" }, name)));
   return el("div", { class: "layout" }, el("div", { class: "name" }, `Parameter servers: stage ${job.tables_stage}`),
-    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `Parameter servers of ${job.id}` }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+    el("div", { class: "scroll", tabIndex: 0, role: "group", ariaLabel: `Parameter servers of ${job.id}` }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))), help(job));
 }
 
 const RESUMABLE = ["FAILED", "CANCELLED"];

@@ -63,3 +63,17 @@ def test_a_job_that_goes_on_before_its_next_layout_paused_for_its_longest_stretc
     assert (regrouped.generation, regrouped.pause_s) == (2, 4.0)
     commits(2, 9, 10.0)
     assert said[-1].step_s == 0.5
+
+
+def test_work_that_was_given_to_faster_workers_is_counted_for_each_layout() -> None:
+    said: list[Report] = []
+    reports = Reports("job", said.append, None)
+    counts = []
+    for step, given in enumerate((0, 2, 99), 1):  # no worker can have given more than there is
+        reports.worked(given, 8)
+        reports.progress(1, step, 100)
+        counts.append((said[-1].given, said[-1].computed))
+    reports.regrouping()
+    reports.worked(1, 8)
+    reports.progress(2, 4, 100)
+    assert [*counts, (said[-1].given, said[-1].computed)] == [(0, 8), (2, 16), (10, 24), (1, 8)]

@@ -192,6 +192,37 @@ def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path
     assert (folder / "0-4.npz").exists()
 
 
+class Timed(Nobody):
+    """The job of tables that end by time; it keeps that they have ended."""
+
+    def __init__(self, history: History) -> None:
+        self._history, self.ended = history, list[str]()
+
+    def reached(self, commit: Commit, *_: Any, **__: Any) -> None:
+        self._history.note(commit)
+
+    def served(self, sha: str, where: str) -> None:
+        self.ended.append(where)
+
+
+def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(tmp_path: Path) -> None:
+    """One whose keepers or machines go more often than that would cost without an end."""
+    folder, shape = tmp_path / "tables", Shape("rows", 5, 2, 2, "float64")
+    timed = {"partitions": 1, "tables": (shape,), "seconds": 50.0}
+    serving = msgspec.structs.replace(SERVING, **timed)
+    folder.mkdir()
+    Folder(str(folder)).write(0, 4, [Section("rows", np.arange(5), np.zeros((5, 2)))])
+    reached = Reached(clock=4, measures=(0.5,) * 5, elapsed_s=51.0)
+    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+    history = History(MemoryCommitLog(), "job")
+    owner: Any = Timed(history)
+    tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
+    replicas = (Replica(workers=("one",), first=0, count=2),)
+    tables.enter(Layout(generation=1, microbatches=2, replicas=replicas))
+    until("the end", lambda: owner.ended, PATIENCE_S)
+    tables.close()
+
+
 class Present(Nobody):
     """The job of tables whose workers are here; it keeps what it is told of them."""
 

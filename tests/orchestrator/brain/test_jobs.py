@@ -1257,7 +1257,21 @@ def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
         h.see(StateSeen(at_s=h.at_s, job=job, step=3, entries=kept, count=4))
         file = OutputFile(path="plots/a.png", size=10, step=3)
         h.see(OutputKept(at_s=h.at_s, job=job, files=2, total_bytes=30, newest=(file,)))
+    generation, step = h.job.layouts.generation, h.job.progress.step
+    told = Progress(
+        at_s=h.at_s,
+        job=h.job.id,
+        generation=generation,
+        step=step,
+        steps_total=100,
+        loss=1.0,
+        step_s=0.5,
+        given=2,
+        computed=24,
+    )
+    h.see(told)
     view = job_view(h.state, h.job, h.at_s)
+    assert (view.given, view.computed) == (2, 24)
     assert (view.logged_step, view.logged) == (3, {"loss": 0.5, "norm": None})
     assert (view.state_step, view.state, view.state_count) == (3, kept, 4)
     assert (view.output_files, view.output_bytes, view.output) == (2, 30, (file,))
