@@ -356,9 +356,7 @@ def test_a_machine_that_tells_its_key_again_is_not_a_newer_machine(hand: Any) ->
     h.keys = {own.type.name: f"{h.keys[own.type.name]}; new driver"}
     h.train(300.0)
     assert [lease.token for lease in h.leases] == [own.token]
-    (start,) = [
-        a for a in h.said if isinstance(a, StartWorker) and a.machine_id == own.machine_id
-    ]
+    (start,) = [a for a in h.said if isinstance(a, StartWorker) and a.machine_id == own.machine_id]
     told = WorkerReady(
         at_s=h.at_s,
         job="job",
