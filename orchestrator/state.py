@@ -321,6 +321,8 @@ class Progress(msgspec.Struct, kw_only=True):
     drained_from: int = 0
     # Whether the sums since the backup are on the manager's machine, too.
     sums_kept: bool = True
+    # Up to which step they were not, before they were kept again.
+    unkept_step: int = 0
     state_stored: bool = False  # it goes straight from workers to the store
     export_uri: str = ""
     # What its script has logged last; None stands for a number that is not finite.

@@ -749,6 +749,8 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     progress = job.progress
     if (progress.sums_kept, progress.state_stored) == (event.kept, event.stored):
         return
+    if not progress.sums_kept:
+        progress.unkept_step = progress.step
     progress.sums_kept, progress.state_stored = event.kept, event.stored
     if event.stored:
         note(

@@ -128,7 +128,8 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
     before = [told for name in job.market.told for told in _told(job, name)]
     had = _told(job, lease.type.name)
     pools = job.market.told.setdefault(lease.type.name, {})
-    pools[lease.pool.key] = [*pools.get(lease.pool.key, []), key][-TOLD_MAX:]
+    if key != lease.hardware or not pools.get(lease.pool.key):
+        pools[lease.pool.key] = [*pools.get(lease.pool.key, []), key][-TOLD_MAX:]
     lease.hardware = key
     if not job.exact:
         if not job.spec.exact and before and key not in before:

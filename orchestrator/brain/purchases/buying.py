@@ -228,7 +228,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
             if count == 0:
                 break
             wanted, bought = wanted - count, bought + count
-    if not _holds_out(state, out, job, purchase):
+    if not (_has_newest(state, out, job, purchase) or _holds_out(state, out, job, purchase)):
         ends = (
             "the job ends before its layout may change; "
             if layout_changes.settled(state, job)
@@ -240,6 +240,24 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
         job.market.think_at_s = state.now_s
     let_go(state, out, job)
     _say_if_waiting(state, out, job, purchase)
+
+
+def _has_newest(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:
+    """Nothing shall be held, but only the machines have the newest steps: they stay until those are safe."""
+    progress, going = job.progress, {release.lease for release in purchase.release}
+    unkept = min(progress.step, progress.unkept_step) if progress.sums_kept else progress.step
+    held = [e for e in leases_of(state, job) if e.stays and e.goes_at_s is None]
+    last = going and not purchase.acquire and all(e.token in going for e in held)
+    if not last or unkept <= max(progress.backup_step, progress.checkpoint_step):
+        return False
+    if not any(w in job.layouts.serving for e in held for w in e.workers.values()):
+        return False
+    if not job.market.waiting:
+        job.market.waiting = (
+            f"{purchase.because}; what it holds stays until its newest steps are safe"
+        )
+        note(out, job.id, job.market.waiting)
+    return True
 
 
 def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:

@@ -342,3 +342,31 @@ def test_a_job_without_a_step_is_not_held_to_machines_that_are_gone(hand: Any) -
     assert types_in(h) == {other}
     assert h.job.layouts.kind == Kind("cpu", h.keys[other])
     assert not [s for s in h.state.sentences if "cannot train" in s.because]
+
+
+def test_a_machine_that_tells_its_key_again_is_not_a_newer_machine(hand: Any) -> None:
+    """A worker that starts anew says nothing of what its pool sells now: no more strangers are bought."""
+    h = apart(hand, on_demand_allowed=False)
+    h.steps_total = 1_000_000
+    h.running(slots_max=1, haste=1000.0)
+    (own,) = h.leases
+    for known in h.state.pools.values():
+        known.sold = known.pool == own.pool
+    h.job.spec = replace(h.job.spec, slots_max=4)
+    h.keys = {own.type.name: f"{h.keys[own.type.name]}; new driver"}
+    h.train(300.0)
+    assert [lease.token for lease in h.leases] == [own.token]
+    (start,) = [a for a in h.said if isinstance(a, StartWorker) and a.machine_id == own.machine_id]
+    told = WorkerReady(
+        at_s=h.at_s,
+        job="job",
+        worker=start.worker,
+        machine_id=start.machine_id,
+        microbatches=8,
+        steps_total=h.steps_total,
+        state_bytes=1,
+        hardware=own.hardware,
+    )
+    for _ in range(3):
+        h.see(told)
+        assert bought(h.train(300.0)) == []

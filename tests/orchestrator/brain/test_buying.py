@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import JobCompleted
+from agent.messages import BackupHeld, CheckpointWritten, JobCompleted, SumsKept
 from agent.profile import Link
 from cloud.errors import Throttled
 from cloud.model import Place, Pool, Quote, Sold
@@ -425,3 +425,51 @@ def test_haste_buys_what_is_dearer_and_sooner(
         h.train(10.0)
         h.serve()
     assert sum(lease.type.slots for lease in h.leases) == slots
+
+
+def with_one_of_two(hand: Any) -> Any:
+    """A job that needs two machines has lost one, and none is sold; the keeper gets no sums."""
+    h = hand(on_demand_allowed=False)
+    h.steps_total = 1_000_000
+    h.start()
+    for known in h.state.pools.values():
+        known.sold = known.pool.type == "small"
+    h.submit(slots_max=2, slots_min=2)
+    h.wait(2.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    h.train(60.0)
+    h.see(SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20))
+    h.train(60.0)
+    for known in h.state.pools.values():
+        known.sold = False
+    lost, _ = h.leases
+    h.taken(lost.machine_id)
+    return h
+
+
+@pytest.mark.parametrize("saved", [BackupHeld, CheckpointWritten])
+def test_the_only_machine_with_the_newest_steps_stays_until_they_are_safe(
+    hand: Any, saved: Any
+) -> None:
+    """It cannot train alone; given back at once, it would take the steps since the backup with it."""
+    h = with_one_of_two(hand)
+    h.wait(30.0)
+    h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=1))  # from now on
+    out = h.wait(120.0)
+    assert not h.only(out, Terminate) and len(h.leases) == 1
+    waiting = [s for s in h.state.sentences if "until its newest steps are safe" in s.because]
+    assert len(waiting) == 1
+    where = {"uri": "x"} if saved is CheckpointWritten else {}
+    h.see(saved(at_s=h.at_s, job="job", step=h.job.progress.step, state_bytes=9, **where))
+    assert h.only(h.wait(120.0), Terminate)
+
+
+def test_a_machine_whose_worker_has_died_has_no_newest_steps(hand: Any) -> None:
+    """It costs money, and saves nothing."""
+    h = with_one_of_two(hand)
+    (lease,) = h.leases
+    (worker,) = lease.workers.values()
+    h.lost(worker)
+    assert h.only(h.wait(60.0), Terminate)
