@@ -243,18 +243,23 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
 
 
 def _has_newest(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:
-    """Nothing shall be held, but only the machines have the newest steps: they stay until those are safe."""
+    """Nothing shall be held, but only these machines have the newest steps: they stay until those are safe.
+
+    They stay no longer than it would take to do those steps again.
+    """
     progress, going = job.progress, {release.lease for release in purchase.release}
     unkept = min(progress.step, progress.unkept_step) if progress.sums_kept else progress.step
+    unsafe = unkept - max(progress.backup_step, progress.checkpoint_step)
     held = [e for e in leases_of(state, job) if e.stays and e.goes_at_s is None]
     last = going and not purchase.acquire and all(e.token in going for e in held)
-    if not last or unkept <= max(progress.backup_step, progress.checkpoint_step):
+    if not last or state.now_s >= progress.at_s + unsafe * progress.step_s:
         return False
     if not any(w in job.layouts.serving for e in held for w in e.workers.values()):
         return False
     if not job.market.waiting:
         job.market.waiting = (
-            f"{purchase.because}; what it holds stays until its newest steps are safe"
+            f"{purchase.because}; what it holds stays until its newest steps are safe, and no longer "
+            "than doing them again would take"
         )
         note(out, job.id, job.market.waiting)
     return True

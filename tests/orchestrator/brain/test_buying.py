@@ -446,6 +446,7 @@ def with_one_of_two(hand: Any) -> Any:
         known.sold = False
     lost, _ = h.leases
     h.taken(lost.machine_id)
+    h.job.progress.step_s = 10.0
     return h
 
 
@@ -455,15 +456,24 @@ def test_the_only_machine_with_the_newest_steps_stays_until_they_are_safe(
 ) -> None:
     """It cannot train alone; given back at once, it would take the steps since the backup with it."""
     h = with_one_of_two(hand)
-    h.wait(30.0)
+    h.wait(20.0)
     h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=1))  # from now on
-    out = h.wait(120.0)
+    out = h.wait(40.0)
     assert not h.only(out, Terminate) and len(h.leases) == 1
     waiting = [s for s in h.state.sentences if "until its newest steps are safe" in s.because]
     assert len(waiting) == 1
     where = {"uri": "x"} if saved is CheckpointWritten else {}
     h.see(saved(at_s=h.at_s, job="job", step=h.job.progress.step, state_bytes=9, **where))
     assert h.only(h.wait(120.0), Terminate)
+
+
+def test_the_newest_steps_are_waited_for_as_long_as_they_took(hand: Any) -> None:
+    """To do them again costs no more than the machine that waits has cost by then."""
+    h = with_one_of_two(hand)
+    progress = h.job.progress
+    again_s = progress.step * progress.step_s
+    assert not h.only(h.wait(again_s / 2), Terminate)
+    assert h.only(h.wait(again_s), Terminate)
 
 
 def test_a_machine_whose_worker_has_died_has_no_newest_steps(hand: Any) -> None:
