@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +22,6 @@ import msgspec
 from agent.checksum import crc32c
 from agent.messages import OutputFile
 from agent.output.files import DRAFT, Bounds, checksum_of, open_file, why_no_path
-from agent.output.thinning import thinned
 from agent.protocol import OutputSent, OutputTaken
 from cloud.private import flush
 
@@ -31,6 +29,7 @@ log = logging.getLogger(__name__)
 
 FOLDER, LIST = "output", "output.json"
 MARKS_MAX = 256
+FINENESS = (128, 64, 32, 16, 8, 4, 2)  # an age divided by it is what one mark may stand for
 NOTHING = (-1, 0, 0)
 
 
@@ -261,8 +260,22 @@ def _marks_before(known: OutputFile | None, sent: OutputSent) -> tuple[tuple[int
 
 
 def _thinned(marks: list[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """Return marks within their bound; a job can go back to the first, however old that is."""
-    return tuple(thinned(marks, MARKS_MAX, itemgetter(0), lambda earlier, _: earlier))
+    """Return marks within their bound: the older, the fewer, but always the first and the newest.
+
+    A job can go back to the first, however old that is. Some places are left free, so that this is
+    seldom done.
+    """
+    newest = marks[-1][0]
+    for fineness in FINENESS if len(marks) > MARKS_MAX else ():
+        kept = marks[:1]
+        for mark in marks[1:]:
+            before = kept[-1][0]
+            if (mark[0] - before) * fineness > newest - before:
+                kept.append(mark)
+        marks = kept
+        if len(marks) <= MARKS_MAX * 3 // 4:
+            break
+    return tuple(marks)
 
 
 def _answer(sent: OutputSent, state: Any, at: int = 0) -> OutputTaken:

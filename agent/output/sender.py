@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import IO, Literal
 
@@ -30,7 +29,6 @@ from agent.output.files import (
     seen_of,
     tail_of,
 )
-from agent.output.thinning import thinned
 from agent.protocol import OutputSent, OutputTaken
 
 log = logging.getLogger(__name__)
@@ -104,7 +102,8 @@ class Sending:
             while changes and (changes[-1].step > change.step or change.how in ("whole", "gone")):
                 changes.pop()
             changes.append(change)
-            changes[:] = thinned(changes, NOTES_MAX, attrgetter("first"), Change.joined)
+            if len(changes) > NOTES_MAX:
+                _join(changes)
             if change.generation >= 0:
                 self._due[path] = None
                 self._wake()
@@ -280,6 +279,19 @@ class Sending:
     def _answer_to(self, serial: int) -> OutputTaken | None:
         answer = self._answer
         return answer if answer is not None and answer.serial == serial else None
+
+
+def _join(changes: list[Change]) -> None:
+    """Join changes of the older half in pairs, so that their bytes are sent and only steps blur."""
+    half, joined = len(changes) // 2, list[Change]()
+    while half:
+        first, half = changes.pop(0), half - 1
+        both = first.joined(changes[0]) if half else None
+        if both is not None:
+            half -= 1
+            changes.pop(0)
+        joined.append(both or first)
+    changes[:0] = joined
 
 
 def _next(changes: list[Change]) -> list[Change]:
