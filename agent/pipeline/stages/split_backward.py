@@ -1,7 +1,8 @@
 """The backward of a stage in two halves: first the inputs' gradients, later the weights'.
 
-The previous stage waits for the first half. Which nodes belong to which half depends only on the
-form of the graph, and the graphs of microbatches have the same form, so it is found once. Then one call of the engine finds the gradients
+The previous stage waits for the first half. Which nodes belong to which half is torch's analysis
+(`torch.distributed.pipelining`). It depends only on the form of the graph, and the graphs of
+microbatches have the same form, so it is made once. Then one call of the engine finds the gradients
 of the inputs and those that enter the weights' side, and one call for each group of weights goes on
 from there.
 """
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.distributed.pipelining._backward import construct_reverse_graph, get_param_groups
 
 FORMS_MAX = 64
 # Group norm's backward (torch 2.13, on a CPU, with channels last) writes the gradient of its input
@@ -140,23 +142,26 @@ class Halves:
     def _plan(
         self, roots: Sequence[GradientEdge], nodes: Sequence[Node], form: Form
     ) -> SplitPlan | None:
-        """Plan the halves; return None if the gradient of a weight comes by none of the inputs' nodes."""
+        """Plan the halves; return None if a weight is in no group of torch's analysis."""
         rows = form[len(roots) :]
         leaf = {at: row[0] for at, row in enumerate(rows) if len(row) == 1 and row[0] is not None}
-        inputs = [at for at, which in leaf.items() if which >= 0]
-        weights = {at: -1 - which for at, which in leaf.items() if which < 0}
-        found = groups_of(rows, inputs, list(weights))
-        if found is None:
+        inputs = [nodes[at] for at, which in leaf.items() if which >= 0]
+        weights = {nodes[at]: -1 - which for at, which in leaf.items() if which < 0}
+        reverse = construct_reverse_graph([edge.node for edge in roots])
+        found = _joined(get_param_groups(inputs, list(weights), reverse))
+        if not weights.keys() <= {node for group in found for node in group["params"]}:
             return None
         outputs = _outputs(form[: len(roots)], rows)
+        where = {node: at for at, node in enumerate(nodes)}
         entries: list[tuple[int, int]] = []
         groups, at_once = [], list[int]()
-        for leaves, ways in found:
-            reached = tuple(weights[at] for at in sorted(leaves))
-            if any(nodes[at].name() in WHOLE for at in ways):
+        for group in found:
+            reached = tuple(weights[node] for node in group["params"])
+            if any(node.name() in WHOLE for node in group["intermediates"]):
                 at_once += reached
                 continue
-            mine = [(at, number) for at in sorted(ways) for number in sorted(outputs[at])]
+            ways = [where[node] for node in group["intermediates"]]
+            mine = [(at, number) for at in ways for number in sorted(outputs[at])]
             span = range(len(entries), len(entries) + len(mine))
             entries += mine
             groups.append(WeightGroup(reached, tuple(span), len(ways)))
@@ -185,48 +190,21 @@ def _outputs(
     return outputs
 
 
-def groups_of(
-    rows: Sequence[tuple[Any, ...]], inputs: Sequence[int], weights: Sequence[int]
-) -> list[tuple[set[int], set[int]]] | None:
-    """Return weights, each group with the nodes at which its gradients leave the inputs' side.
+def _joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join groups that share a node.
 
-    On the inputs' side are all nodes between the roots and an input. No two groups share a node.
-    Return None if a weight has no such node.
+    Torch may leave them apart, and then a weight that is in two would count twice.
     """
-    above: list[list[int]] = [[] for _ in rows]
-    for at, row in enumerate(rows):
-        for following in row[::2] if len(row) > 1 else ():
-            if following is not None:
-                above[following].append(at)
-    side, _ = _upwards(above, inputs, set())
-    found: list[tuple[set[int], set[int]]] = []
-    for weight in weights:
-        _, ways = _upwards(above, [weight], side)
-        if not ways:
-            return None
-        leaves, apart = {weight}, []
-        for other in found:
-            if other[1].isdisjoint(ways):
+    joined: list[dict[str, Any]] = []
+    for group in groups:
+        one, apart = group, []
+        for other in joined:
+            if one["intermediates"].isdisjoint(other["intermediates"]):
                 apart.append(other)
             else:
-                leaves, ways = leaves | other[0], ways | other[1]
-        found = [*apart, (leaves, ways)]
-    return found
-
-
-def _upwards(
-    above: Sequence[Sequence[int]], starts: Sequence[int], ends: set[int]
-) -> tuple[set[int], set[int]]:
-    """Return what is reached on the way to the roots, and the ends, at which a way stops."""
-    reached, met, todo = set(starts), set[int](), list(starts)
-    while todo:
-        for node in above[todo.pop()]:
-            if node in ends:
-                met.add(node)
-            elif node not in reached:
-                reached.add(node)
-                todo.append(node)
-    return reached, met
+                one = {key: one[key] | other[key] for key in ("params", "intermediates")}
+        joined = [*apart, one]
+    return joined
 
 
 def _complete(owed: Owed) -> bool:

@@ -3,8 +3,6 @@
 import os
 import queue
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -213,11 +211,3 @@ def test_bounded_file_keeps_the_newest(tmp_path: Path) -> None:
     file.close()
     assert path.stat().st_size == 100
     assert path.read_bytes().endswith(b"xend")
-
-
-def test_what_a_machine_imports_before_its_workers_start_is_torch_and_little_more() -> None:
-    """torch's compiler and its pipelines, which nobody here uses, take as long again as torch."""
-    said = "import sys, agent.machine.worker_process; print(*sys.modules)"
-    words = [sys.executable, "-P", "-c", said]
-    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch._dynamo", "torch.distributed.pipelining", "sympy"} & set(found)
