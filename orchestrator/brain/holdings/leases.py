@@ -405,8 +405,8 @@ def disown(state: State, out: list[AnyAction], lease: Lease, because: str) -> No
     state.pools[lease.pool.key].leases.pop(lease.token, None)
     place = place_of(state, lease.pool.place)
     place.listing_wanted = True
+    state.machines.pop(lease.machine_id, None)
     if lease.machine_id:
-        state.machines.pop(lease.machine_id, None)
         place.orphans[lease.machine_id] = state.now_s
         out.append(Terminate(ref=lease.ref, because=because))
     else:
