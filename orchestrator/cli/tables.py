@@ -10,8 +10,9 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli import watch
 from orchestrator.cli.watch import TONES
-from orchestrator.formatting import duration, loss, moment, percent, plural, told, usd
+from orchestrator.formatting import duration, loss, percent, plural, usd
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 ENDED_SHOWN = 5
@@ -198,10 +199,4 @@ def costs(view: View) -> Table:
 
 
 def sentence(said: Sentence) -> Text:
-    return Text.assemble(
-        (moment(said.at_s, time.time()), "dim"),
-        " ",
-        (said.who, "bold"),
-        " ",
-        told(said.who, said.what, said.because),
-    )
+    return watch.sentence(said, time.time())

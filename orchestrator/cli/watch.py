@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import redis
 from rich.console import Console, Group, RenderableType
@@ -231,8 +231,11 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
         facts.add_row("model", job.export_uri)
     if notes:
         facts.add_row("now", Text(" · ".join(notes), style="yellow"))
-    said = sentences_of(view, job.id)[-SENTENCES_SHOWN:]
-    return Group(head, _bar(job), facts, *(_sentence(one, view.at_s) for one in said))
+    said = [
+        sentence(one, view.at_s, no_wrap=True, overflow="ellipsis")
+        for one in sentences_of(view, job.id)[-SENTENCES_SHOWN:]
+    ]
+    return Group(head, _bar(job), facts, *said)
 
 
 def sentences_of(view: View, job_id: str) -> list[Sentence]:
@@ -312,15 +315,15 @@ def _so_far(job: JobView) -> str:
     return " · ".join(parts)
 
 
-def _sentence(said: Sentence, now_s: float) -> Text:
+def sentence(said: Sentence, now_s: float, **look: Any) -> Text:
+    """Return what was done, when and why; `look` has the options of the text."""
     return Text.assemble(
         (moment(said.at_s, now_s), "dim"),
         " ",
         (said.who, "bold"),
         " ",
         told(said.who, said.what, said.because),
-        no_wrap=True,
-        overflow="ellipsis",
+        **look,
     )
 
 
