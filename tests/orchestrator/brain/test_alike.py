@@ -148,8 +148,8 @@ def test_a_job_whose_kind_is_gone_goes_on_with_another_and_says_so(hand: Any) ->
     assert against(h.keys[other], h.keys[kind]) in said[0]
 
 
-def test_a_job_waits_no_longer_for_its_kind_than_it_has_to(hand: Any) -> None:
-    """Its own kind comes back after some minutes: it goes on with that, and its bits stay."""
+def without_its_kind(hand: Any) -> tuple[Any, str]:
+    """A job that has lost all its machines, while only others are sold; the keys of all are known."""
     h = apart(hand)
     h.running(slots_max=2)
     (kind,) = types_in(h)
@@ -158,6 +158,12 @@ def test_a_job_waits_no_longer_for_its_kind_than_it_has_to(hand: Any) -> None:
         known.sold = known.pool.type != kind
     for lease in h.leases:
         h.taken(lease.machine_id)
+    return h, kind
+
+
+def test_a_job_waits_no_longer_for_its_kind_than_it_has_to(hand: Any) -> None:
+    """Its own kind comes back after some minutes: it goes on with that, and its bits stay."""
+    h, kind = without_its_kind(hand)
     h.wait(300.0)
     for known in h.state.pools.values():
         known.sold = True
@@ -230,14 +236,7 @@ def test_a_pool_is_bought_from_until_its_newest_machines_are_all_of_another_kind
 
 def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
     """The hours that it lay ended are none in which nothing could be had."""
-    h = apart(hand)
-    h.running(slots_max=2)
-    (kind,) = types_in(h)
-    h.job.market.told = {name: {"elsewhere": [key]} for name, key in h.keys.items()}
-    for known in h.state.pools.values():
-        known.sold = known.pool.type != kind
-    for lease in h.leases:
-        h.taken(lease.machine_id)
+    h, _ = without_its_kind(hand)
     h.wait(60.0)
     h.cancel()
     h.wait(7200.0)
