@@ -59,12 +59,12 @@ PREPARES = """
     world = session._world
     promise = world._preparing.promise
 
-    def prepared(step, summed, promised):
-        while summed.held is not None and not session.leader:
+    def prepared(step, summed, held, given):
+        while held is not None and not session.leader:
             time.sleep(0.01)
-        promise(step, summed, promised)
+        promise(step, summed, held, given)
         told, connects = Path(f"{out}.prepared"), world.link.connects
-        if summed.held is not None and not told.exists():
+        if held is not None and not told.exists():
             told.touch()
             while world.link.connects == connects:
                 time.sleep(0.01)
