@@ -892,6 +892,8 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     job.progress.checkpoint_step = min(job.progress.checkpoint_step, event.to_step)
     job.progress.drained_from = min(job.progress.drained_from, event.to_step)
     job.progress.fence_generation = job.layouts.generation
+    if job.layouts.unlike_step is not None:  # what it does again is done by other machines
+        job.layouts.unlike_step = min(job.layouts.unlike_step, event.to_step)
     job.layouts.urgent = job.layouts.urgent or bool(job.layouts.serving)
     kept = "what the keeper had in memory or on its disk"
     lost_with = kept if job.progress.sums_kept else "all machines that had the model"

@@ -514,7 +514,7 @@ def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: f
 
 def _excluded(state: State, job: Job, worker: Worker) -> bool:
     lease = state.leases[worker.token]
-    return lease.state == "leaving" or not lease.joined or not alike.may_join(job, lease)
+    return lease.state == "leaving" or not lease.joined or not alike.may_join(state, job, worker)
 
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:

@@ -11,7 +11,7 @@ from orchestrator.actions import Launch, StartWorker
 from orchestrator.brain.holdings import alike
 from orchestrator.brain.holdings.alike import against
 from orchestrator.events import CatalogueSeen, JobResumed
-from orchestrator.state import Kind
+from orchestrator.state import Kind, Shut
 from orchestrator.world import decode_state, encode_state
 
 PLACE = Place("local", "east")
@@ -154,6 +154,7 @@ def without_its_kind(hand: Any) -> tuple[Any, str]:
     h.running(slots_max=2)
     (kind,) = types_in(h)
     h.job.market.told = {name: {"elsewhere": [key]} for name, key in h.keys.items()}
+    h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind
     for lease in h.leases:
@@ -231,7 +232,8 @@ def test_a_pool_is_bought_from_until_its_newest_machines_are_all_of_another_kind
     h = apart(hand).running(slots_max=1)
     pool, elsewhere = (known.pool for known in h.state.pools.values() if known.pool.type == "small")
     h.job.market.told["small"] = {pool.key: here, elsewhere.key: there}
-    assert alike.may_buy(h.job, h.job.layouts.kind, h.state.types["small"], pool) == may
+    h.job.market.shut = {each.key: Shut(1, h.at_s) for each in (pool, elsewhere)}
+    assert alike.may_buy(h.state, h.job, h.job.layouts.kind, h.state.types["small"], pool) == may
 
 
 def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
