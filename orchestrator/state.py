@@ -423,8 +423,10 @@ class LayoutState(msgspec.Struct, kw_only=True):
     exchange: SumFormat = "float32"
     # Whether the script wants sums in an order that does not depend on the layout.
     exact: bool = True
-    # What an exact job keeps to, and the first step that machines of another kind have computed.
+    # What an exact job keeps to, what its newest step was computed on, and the first step that
+    # machines of another kind have computed.
     kind: Kind | None = None
+    trained: Kind | None = None
     unlike_step: int | None = None
     # The sizes of an unbuilt model, whose weights are made on the workers that hold them.
     unbuilt: Unbuilt | None = None

@@ -89,16 +89,10 @@ def sold_kinds(state: State, job: Job) -> list[Kind]:
 
 
 def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
-    """Return what else could be had: by keys, and by accelerators whose machines have told none."""
-    told: dict[Kind, None] = {}
-    for name in job.market.told:
-        if name in state.types:
-            accelerator = accelerator_of(state.types[name])
-            told |= {Kind(accelerator, key): None for key in _told(job, name)}
-    named = {each.accelerator for each in (*told, kind)}
-    sold = sold_kinds(state, job)
-    untold = [each for each in sold if each.accelerator not in named]
-    return [*(each for each in told if each != kind), *untold]
+    """Return what else could be had: the very kind that it trained on last, and any that is sold."""
+    own = job.layouts.trained
+    found = [*([own] if own is not None else []), *sold_kinds(state, job)]
+    return [each for each in found if each != kind]
 
 
 def may_buy(state: State, job: Job, kind: Kind | None, sold: InstanceType, pool: Pool) -> bool:
@@ -270,7 +264,8 @@ def lacks_nothing(job: Job) -> None:
 def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     """Go on with machines of another kind, since none of the job's own could be had for long.
 
-    No layout has both: what is left of its own is given back, as it is too few to train with.
+    Whichever key comes first is kept to, be it its own. No layout has both: what is left is given
+    back, as it is too few to train with.
     """
     before = job.layouts.kind
     assert before is not None
@@ -278,18 +273,23 @@ def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     if job.market.strangers >= STRANGERS_MAX:
         why = f"the newest {job.market.strangers} in a row round differently"
     said = f"no machines could be had that round as those it has trained on ({why})"
-    apart = f"{kind.accelerator or 'unknown'} instead of {before.accelerator}"
-    if kind.hardware and before.hardware:
-        apart = against(kind.hardware, before.hardware)
-    bits = f"from step {job.progress.step} on its last bits are those of others"
-    bits = bits if job.progress.step else "it begins with others"
-    note(out, job.id, f"{said}: {bits} ({apart})")
+    note(out, job.id, f"{said}: it goes on with {kind.hardware or f'any {kind.accelerator}'}")
     lacks_nothing(job)
     job.layouts.kind, job.market.shut = kind, {}
-    _mark(job)
     for lease in leases_of(state, job):
-        if not may_hold(job, kind, lease):
-            leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")
+        leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")
+
+
+def step(out: list[AnyAction], job: Job, before: int) -> None:
+    """Note on what a step was computed, and say if it was another kind than that of the step before."""
+    kind, last = job.layouts.kind, job.layouts.trained
+    if kind is None or not kind.hardware or kind == last:
+        return
+    job.layouts.trained = kind
+    if last is not None:
+        apart = against(kind.hardware, last.hardware)
+        note(out, job.id, f"from step {before} on its last bits are those of others ({apart})")
+        _mark(job, before)
 
 
 def look(state: State, out: list[AnyAction], job: Job) -> None:
@@ -302,7 +302,7 @@ def look(state: State, out: list[AnyAction], job: Job) -> None:
     keys = {key for lease in serving if (key := lease.hardware)}
     mixed = len(keys) > 1 or len({accelerator_of(lease.type) for lease in serving}) > 1
     if job.exact and mixed and job.layouts.unlike_step is None and job.progress.step:
-        _mark(job)
+        _mark(job, job.progress.step)
         note(
             out,
             job.id,
@@ -312,11 +312,10 @@ def look(state: State, out: list[AnyAction], job: Job) -> None:
     _part(state, out, job)
 
 
-def _mark(job: Job) -> None:
-    """Note from which step on the bits are not those of one kind; nothing is before the first."""
-    step, before = job.progress.step, job.layouts.unlike_step
-    if step:
-        job.layouts.unlike_step = step if before is None else min(before, step)
+def _mark(job: Job, step: int) -> None:
+    """Note from which step on the bits are not those of one kind."""
+    before = job.layouts.unlike_step
+    job.layouts.unlike_step = step if before is None else min(before, step)
 
 
 def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] = ()) -> None:

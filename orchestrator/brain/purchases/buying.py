@@ -204,7 +204,8 @@ def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase |
     enough = {each: p for each, p in found.items() if _slots(state, p) >= job.workers_min}
     if not enough:
         return None
-    best = min(enough, key=lambda each: _dearness(enough[each]))
+    own = job.layouts.trained
+    best = own if own in enough else min(enough, key=lambda each: _dearness(enough[each]))
     alike.change(state, out, job, best)
     return enough[best]
 

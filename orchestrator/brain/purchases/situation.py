@@ -282,9 +282,11 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
 def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachine]:
     """What the job holds and keeps. What is about to go counts as noticed: it is replaced now.
 
-    What is in the layout counts whatever its kind, unless machines of yet another one are thought of.
+    What is in the layout counts whatever its kind. To go on with another kind begins with nothing.
     """
-    own = kind == alike.kind_of(state, job)
+    own = alike.kind_of(state, job)
+    if own is not None and kind != own:
+        return []
     return [
         HeldMachine(
             lease=token,
@@ -306,7 +308,7 @@ def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachi
         for token in job.leases
         if not (lease := state.leases[token]).released
         and lease.state != "ending"
-        and (alike.may_hold(job, kind, lease) or (own and alike.serves(job, lease)))
+        and (alike.may_hold(job, kind, lease) or alike.serves(job, lease))
     ]
 
 

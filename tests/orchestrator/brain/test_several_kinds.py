@@ -10,7 +10,7 @@ from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerReady
 from orchestrator.actions import Launch, OpenJob, StartWorker, Terminate
 from orchestrator.brain.holdings import alike
 from orchestrator.events import ManagerStarted
-from orchestrator.state import Lease, Shut
+from orchestrator.state import Kind, Lease, Shut
 from orchestrator.world import decode_state, encode_state
 
 FAST, SLOW = "torch 2; AVX512; EPYC", "torch 2; AVX2; EPYC"
@@ -160,6 +160,33 @@ def test_machines_that_never_join_do_not_put_off_the_end_of_the_wait(hand: Any) 
             elif isinstance(action, Terminate) and action.machine_id in h.machines:
                 h.terminated(action.machine_id)
     assert len(went_on(h)) == 1
+
+
+@pytest.mark.parametrize("slots_min", [1, 2])
+def test_whichever_kind_comes_first_is_gone_on_with(hand: Any, slots_min: int) -> None:
+    """What a pool told once is no promise: a machine that could train is not given back for yet another one."""
+    h = apart(hand)
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=2, slots_min=slots_min)
+    h.wait(2.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    h.job.market.told["large"] = {"elsewhere": [SLOW]}
+    h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
+    only(h, "large")
+    for lease in h.leases[slots_min - 1 :]:
+        h.taken(lease.machine_id)
+    h.keys["large"] = SLOW + NEW
+    h.wait(alike.LACKS_S + 10.0)
+    for _ in range(5):
+        h.serve()
+        h.wait(5.0)
+    h.train(60.0)
+    assert len(went_on(h)) == 1 and types_in(h) == {"large"}
+    assert h.job.layouts.kind == h.job.layouts.trained == Kind("cpu", SLOW + NEW)
+    assert h.job.layouts.unlike_step == 1
 
 
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
