@@ -302,7 +302,7 @@ def look(state: State, out: list[AnyAction], job: Job) -> None:
     keys = {key for lease in serving if (key := lease.hardware)}
     mixed = len(keys) > 1 or len({accelerator_of(lease.type) for lease in serving}) > 1
     if job.exact and mixed and job.layouts.unlike_step is None and job.progress.step:
-        _mark(job, job.progress.step)
+        _mark(job, 0)
         note(
             out,
             job.id,
@@ -347,6 +347,19 @@ def _idle(lease: Lease, worker: Worker, apart: str) -> str:
         f"slot {worker.slot} of {lease.machine_id} rounds differently from its others ({apart}), and has nothing to do: "
         f"{TOGETHER}"
     )
+
+
+def bits_of(job: Job) -> str:
+    """Return what a person may expect of the last bits of its weights."""
+    kind, step = job.layouts.kind, job.layouts.unlike_step
+    if not job.spec.exact:
+        return "not exact: machines that round differently train together (job.exact = false)"
+    if not job.exact:
+        return "not exact: its script lets sums depend on the layout (deterministic=False)"
+    if step is not None:
+        return f"exact up to step {step:,} only: machines that round differently go on from there"
+    named = f" ({kind.accelerator})" if kind is not None else ""
+    return f"exact: only machines that round alike train it{named}"
 
 
 def _mixed(lease: Lease, key: str, other: str) -> str:
