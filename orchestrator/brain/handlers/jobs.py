@@ -299,7 +299,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     opened = job.status != "PENDING" or job.spec.from_url
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
-    job.market.lacks_since_s = None
+    alike.lacks_nothing(job)
     state.live_jobs.pop(job.id, None)
     if opened:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))

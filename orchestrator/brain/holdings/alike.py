@@ -55,7 +55,7 @@ def kind_of(state: State, job: Job) -> Kind | None:
     """Return what an exact job keeps to; before its first layout, what it has begun to buy."""
     if not job.exact:
         return None
-    if _has_kind(state, job):
+    if has_kind(state, job):
         return job.layouts.kind
     staying = [lease for lease in leases_of(state, job) if lease.stays]
     some = [lease for lease in staying if serves(job, lease)] or staying
@@ -63,7 +63,7 @@ def kind_of(state: State, job: Job) -> Kind | None:
     return Kind(counts.most_common(1)[0][0]) if counts else None
 
 
-def _has_kind(state: State, job: Job) -> bool:
+def has_kind(state: State, job: Job) -> bool:
     """Return whether it has trained on machines of its kind, or is about to."""
     kind = job.layouts.kind
     if kind is None or job.progress.step:
@@ -215,7 +215,7 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
         if not job.spec.exact and before and key not in before:
             note(out, job.id, _mixed(lease, key, before[0]))
         return False
-    if kind is None or may_join(state, job, worker) or not _has_kind(state, job):
+    if kind is None or may_join(state, job, worker) or not has_kind(state, job):
         job.market.strangers = 0
         return False
     if lease.hardware == kind.hardware or serves(job, lease):
@@ -241,7 +241,7 @@ def settle(state: State, out: list[AnyAction], job: Job) -> None:
     kind = job.layouts.kind
     if not job.exact or not counts:
         return
-    if kind is not None and kind.hardware and _has_kind(state, job):
+    if kind is not None and kind.hardware and has_kind(state, job):
         return
     job.layouts.kind = max(counts, key=counts.__getitem__)
     _part(state, out, job)

@@ -187,7 +187,7 @@ def _dearness(purchase: Purchase) -> float:
 
 def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase | None:
     """Return what an exact job buys instead, if no machines of its kind could be had for long."""
-    kind = job.layouts.kind if job.exact else None
+    kind = job.layouts.kind if job.exact and alike.has_kind(state, job) else None
     if kind is None or job.status == "RUNNING" or alike.has_its_own(state, job):
         alike.lacks_nothing(job)
         return None

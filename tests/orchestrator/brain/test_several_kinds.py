@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerReady
 from orchestrator.actions import Launch, OpenJob, StartWorker, Terminate
 from orchestrator.brain.holdings import alike
-from orchestrator.events import ManagerStarted
+from orchestrator.events import JobResumed, ManagerStarted
 from orchestrator.state import Kind, Lease, Shut
 from orchestrator.world import decode_state, encode_state
 
@@ -187,6 +187,50 @@ def test_whichever_kind_comes_first_is_gone_on_with(hand: Any, slots_min: int) -
     assert len(went_on(h)) == 1 and types_in(h) == {"large"}
     assert h.job.layouts.kind == h.job.layouts.trained == Kind("cpu", SLOW + NEW)
     assert h.job.layouts.unlike_step == 1
+
+
+def test_a_kind_that_no_step_was_computed_on_costs_no_other_its_machines(hand: Any) -> None:
+    """Its first machine was taken before a step, and others boot for long: they are what it wants now."""
+    h = apart(hand, boot_timeout_s=3600.0)
+    small, large = h.kinds
+    h.kinds = (replace(small, accelerator="T4"), replace(large, accelerator="a10g"))
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=2, slots_min=2)
+    h.wait(2.0)
+    launches = h.only(h.said, Launch)
+    h.joined(h.launched(launches[0]))
+    (start,) = h.only(h.said, StartWorker)
+    h.ready(start)
+    assert h.job.layouts.kind == Kind("t4", FAST)
+    only(h, "large")
+    for launch in launches[1:]:
+        h.refused(launch)
+    for lease in h.leases:
+        h.taken(lease.machine_id)
+    h.wait(5.0)
+    (launch,) = (a for a in h.said if isinstance(a, Launch) and a.request.pool.type == "large")
+    h.launched(launch)
+    only(h, "small", "large")
+    out = h.wait(2 * alike.LACKS_S)
+    assert not h.only(out, Terminate) and not went_on(h)
+
+
+def test_a_resumed_job_does_not_remember_what_came_before_its_end(hand: Any) -> None:
+    """Three unlike machines of last month do not make it give its kind up at once."""
+    h = apart(hand).running(slots_max=1)
+    (own,) = h.leases
+    (other,) = h.keys.keys() - {own.type.name}
+    h.taken(own.machine_id)
+    only(h, other)
+    h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
+    h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
+    h.job.market.strangers = alike.STRANGERS_MAX
+    h.cancel()
+    h.wait(7200.0)
+    h.job.spec = replace(h.job.spec, slots_max=2)
+    h.see(JobResumed(at_s=h.at_s, job="job", by="a test"))
+    assert bought(h.wait(60.0)) == [] and not went_on(h)
 
 
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
