@@ -213,11 +213,22 @@ class Archive:
 
     def read(self, mark: Mark) -> Manifest:
         key = mark.key(MANIFESTS)
-        manifest = decode(self.sink.get(key), key)
+        manifest = self._decoded(key)
         if manifest.job != self.job:
             raise CheckpointError(f"{key} belongs to job {manifest.job}, not {self.job}")
         self.measure(manifest)
         return manifest
+
+    def _decoded(self, key: str) -> Manifest:
+        """Return what a manifest says, or raise `Damaged` if it is damaged at two reads.
+
+        One read may be spoilt on its way, and who believes it goes back to an older version.
+        """
+        try:
+            return decode(self.sink.get(key), key)
+        except Damaged as error:
+            log.warning("%s; it is read again", error)
+            return decode(self.sink.get(key), key)
 
     def measure(self, manifest: Manifest) -> None:
         """Raise `Damaged` unless every file of this manifest is there in full length."""
@@ -297,10 +308,7 @@ class Archive:
         parts = self._parts()
         if self._superseded(generation):
             return False
-        manifests = [
-            decode(self.sink.get(mark.key(MANIFESTS)), mark.key(MANIFESTS))
-            for mark in self._marks(MANIFESTS)
-        ]
+        manifests = [self._decoded(mark.key(MANIFESTS)) for mark in self._marks(MANIFESTS)]
         named = {part.key for manifest in manifests for part in manifest.parts}
         self.sink.delete(parts.keys() - named)
         return bool(parts.keys() - named)
@@ -317,7 +325,7 @@ class Archive:
         for mark in marks:
             key = mark.key(MANIFESTS)
             with suppress(Damaged):  # nobody can begin from it
-                folders |= {folder_of(part) for part in decode(self.sink.get(key), key).parts}
+                folders |= {folder_of(part) for part in self._decoded(key).parts}
         return folders
 
     def _superseded(self, generation: int) -> bool:

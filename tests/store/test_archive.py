@@ -91,6 +91,34 @@ def test_a_flip_in_a_part_is_found_by_reading_and_set_aside_by_the_reader():
     check_newest(archive, 3)
 
 
+class Spoiling(MemorySink):
+    """What is read of some files is spoilt on its way, for the first so many reads."""
+
+    victim, left = "", 0
+
+    def _view(self, key):
+        view = super()._view(key)
+        if not self.victim or self.victim not in key or not self.left:
+            return view
+        self.left -= 1
+        content = bytearray(view)
+        content[-1] ^= 1
+        return memoryview(content)
+
+
+@pytest.mark.parametrize("victim", [MANIFESTS, PARTS])
+def test_a_read_that_is_spoilt_on_its_way_costs_no_version(victim):
+    """What is stored is whole, so the next read is: nobody goes back to the version before."""
+    sink = Spoiling()
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    save(archive, 4)
+    sink.victim, sink.left = victim, 1
+    check_newest(archive, 4)
+    assert not sink.left
+    check_newest(Archive(sink, "job"), 4)
+
+
 def test_of_two_writers_of_a_version_one_wins(sink):
     """The second to commit hears that it lost, its parts go, and the winner's state is whole."""
     one, two = Archive(sink, "job"), Archive(sink, "job")
