@@ -144,6 +144,7 @@ class KeptJob:
         self._regrouping.committing = lambda: self._committing
         self._regrouping.resumed = self._report_progress
         self.history.steps = self.vault.proofs.step_of
+        self._recall_place()
 
         def ended(done: JobCompleted) -> None:
             step = self.vault.proofs.step_of(done.step, ended=True)
@@ -288,11 +289,22 @@ class KeptJob:
         with self._lock:
             if not self.history.resume(term, newest):
                 self.vault.drop()
+            self._recall_place()
             self.vault.begin_anew(self.history.version)
             self._regrouping.forget()
             self._served = None
             self.roster.left = self.roster.finishing = None
             self.closed = self.fenced = False
+
+    def _recall_place(self) -> None:
+        """Learn where in the script the newest commit is, before any worker has said it.
+
+        Else the middle of a step would be taken for its beginning, and commits for steps.
+        """
+        newest = self.history.newest
+        self.vault.proofs.recall(
+            newest.version - 1, newest.script_step, newest.phase, newest.phases
+        )
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
         with self._lock:
@@ -629,6 +641,9 @@ class KeptJob:
             generation=layout.generation,
             version=self.history.version + 1,
             loss=self._round.loss(layout),
+            script_step=self._round.script_step(layout),
+            phase=self._round.phase(layout),
+            phases=self.vault.proofs.phases,
         )
 
     def _is_held(self, layout: Layout) -> bool:

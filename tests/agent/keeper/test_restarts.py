@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from players import House, begun
+from players import MICROBATCHES, SIZE, House, begun
 
 from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
 from agent.keeper.storage.recovery import Found
 from agent.layout import Layout
-from agent.messages import CheckpointWritten
+from agent.messages import CheckpointWritten, Progress
+from agent.protocol import Ready
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def restarts(house: House, layout: Layout) -> None:
     house.job.restore(layout)
 
 
-def comes(house: House, name: str) -> None:
+def comes(house: House, name: str, **hello: object) -> None:
     """A worker that lived on dials the new keeper."""
     player = house.players[name]
     layout = player.layout
@@ -48,6 +49,7 @@ def comes(house: House, name: str) -> None:
         "generation": -1 if layout is None else layout.generation,
         "version": player.version if player.holds else None,
         "proven": player.let_in or player.holds,
+        **hello,
     }
     player.come()
 
@@ -117,12 +119,27 @@ def test_a_layout_with_another_worker_behind_a_restart_between_two_commits(
     for name in "ab":
         comes(house, name)
     house.players["a"].plays = lambda: None  # type: ignore[method-assign]
-    house.job.vault.proofs.phases = 3
     house.begins("a", "b")
     del house.players["a"].plays
     house.until("both to go on", lambda: all(one.holds for one in house.players.values()))
     assert house.version == (7 if lasting else 6)
     house.commits(3)
+
+
+@pytest.mark.parametrize(("commits", "step"), [(6, 2), (7, 2), (8, 2), (9, 3)])
+def test_a_restarted_keeper_counts_in_steps_of_the_script(
+    made: Callable[..., House], commits: int, step: int
+) -> None:
+    """The manager does, and a step of this script has three commits."""
+    house = begun(made(lasting=False, phases=3, backup_every_steps=4), "a", commits=commits)
+    layout = house.players["a"].layout
+    assert layout is not None
+    house.said.reports.clear()
+    restarts(house, layout)
+    ready = Ready(microbatches=MICROBATCHES, steps_total=1000, state_bytes=SIZE)
+    comes(house, "a", ready=ready)
+    (told,) = [one.step for one in house.said.reports if isinstance(one, Progress)]
+    assert told == step
 
 
 def test_a_backup_that_is_lost_while_what_is_stored_is_read(made: Callable[..., House]) -> None:
