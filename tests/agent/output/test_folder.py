@@ -384,6 +384,15 @@ def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
     assert line.startswith("metrics.csv was written to the script's working folder")
 
 
+def test_a_stray_file_whose_name_is_no_text_is_said_and_fails_no_script(job: Job) -> None:
+    """As one that comes out of an old archive."""
+    worker = job.worker("a")
+    worker.begin(0)
+    worker.step(0, lambda w: (w.folder.parent / os.fsdecode(b"caf\xe9.csv")).write_text("x"))
+    (line,) = job.told.said
+    assert line.startswith("caf\\xe9.csv was written to the script's working folder")
+
+
 @pytest.mark.parametrize("notes", [4, sender.NOTES_MAX])
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history_of_losses_leaves_every_line_once(
