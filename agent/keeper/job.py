@@ -613,6 +613,7 @@ class KeptJob:
             self._entrance.look()
         elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
+            member.holds(self.history.version, message.held)
 
     def _on_arrived(self, member: Member, message: Arrived) -> None:
         current = message.reached.version <= self.history.version
