@@ -343,7 +343,7 @@ class KeptJob:
                 self._on_ready(member, hello.ready)
             if hello.left is not None:
                 roster.hear_left(hello.left)
-            self._regrouping.joined()
+            self._regrouping.joined(member)
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:

@@ -43,3 +43,14 @@ def test_who_hears_of_a_commit_late_holds_it(house: House) -> None:
     house.dies("b")
     house.begins("a")
     assert (house.version, one.version, one.state.tolist()) == (11, 11, right)
+
+
+def test_who_has_not_heard_of_its_layout_hears_of_it_again(house: House) -> None:
+    """All others wait for it."""
+    house.lay_out("a", "b", when="now")
+    house.players["b"].hear()
+    one = house.players["a"]
+    dials_again(house, "a")
+    assert one.layout is not None and one.layout.generation == house.generation
+    house.commits(2)
+    assert house.version == 12
