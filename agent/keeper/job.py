@@ -62,7 +62,6 @@ from agent.protocol import (
     Lines,
     LoopLeft,
     Measured,
-    Noticed,
     Numbers,
     OutputSent,
     Part,
@@ -308,10 +307,7 @@ class KeptJob:
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
         with self._lock:
-            for member in self.roster.members.values():
-                if member.machine_id == machine_id:
-                    member.noticed = True
-                    member.post(Noticed(deadline_s=deadline_s))
+            self.roster.notice(machine_id, deadline_s)
             if self._served is not None:
                 self._served.notice(machine_id, deadline_s)
 
@@ -336,6 +332,7 @@ class KeptJob:
                 microbatches=self._microbatches_known(),
             )
             member.post(welcome, script)
+            roster.tell_of_notice(member)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from players import House, begun
 
+from agent.protocol import Noticed
+
 
 @pytest.fixture
 def house(tmp_path: Path) -> House:
@@ -54,3 +56,15 @@ def test_who_has_not_heard_of_its_layout_hears_of_it_again(house: House) -> None
     assert one.layout is not None and one.layout.generation == house.generation
     house.commits(2)
     assert house.version == 12
+
+
+def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> None:
+    """It goes all the same, so it is no copy of the state that could go on alone."""
+    roster = house.job.roster
+    assert roster.copies("ab") == 2
+    house.job.notice("b", 1000.0)
+    assert roster.copies("ab") == 1
+    dials_again(house, "b")
+    assert roster.copies("ab") == 1
+    told = [each for each, _ in house.players["b"].line.came if isinstance(each, Noticed)]
+    assert [each.deadline_s for each in told] == [1000.0]
