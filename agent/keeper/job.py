@@ -655,12 +655,18 @@ class KeptJob:
             step = self.history.version
             promised = self._round.logged(step, self.roster.layout)
             records = self.vault.records_of(step, promised)
-        self.vault.promise(step, promised, records)
         try:
+            self.vault.promise(step, promised, records)
             self.history.write(commit)
         except Fenced as error:
             self._give_up(error)
             return
+        except BaseException:
+            # This thread ends with its worker, and the others commit the step without it.
+            with self._lock:
+                self._committing = False
+                self._lock.notify_all()
+            raise
         with self._lock:
             self._committing = False
             self._take_commit(commit)

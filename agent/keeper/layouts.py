@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from agent.errors import CheckpointError, Fenced, WireError
+from agent.errors import Fenced, WireError
 from agent.keeper.admission import Entrance
 from agent.keeper.commits import History
 from agent.keeper.member import Member
@@ -324,7 +324,9 @@ class Regrouping:
                 found = vault.recall(version, patient=patient)
                 proof = None if found.saved is None else vault.recall_proof(found.saved)
                 break
-            except (CheckpointError, OSError, MemoryError) as error:
+            except Exception as error:
+                # If this thread ended, the job would wait for ever, and nobody would hear why.
+                log.warning("%s: what is stored: %r", self._reports.job, error)
                 self._reports.recall_failed(str(error) or type(error).__name__)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):

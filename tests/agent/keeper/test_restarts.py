@@ -11,7 +11,7 @@ from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
 from agent.keeper.storage.recovery import Found
 from agent.layout import Layout
-from agent.messages import CheckpointWritten, Progress
+from agent.messages import CheckpointWritten, Progress, RecallFailed
 from agent.protocol import Ready
 
 
@@ -198,3 +198,51 @@ def test_nobody_comes_who_has_the_newest_version(made: Callable[..., House]) -> 
     comes(house, "b")
     house.until("it to go on without", lambda: newcomer.holds)
     assert house.version == 0
+
+
+def test_what_cannot_be_read_for_an_unforeseen_reason_is_read_again(
+    made: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store's library has errors of many kinds; without an answer the job would wait for ever."""
+    monkeypatch.setattr(layouts, "RETRY_S", 0.01)
+    house = begun(made(lasting=False, backup_every_steps=4), "a", commits=6)
+    writes(house)
+    house.dies("a")
+    house.job.forsake()
+    house.open()
+    recall, vault, tries = house.job.vault.recall, house.job.vault, []
+
+    def recall_late(committed: int, *, patient: bool) -> Found:
+        tries.append(patient)
+        if len(tries) == 1:
+            raise RuntimeError("the library has given up")
+        return recall(committed, patient=patient)
+
+    vault.recall = recall_late  # type: ignore[method-assign]
+    house.joins("b")
+    house.until("it to be ready", lambda: "b" in house.ready)
+    house.begins("b")
+    house.until("it to go on", lambda: house.players["b"].holds)
+    assert house.version == 6
+    (said,) = [one for one in house.said.reports if isinstance(one, RecallFailed)]
+    assert said.error == "the library has given up"
+
+
+def test_a_commit_that_cannot_be_prepared_holds_nothing_up(
+    made: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker whose message brought it about is lost, and the others commit on."""
+    house = begun(made(lasting=True, backup_every_steps=4), "a", "b", commits=5)
+    with monkeypatch.context() as patch:
+
+        def no_room(*_: object) -> None:
+            raise MemoryError("no room for a record")
+
+        patch.setattr(house.job.vault, "promise", no_room)
+        house.players["a"].plays()
+        with pytest.raises(MemoryError):
+            house.players["b"].plays()
+        house.dies("b")
+    house.begins("a")
+    house.commits(2)
+    assert house.version == 7
