@@ -5,6 +5,7 @@ are refused, and so is a generation older than the newest. If the answer to a wr
 same commit may be written again: the same commit twice is one commit.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,13 +16,22 @@ from agent.keys import INBOX, commit_key
 from agent.messages import Rewound
 from cloud.clock import CLOCK
 
+PLACE = re.compile(rb"(\d+) (-1|\d+) (\d+) ([1-9]\d*)")
+
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` steps of the job are committed."""
+    """`version` steps of the job are committed.
+
+    A step of the script has up to `phases` commits, and this one is its commit `phase`, counted
+    from 0; `script_step` is -1 if that is not known.
+    """
 
     generation: int = -1
     version: int = 0
     loss: float | None = None
+    script_step: int = -1
+    phase: int = 0
+    phases: int = 1
 
 
 class CommitLog(Protocol):
@@ -79,6 +89,10 @@ class History:
         return (generation, step + 1) == (self.generation, self.version)
 
     @property
+    def newest(self) -> Commit:
+        return self._newest
+
+    @property
     def loss(self) -> float | None:
         return self._newest.loss
 
@@ -107,7 +121,8 @@ class History:
 
     def rewind(self, version: int) -> None:
         """Go back because the state of everything newer is lost, or raise `Fenced`."""
-        commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
+        generation, phases = max(self.generation, 0), self._newest.phases
+        commit = Commit(generation=generation, version=version, loss=None, phases=phases)
         told = Rewound(
             at_s=CLOCK.now_s(),
             job=self._job,
@@ -127,12 +142,12 @@ end
 _TAKE = (
     _SEAL
     + """
-local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step', 'loss', 'seal')
+local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step', 'loss', 'seal', 'place')
 if held[1] and not string.match(held[1], '^%d+$') then return 'term' end
 if held[5] and held[5] ~= seal(held[2] or '', held[3] or '', held[4] or '') then return 'step' end
 if held[2] and not (tonumber(held[2]) and tonumber(held[3])) then return 'step' end
 local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
-return {term, held[2] or '-1', held[3] or '0', held[4] or ''}
+return {term, held[2] or '-1', held[3] or '0', held[4] or '', held[6] or ''}
 """
 )
 
@@ -156,7 +171,8 @@ if ARGV[5] == '' and step ~= newest and step ~= newest + 1 then
   return 'version ' .. ARGV[3] .. ' does not follow ' .. newest
 end
 local sealed = seal(ARGV[2], ARGV[3], ARGV[4])
-redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4], 'seal', sealed)
+redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4], 'seal', sealed,
+  'place', ARGV[6])
 if ARGV[5] ~= '' then redis.call('XADD', KEYS[2], '*', 'e', ARGV[5]) end
 return ''
 """
@@ -174,10 +190,11 @@ class RedisCommitLog:
         answer = self._take(keys=[commit_key(job)])
         if isinstance(answer, bytes):
             raise RecordError(f"the {answer.decode()} in {commit_key(job)} in Redis is damaged")
-        term, generation, version, loss = answer
-        return int(term), Commit(
+        term, generation, version, loss, place = answer
+        commit = Commit(
             generation=int(generation), version=int(version), loss=float(loss) if loss else None
         )
+        return int(term), _placed(commit, place)
 
     def strike(self, job: str) -> None:
         """Delete the log, and set a term that no earlier keeper had."""
@@ -191,8 +208,20 @@ class RedisCommitLog:
 
     def _put(self, job: str, term: int, commit: Commit, told: bytes = b"") -> None:
         loss = "" if commit.loss is None else repr(commit.loss)
-        arguments = [term, commit.generation, commit.version, loss, told]
+        place = f"{commit.version} {commit.script_step} {commit.phase} {commit.phases}"
+        arguments = [term, commit.generation, commit.version, loss, told, place]
         refusal = self._write(keys=[commit_key(job), INBOX], args=arguments)
         if refusal:
             text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
             raise Fenced(f"{job}: {text}")
+
+
+def _placed(commit: Commit, place: bytes) -> Commit:
+    """Return a commit with its place in the script, if that was noted with this very commit."""
+    found = PLACE.fullmatch(place)
+    if found is None:
+        return commit
+    version, step, phase, phases = map(int, found.groups())
+    if version != commit.version:  # earlier software, which notes no places, has written it
+        step, phase = -1, 0
+    return msgspec.structs.replace(commit, script_step=step, phase=phase, phases=phases)

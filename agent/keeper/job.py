@@ -62,7 +62,6 @@ from agent.protocol import (
     Lines,
     LoopLeft,
     Measured,
-    Noticed,
     Numbers,
     OutputSent,
     Part,
@@ -144,6 +143,7 @@ class KeptJob:
         self._regrouping.committing = lambda: self._committing
         self._regrouping.resumed = self._report_progress
         self.history.steps = self.vault.proofs.step_of
+        self._recall_place()
 
         def ended(done: JobCompleted) -> None:
             step = self.vault.proofs.step_of(done.step, ended=True)
@@ -288,18 +288,26 @@ class KeptJob:
         with self._lock:
             if not self.history.resume(term, newest):
                 self.vault.drop()
+            self._recall_place()
             self.vault.begin_anew(self.history.version)
             self._regrouping.forget()
             self._served = None
             self.roster.left = self.roster.finishing = None
             self.closed = self.fenced = False
 
+    def _recall_place(self) -> None:
+        """Learn where in the script the newest commit is, before any worker has said it.
+
+        Else the middle of a step would be taken for its beginning, and commits for steps.
+        """
+        newest = self.history.newest
+        self.vault.proofs.recall(
+            newest.version - 1, newest.script_step, newest.phase, newest.phases
+        )
+
     def notice(self, machine_id: str, deadline_s: float) -> None:
         with self._lock:
-            for member in self.roster.members.values():
-                if member.machine_id == machine_id:
-                    member.noticed = True
-                    member.post(Noticed(deadline_s=deadline_s))
+            self.roster.notice(machine_id, deadline_s)
             if self._served is not None:
                 self._served.notice(machine_id, deadline_s)
 
@@ -324,6 +332,7 @@ class KeptJob:
                 microbatches=self._microbatches_known(),
             )
             member.post(welcome, script)
+            roster.tell_of_notice(member)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))
@@ -331,7 +340,7 @@ class KeptJob:
                 self._on_ready(member, hello.ready)
             if hello.left is not None:
                 roster.hear_left(hello.left)
-            self._regrouping.joined()
+            self._regrouping.joined(member)
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:
@@ -601,6 +610,7 @@ class KeptJob:
             self._entrance.look()
         elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
+            member.holds(self.history.version, message.held)
 
     def _on_arrived(self, member: Member, message: Arrived) -> None:
         current = message.reached.version <= self.history.version
@@ -629,6 +639,9 @@ class KeptJob:
             generation=layout.generation,
             version=self.history.version + 1,
             loss=self._round.loss(layout),
+            script_step=self._round.script_step(layout),
+            phase=self._round.phase(layout),
+            phases=self.vault.proofs.phases,
         )
 
     def _is_held(self, layout: Layout) -> bool:
@@ -642,12 +655,18 @@ class KeptJob:
             step = self.history.version
             promised = self._round.logged(step, self.roster.layout)
             records = self.vault.records_of(step, promised)
-        self.vault.promise(step, promised, records)
         try:
+            self.vault.promise(step, promised, records)
             self.history.write(commit)
         except Fenced as error:
             self._give_up(error)
             return
+        except BaseException:
+            # This thread ends with its worker, and the others commit the step without it.
+            with self._lock:
+                self._committing = False
+                self._lock.notify_all()
+            raise
         with self._lock:
             self._committing = False
             self._take_commit(commit)

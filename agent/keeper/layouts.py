@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from agent.errors import CheckpointError, Fenced, WireError
+from agent.errors import Fenced, WireError
 from agent.keeper.admission import Entrance
 from agent.keeper.commits import History
 from agent.keeper.member import Member
@@ -51,6 +51,7 @@ class Regrouping:
         self._recalling = self._recalled = False  # stored versions are being read; were read
         self._nothing = False  # is stored: they were read while no state was here, and in vain
         self._lost = False  # the backup, while they are being read
+        self._told: Enter | None = None  # as it was sent to the workers of the layout
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # called when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
@@ -132,8 +133,17 @@ class Regrouping:
         known = back and roster.pending is None
         return SILENT_EARLY_S if known else roster.patient(RECONNECT_S)
 
-    def joined(self) -> None:
-        """Carry on if this worker was the last that a restarted keeper waited for."""
+    def joined(self, member: Member) -> None:
+        """Send the layout again to a worker whose connection broke before it heard of it.
+
+        Carry on if it was the last that a restarted keeper waited for.
+        """
+        roster, told = self._roster, self._told
+        if told is not None and roster.started and told.layout is roster.layout:
+            unheard = member.generation < told.layout.generation
+            awaited = member.worker in (*told.layout.workers, *told.holders)
+            if unheard and awaited and told.version == self._history.version:
+                self._send_enter(member, told)
         if self.waits and self._roster.complete and not self._roster.lacks_owners():
             self._carry_on()
 
@@ -235,13 +245,17 @@ class Regrouping:
             proves=proves,
             shards=shards,
         )
+        self._told = enter
         for worker in dict.fromkeys((*layout.workers, *holders)):
-            member = members[worker]
-            member.post(enter)
-            member.enters(layout, holds=worker in holders)
-            lacks = worker not in holders if catch_up else not holders
-            if lacks and not layout.owned:
-                self.send_backup(member, layout.generation)
+            self._send_enter(members[worker], enter)
+
+    def _send_enter(self, member: Member, enter: Enter) -> None:
+        layout, holders = enter.layout, enter.holders
+        member.post(enter)
+        member.enters(layout, holds=member.worker in holders)
+        lacks = member.worker not in holders if enter.catch_up else not holders
+        if lacks and not layout.owned:
+            self.send_backup(member, layout.generation)
 
     def _ready_bytes(self) -> int:
         """Return how much of the state the scripts have made when they began."""
@@ -310,7 +324,9 @@ class Regrouping:
                 found = vault.recall(version, patient=patient)
                 proof = None if found.saved is None else vault.recall_proof(found.saved)
                 break
-            except (CheckpointError, OSError, MemoryError) as error:
+            except Exception as error:
+                # If this thread ended, the job would wait for ever, and nobody would hear why.
+                log.warning("%s: what is stored: %r", self._reports.job, error)
                 self._reports.recall_failed(str(error) or type(error).__name__)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):

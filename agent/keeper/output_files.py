@@ -40,6 +40,7 @@ STRAYED = (
     "{} was written to the script's working folder, which goes with its machine: write to session.output, whose files "
     "are kept"
 )
+STUCK = "session.output cannot be kept now, and is tried again: {!r}"
 
 
 class Hearer(Protocol):
@@ -63,7 +64,7 @@ class Outputs:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # `close` comes from other threads than `hear`
         self._refused: set[str] = set()
-        self._strayed = False
+        self._strayed = self._stuck = False
         self._logged: dict[int, None] = {}
 
     def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
@@ -127,17 +128,22 @@ class Outputs:
             thread.join(patience_s)
 
     def _work(self) -> None:
-        shelf = Shelf(self._home, self._bounds)
+        shelf: Shelf | None = None
         while (said := self._waiting.get()) is not None:
             member, message, payload = said
             try:
+                shelf = shelf or Shelf(self._home, self._bounds)
                 taken = shelf.take(member.worker, message, payload)
                 self._tell(shelf, message.path, taken)
                 member.post(taken)
-            except Exception:
+            except Exception as error:
                 # If this thread ended, no worker would get an answer; without one it asks again.
                 log.exception("%s: the output could not be kept", self._job)
-        shelf.close()
+                if not self._stuck:
+                    self._stuck = True
+                    self._say(STUCK.format(error))
+        if shelf is not None:
+            shelf.close()
 
     def _tell(self, shelf: Shelf, path: str, taken: OutputTaken) -> None:
         if taken.state == "refused" and path not in self._refused:

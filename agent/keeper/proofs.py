@@ -135,6 +135,8 @@ class Proofs:
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
         self.phases = 1  # of a step of the script, the most that were seen
+        # The step and phase of the newest commit of the keeper before, by its version.
+        self._earlier = dict[int, tuple[int, int]]()
         self._kinds: dict[str, str] = {}  # the first worker of each kind of machine
 
     def unlike(self, worker: str, machines: Iterable[str]) -> str:
@@ -213,6 +215,18 @@ class Proofs:
             self._known.setdefault(question.version + offset, known)
             self.phases = max(self.phases, known.phase + 1)
 
+    def recall(self, version: int, script_step: int, phase: int, phases: int) -> None:
+        """Take note of where in the script the commit is that the keeper before wrote last."""
+        self.phases = max(self.phases, phases)
+        if script_step >= 0:
+            self._earlier = {version: (script_step, phase)}
+
+    def _place_of(self, version: int) -> tuple[int, int] | None:
+        known = self._known.get(version)
+        if known is not None and known.phase >= 0:
+            return known.script_step, known.phase
+        return self._earlier.get(version)
+
     def step_of(self, version: int, *, ended: bool = False) -> int:
         """Return how many steps of the script are done with this version.
 
@@ -220,12 +234,14 @@ class Proofs:
         """
         if self.phases == 1:
             return version
-        if (at := self._known.get(version)) and at.phase >= 0:
-            return at.script_step
-        if (before := self._known.get(version - 1)) and before.phase >= 0:
-            return before.script_step + (ended or before.phase + 1 >= self.phases)
-        newest = max((v for v, known in self._known.items() if known.phase >= 0), default=0)
-        return version * self._known[newest].script_step // newest if newest else version
+        if (at := self._place_of(version)) is not None:
+            return at[0]
+        if (before := self._place_of(version - 1)) is not None:
+            step, phase = before
+            return step + (ended or phase + 1 >= self.phases)
+        places = {v: place for v in (*self._known, *self._earlier) if (place := self._place_of(v))}
+        newest = max(places, default=0)
+        return version * places[newest][0] // newest if newest else version
 
     def clear(self) -> None:
         """Drop all records, because a different keeper has gone on with the job meanwhile."""

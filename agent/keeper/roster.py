@@ -17,7 +17,7 @@ from agent.keeper.member import Member, Pace
 from agent.keeper.reports import Reports
 from agent.layout import Layout
 from agent.messages import LossCause
-from agent.protocol import Held, Over
+from agent.protocol import Held, Noticed, Over
 
 SILENT_S = 0.8  # in the layout: the others wait for it
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
@@ -127,6 +127,7 @@ class Roster:
         """`changed` is notified when a worker goes."""
         self._history, self._reports, self._changed = history, reports, changed
         self._gone: dict[str, str] = {}  # workers that never come back, and why
+        self._goes_at_s: dict[str, float] = {}  # machines that the cloud will take, and when
         self._silent = Patience(SILENT_S, SILENT_EARLY_S)
         self._hung = Patience(HUNG_S, HUNG_S_MAX)
         self._ticks = Pace(TICK_S)
@@ -241,6 +242,22 @@ class Roster:
         self.members[member.worker] = member
 
     # --- who goes ---------------------------------------------------------------------------------
+
+    def notice(self, machine_id: str, deadline_s: float) -> None:
+        """Note that a machine will be taken, also for workers that dial from it later."""
+        self._goes_at_s[machine_id] = deadline_s
+        while len(self._goes_at_s) > GONE_MAX:
+            del self._goes_at_s[next(iter(self._goes_at_s))]
+        for member in self.members.values():
+            if member.machine_id == machine_id:
+                self.tell_of_notice(member)
+
+    def tell_of_notice(self, member: Member) -> None:
+        """Tell a worker when its machine will be taken, if the cloud has said that it will."""
+        deadline_s = self._goes_at_s.get(member.machine_id)
+        if deadline_s is not None:
+            member.noticed = True
+            member.post(Noticed(deadline_s=deadline_s))
 
     def lose(self, worker: str, cause: LossCause, detail: str) -> None:
         """Shut a worker out for good, and report it as lost."""

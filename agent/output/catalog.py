@@ -2,12 +2,13 @@
 
     JOB/output/PATH     what the script wrote
     JOB/output.json     each file's size and checksum, and the step after which it had these
+    JOB/.*.draft        what is being written; not in the folder, whose names are the script's
 
 Steps change a file one after another, and a step counts once: the output of a step replaces what
 is there of that step and of later ones. So a step that is repeated, after a loss or because an
-answer was lost, leaves the same file. A file that is replaced is written beside its place,
-flushed, and renamed into it. A file that grows does so in its place. The list says how long it is,
-so that a write during which the keeper was killed is cut off.
+answer was lost, leaves the same file. A file that is replaced is written as a draft, flushed, and
+renamed into its place. A file that grows does so in its place. The list says how long it is, so
+that a write during which the keeper was killed is cut off.
 """
 
 import logging
@@ -21,7 +22,7 @@ import msgspec
 
 from agent.checksum import crc32c
 from agent.messages import OutputFile
-from agent.output.files import DRAFT, Bounds, checksum_of, open_file, why_no_path
+from agent.output.files import Bounds, checksum_of, open_file, why_no_path
 from agent.protocol import OutputSent, OutputTaken
 from cloud.private import flush
 
@@ -78,7 +79,7 @@ class Shelf:
                 del self._files[path]
             if file is not None:
                 file.close()
-        for draft in [path for path in self._folder.rglob(".*") if DRAFT.search(path.name)]:
+        for draft in self._list.parent.glob(".*.draft"):
             draft.unlink(missing_ok=True)
 
     def take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
@@ -170,7 +171,7 @@ class Shelf:
             file.truncate(size)
             file.seek(size)
         else:
-            draft = path.parent / f".{secrets.token_hex(4)}.draft"
+            draft = self._draft()
             file = draft.open("xb", buffering=0)
         self._coming = Coming(worker, sent, marks, file, draft, checksum)
         return self._coming
@@ -226,6 +227,9 @@ class Shelf:
             with suppress(OSError):  # other files are in it
                 folder.rmdir()
 
+    def _draft(self) -> Path:
+        return self._list.with_name(f".{secrets.token_hex(4)}.draft")
+
     def _note(self, file: OutputFile) -> None:
         """Add a file to the list, as the newest."""
         self._files.pop(file.path, None)
@@ -233,8 +237,8 @@ class Shelf:
         self._write_list()
 
     def _write_list(self) -> None:
-        draft = self._list.with_name(f".{secrets.token_hex(4)}.draft")
-        self._list.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._draft()
+        draft.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("xb") as file:
             file.write(msgspec.json.encode(self.files))
             file.flush()

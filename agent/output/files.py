@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20  # so that urgent messages pass in between
 TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that are this close may have the same time
 TOO_MANY = "more than {:,} files are there"
-DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # a file being written beside its place
+DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft")  # a file being written beside its place
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict
     found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), ""
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
-        if entry.name[0] == "." and DRAFT.search(entry.name):
+        if DRAFT.fullmatch(entry.name):
             continue
         why, into = why_no_path(path), found if path in known else fresh
         if not why and len(into) >= files_max:

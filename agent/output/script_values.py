@@ -50,6 +50,7 @@ def in_words(state: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _cut(text: str, most: int) -> str:
+    text = text[: most + 1].encode(errors="backslashreplace").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

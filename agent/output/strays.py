@@ -21,7 +21,7 @@ class Strays:
     def look(self, output: Path | None) -> str:
         """Return the first file that the script has made, once; else an empty string.
 
-        Files in `output` are where they belong.
+        Files in `output` are where they belong. Bytes of a name that are no text are written out.
         """
         if self._found:
             return ""
@@ -43,7 +43,7 @@ class Strays:
                         path = os.path.relpath(entry.path, self._root)
                         if path not in self._known:
                             self._found = True
-                            return path
+                            return os.fsencode(path).decode(errors="backslashreplace")
         return ""
 
     def _is_new(self, entry: os.DirEntry[str], kept: str) -> bool:

@@ -159,6 +159,9 @@ class Archive:
                 f"{self.job}: version {mark.version} of generation {mark.generation} comes too "
                 "late: a newer generation, or newer versions, are there"
             )
+        if mark in self._marks(BAD):  # its writer writes it again
+            self.sink.delete([manifest.key, mark.key(BAD)])
+            self._passed.discard(mark)
         data = encode(manifest)
         # The answer to our own create may have been lost, and the create repeated.
         made = self.sink.create(manifest.key, data) or self.sink.get(manifest.key) == data
@@ -180,6 +183,11 @@ class Archive:
 
     def marks(self) -> list[Mark]:
         """Return the versions that count, newest first, whether they can be read or not."""
+        aside = set(self._marks(BAD))
+        return [mark for mark in self._counted() if mark not in aside]
+
+    def _counted(self) -> list[Mark]:
+        """Return the same, with those that were set aside, though not by us."""
         fences, floors = self._marks(FENCES), self._marks(FLOORS)
         found = set(self._marks(MANIFESTS)) - self._passed
         return sorted((mark for mark in found if counts(mark, fences, floors)), reverse=True)
@@ -196,9 +204,23 @@ class Archive:
         """Yield all such versions, newest first, and set the damaged ones aside on the way.
 
         If one cannot be read now, its error is raised; with `passed_over`, the error is added to
-        that, and the version before it is next.
+        that, and the version before it is next. If none is sound, those that were set aside before
+        are read again: what spoilt them may have been between them and the reader.
         """
-        wanted = [m for m in self.marks() if not_above is None or m.version <= not_above]
+        found = False
+        for marks in (self.marks, self._counted):
+            wanted = () if found else marks()
+            for manifest in self._read_each(wanted, not_above, passed_over):
+                found = True
+                yield manifest
+
+    def _read_each(
+        self,
+        marks: Sequence[Mark],
+        not_above: int | None,
+        passed_over: list[CheckpointError] | None,
+    ) -> Iterator[Manifest]:
+        wanted = [m for m in marks if not_above is None or m.version <= not_above]
         for mark in wanted[:TRIES]:
             try:
                 manifest = self.read(mark)
@@ -213,11 +235,22 @@ class Archive:
 
     def read(self, mark: Mark) -> Manifest:
         key = mark.key(MANIFESTS)
-        manifest = decode(self.sink.get(key), key)
+        manifest = self._decoded(key)
         if manifest.job != self.job:
             raise CheckpointError(f"{key} belongs to job {manifest.job}, not {self.job}")
         self.measure(manifest)
         return manifest
+
+    def _decoded(self, key: str) -> Manifest:
+        """Return what a manifest says, or raise `Damaged` if it is damaged at two reads.
+
+        One read may be spoilt on its way, and who believes it goes back to an older version.
+        """
+        try:
+            return decode(self.sink.get(key), key)
+        except Damaged as error:
+            log.warning("%s; it is read again", error)
+            return decode(self.sink.get(key), key)
 
     def measure(self, manifest: Manifest) -> None:
         """Raise `Damaged` unless every file of this manifest is there in full length."""
@@ -239,15 +272,16 @@ class Archive:
             read(part.file_bytes - 1, [memoryview(bytearray(1))])
 
     def set_aside(self, mark: Mark, why: str) -> None:
-        """Make a version that cannot be read no longer count, so that the one before is newest."""
+        """Make a version that cannot be read no longer count, so that the one before is newest.
+
+        It is not deleted, because it may be sound all the same. It goes when newer ones are there.
+        """
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
         self._damage.append(f"version {mark.version} is damaged: {why}")
-        if not self._ours:
-            self._passed.add(mark)
-            return
-        with suppress(CheckpointError):  # where there is no room, or nothing may be changed
-            self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
-            self.sink.delete([mark.key(MANIFESTS)])
+        self._passed.add(mark)
+        if self._ours:
+            with suppress(CheckpointError):  # where there is no room, or nothing may be changed
+                self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
 
     def damage(self) -> list[str]:
         """Return what was set aside since the last call, and why."""
@@ -297,10 +331,8 @@ class Archive:
         parts = self._parts()
         if self._superseded(generation):
             return False
-        manifests = [
-            decode(self.sink.get(mark.key(MANIFESTS)), mark.key(MANIFESTS))
-            for mark in self._marks(MANIFESTS)
-        ]
+        kept = set(self._marks(MANIFESTS)) - set(self._marks(BAD))
+        manifests = [self._decoded(mark.key(MANIFESTS)) for mark in sorted(kept)]
         named = {part.key for manifest in manifests for part in manifest.parts}
         self.sink.delete(parts.keys() - named)
         return bool(parts.keys() - named)
@@ -317,7 +349,7 @@ class Archive:
         for mark in marks:
             key = mark.key(MANIFESTS)
             with suppress(Damaged):  # nobody can begin from it
-                folders |= {folder_of(part) for part in decode(self.sink.get(key), key).parts}
+                folders |= {folder_of(part) for part in self._decoded(key).parts}
         return folders
 
     def _superseded(self, generation: int) -> bool:
@@ -330,7 +362,8 @@ class Archive:
         last = max((mark.generation for mark in below), default=0)
         claims = [mark for mark in self._marks(CLAIMS) if mark.generation < floor.generation]
         fences = [mark for mark in below if mark.generation < last]
-        bad = sorted(self._marks(BAD))[:-BAD_KEPT]
+        written = set(self._marks(MANIFESTS))
+        bad = [mark for mark in self._marks(BAD) if mark not in written][:-BAD_KEPT]
         for folder, marks in ((FLOORS, floors), (FENCES, fences), (CLAIMS, claims), (BAD, bad)):
             self.sink.delete([mark.key(folder) for mark in marks])
 

@@ -5,6 +5,7 @@ by block, and each block is summed while it is still in the processor's cache. A
 or ends within a block costs the rest of that block, and nothing more.
 """
 
+import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,8 @@ from agent.checksum import crc32c
 from agent.store.encoding.format import BLOCK_BYTES, Layer, Manifest, Part, Tensor
 from agent.store.errors import Damaged
 from agent.store.places.sinks import Sink
+
+log = logging.getLogger(__name__)
 
 THREADS = 4
 
@@ -72,7 +75,8 @@ class _Piece(msgspec.Struct, frozen=True):
 def read(sink: Sink, manifest: Manifest, wants: Iterable[Want], threads: int = THREADS) -> int:
     """Fill every want and return the bytes read.
 
-    Raise `Damaged` if that fails; then the memory holds nonsense.
+    Raise `Damaged` if that fails; then the memory holds nonsense. What is damaged is read once more
+    before that, because bytes may be spoilt on their way.
     """
     by_layer: dict[str, list[Want]] = defaultdict(list)
     for want in wants:
@@ -125,6 +129,14 @@ def _pieces(part: Part, wanted: list[Want]) -> list[_Piece]:
 
 
 def _read_part(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
+    try:
+        return _read_once(sink, part, pieces)
+    except Damaged as error:
+        log.warning("%s; it is read again", error)
+        return _read_once(sink, part, pieces)
+
+
+def _read_once(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
     total, crcs, name = 0, part.crcs(), f"{sink.name}/{part.key}"
     at = 0
     with sink.open(part.key) as read_at:

@@ -49,9 +49,7 @@ class Shop:
             LocationType="availability-zone",
             Filters=[types],
         )
-        quotas = await self._calls.pages(
-            region.name, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="ec2"
-        )
+        quotas = await self._quotas()
         counted = matching("instance-state-name", COUNTED)
         held = await self._list("describe_instances", "Reservations", Filters=[counted])
         usable = {x["InstanceType"]: x for x in told if _runs_our_image(x)}
@@ -69,6 +67,19 @@ class Shop:
         )
         rooms = answers.rooms_of(quotas, answers.instances_of(held), self._place)
         return Sold(types=self._types, pools=self._pools, rooms=tuple(rooms), recipe=recipe)
+
+    async def _quotas(self) -> Sequence[Any]:
+        """Return all quotas: as applied to this account, or else as AWS gives them to everybody.
+
+        AWS leaves a quota that was never applied out of the first list.
+        """
+        found: dict[str, Any] = {}
+        for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
+            told = await self._calls.pages(
+                self._region.name, "service-quotas", operation, "Quotas", ServiceCode="ec2"
+            )
+            found |= {quota["QuotaCode"]: quota for quota in told}
+        return [*found.values()]
 
     async def quotes(self, now_s: float) -> Sequence[Quote]:
         """Return the prices of each pool in the last hour, the one that holds last.

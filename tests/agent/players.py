@@ -184,6 +184,7 @@ class Player:
         self.asked_at: int | None = None
         self.proving: Prove | None = None
         self.answers, self.proved = True, 0
+        self.sends_sums = True
         self.sums: dict[int, np.ndarray] = {}
         self.kept: dict[int, np.ndarray] = {}
 
@@ -329,7 +330,8 @@ class Player:
         start, end = self.share_in(layout)
         total = self.sum_of(version).tobytes()[start:end]
         message = Slice(generation=layout.generation, step=version, offset=start, total=SIZE)
-        self.say(message, total)
+        if self.sends_sums:
+            self.say(message, total)
         replica = layout.replica_of(self.name)
         self.say(
             Prepared(
@@ -341,6 +343,7 @@ class Player:
                 phase=phase,
                 computed=(self.computed(version, replica.first),),
                 reached=self.reached(version) if phase == 0 else None,
+                told=self.sends_sums,
             )
         )
 

@@ -391,6 +391,19 @@ def test_what_outlived_its_machine_is_listed_and_ended(house: AwsHouse):
     assert spot.state == "cancelled"
 
 
+def test_a_quota_that_was_never_raised_counts_with_its_default_value(house: AwsHouse):
+    """AWS lists only what was applied to the account, and defaults apart; what was applied holds."""
+    house.account.default_quota |= {("g", "spot"): 8, ("g", "on-demand"): 0, ("c", "spot"): 5}
+    house.account.quota["c", "spot"] = 32
+
+    sold = house.play(lambda provider: provider.sold(EAST))
+    rooms = {(x.family, x.market): x.vcpus_max for x in sold.rooms}
+    assert len(rooms) == len(sold.rooms)
+    assert rooms["g", "spot"] == 8
+    assert rooms["g", "on_demand"] == 0
+    assert rooms["standard", "spot"] == 32
+
+
 def test_a_stopped_machine_takes_nothing_of_a_quota(house: AwsHouse):
     """A person's large machine that is stopped for months would have closed the market to us."""
 

@@ -177,7 +177,8 @@ class Account:
         self.profiles = {"workers"}
         self.endpoints = {name: f"com.amazonaws.{name}.s3" for name in self.regions}
         self.endpoint_routes = ["rtb-1"]  # the route tables that lead to them
-        self.quota: dict[tuple[str, str], int] = {}  # vCPUs by group and market
+        self.quota: dict[tuple[str, str], int] = {}  # vCPUs by group and market, as ever applied
+        self.default_quota: dict[tuple[str, str], int] = {}  # as AWS gives it to everybody
         self.room: dict[tuple[str, str, str], int] = {}  # zone, type, market
         self.usual_room = room
         self.prices: dict[tuple[str, str], list[tuple[float, float]]] = {}

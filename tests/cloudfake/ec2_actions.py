@@ -207,7 +207,8 @@ def earlier(call: Call, order: _Order) -> list[Instance] | None:
 
 def _check_quota(call: Call, order: _Order, count: int) -> None:
     kind = call.account.kinds[order.type]
-    limit = call.account.quota.get((kind.group, order.market))
+    quotas = call.account.default_quota | call.account.quota
+    limit = quotas.get((kind.group, order.market))
     held = call.account.vcpus(call.region, kind.group, order.market)
     if limit is not None and held + count * kind.vcpus > limit:
         if order.market == "spot":

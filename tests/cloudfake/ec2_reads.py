@@ -371,17 +371,31 @@ def simulate_principal_policy(call: Call) -> dict[str, Any]:
 
 @action("service-quotas", "ListServiceQuotas")
 def list_service_quotas(call: Call) -> dict[str, Any]:
+    """List what was applied to this account; a quota that has only its default value is left out."""
     call.need("servicequotas:ListServiceQuotas", "*", {})
-    entries = [
-        {
-            "ServiceCode": "ec2",
-            "QuotaCode": code,
-            "Value": float(call.account.quota.get((group, market), 1_000_000)),
-        }
+    quota = call.account.quota
+    entries = [_quota(code, quota[key]) for code, key in _quota_codes() if key in quota]
+    return paged(call, "Quotas", entries)
+
+
+@action("service-quotas", "ListAWSDefaultServiceQuotas")
+def list_default_service_quotas(call: Call) -> dict[str, Any]:
+    call.need("servicequotas:ListAWSDefaultServiceQuotas", "*", {})
+    default = call.account.default_quota
+    entries = [_quota(code, default.get(key, 1_000_000)) for code, key in _quota_codes()]
+    return paged(call, "Quotas", entries)
+
+
+def _quota_codes() -> list[tuple[str, tuple[str, str]]]:
+    return [
+        (code, (group, market))
         for group, codes in GROUPS.items()
         for code, market in zip(codes, ("on-demand", "spot"), strict=True)
     ]
-    return paged(call, "Quotas", entries)
+
+
+def _quota(code: str, vcpus: int) -> dict[str, Any]:
+    return {"ServiceCode": "ec2", "QuotaCode": code, "Value": float(vcpus)}
 
 
 @action("ssm", "GetParameter")

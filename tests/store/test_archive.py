@@ -91,6 +91,66 @@ def test_a_flip_in_a_part_is_found_by_reading_and_set_aside_by_the_reader():
     check_newest(archive, 3)
 
 
+class Spoiling(MemorySink):
+    """What is read of some files is spoilt on its way, for the first so many reads."""
+
+    victim, left = "", 0
+
+    def _view(self, key):
+        view = super()._view(key)
+        if not self.victim or self.victim not in key or not self.left:
+            return view
+        self.left -= 1
+        content = bytearray(view)
+        content[-1] ^= 1
+        return memoryview(content)
+
+
+@pytest.mark.parametrize("victim", [MANIFESTS, PARTS])
+def test_a_read_that_is_spoilt_on_its_way_costs_no_version(victim):
+    """What is stored is whole, so the next read is: nobody goes back to the version before."""
+    sink = Spoiling()
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    save(archive, 4)
+    sink.victim, sink.left = victim, 1
+    check_newest(archive, 4)
+    assert not sink.left
+    check_newest(Archive(sink, "job"), 4)
+
+
+def test_what_seemed_damaged_for_a_while_is_found_when_nothing_else_is_left():
+    """What answers in place of the store, or what its reader's memory makes of it, is not what is stored."""
+    sink = Spoiling()
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    save(archive, 4)
+    sink.victim, sink.left = MANIFESTS, 4
+    assert archive.newest() is None
+    assert archive.newest() is None
+    assert Archive(sink, "job").marks() == []
+    check_newest(Archive(sink, "job"), 4)
+    save(archive, 5)
+    check_newest(Archive(sink, "job"), 5)
+    assert [mark.version for mark in Archive(sink, "job").marks()] == [5]
+
+
+def test_a_version_that_was_set_aside_may_be_written_again():
+    """By its own writer, whose memory has it whole; and it makes way as others do."""
+    sink = MemorySink()
+    archive = Archive(sink, "job", keep=1)
+    save(archive, 3)
+    archive.set_aside(Mark(3, 1), "a flipped bit")
+    save(archive, 3)
+    check_newest(archive, 3)
+    check_newest(Archive(sink, "job"), 3)
+    archive.set_aside(Mark(3, 1), "another")
+    save(archive, 4)
+    archive.prune(1)
+    assert [*sink.sizes(MANIFESTS)] == [Mark(4, 1).key(MANIFESTS)]
+    assert archive.sweep(1) is False
+
+
 def test_of_two_writers_of_a_version_one_wins(sink):
     """The second to commit hears that it lost, its parts go, and the winner's state is whole."""
     one, two = Archive(sink, "job"), Archive(sink, "job")

@@ -18,6 +18,7 @@ from agent.store.encoding.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, 
 log = logging.getLogger(__name__)
 
 CLOSED_MAX = 1500
+LATER_S = 1e-3
 
 
 def note_open(client: Any, job: str) -> None:
@@ -30,9 +31,12 @@ def note_closed(
 ) -> None:
     """Note when a job was closed; if there are too many, forget those closed longest ago.
 
-    What open jobs with these URLs begin from stays until they are closed.
+    What open jobs with these URLs begin from stays until they are closed. The newest is later than
+    all others, whatever the clock says.
     """
-    client.zadd(CLOSED_JOBS, {job: at_s})
+    others = client.zrange(CLOSED_JOBS, -1, -1, withscores=True)
+    after_s = max((noted_s + LATER_S for _, noted_s in others), default=at_s)
+    client.zadd(CLOSED_JOBS, {job: max(at_s, after_s)})
     places = {url.partition("#")[0].rstrip("/") for url in urls}
     for name in client.zrange(CLOSED_JOBS, 0, -CLOSED_MAX - 1):
         if (checkpoints / name.decode()).resolve().as_uri() not in places:

@@ -127,8 +127,8 @@ class Vault:
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
         self.sum_bytes = 0  # of the newest sum that arrived
-        # Where the job lies that this one goes on from, and what workers could not read there.
-        self._earlier_place, self._unread = "", dict[Mark, str]()
+        self._earlier_place = ""  # where the job lies that this one goes on from
+        self._unread = dict[tuple[str, Mark], str]()  # what workers could not read, by its place
         self.sharding = Sharding(order, has_store=self.offsite is not None)
         self._landed: queue.SimpleQueue[Landed] = queue.SimpleQueue()
         self._lands = False  # on a separate thread
@@ -522,9 +522,10 @@ class Vault:
     def unread(self, manifest: str, why: str) -> None:
         """Set aside what workers could not read; called beside the job, without its lock."""
         stored = None if self.backup is None else self.backup.stored
-        if stored is not None and stored.place == self._earlier_place:
-            self._unread.update(dict.fromkeys(marks_in(MANIFESTS, [manifest]), why))
-        elif self.offsite is not None:
+        if stored is not None:
+            marks = marks_in(MANIFESTS, [manifest])
+            self._unread |= {(stored.place, mark): why for mark in marks}
+        if (stored is None or stored.place != self._earlier_place) and self.offsite is not None:
             self.offsite.set_aside(manifest, why)
 
     def is_from(self, manifest: str) -> bool:
@@ -710,15 +711,19 @@ class Vault:
         """Where else a version may lie. Of a job without commits we have stored nothing."""
         if not committed or self._place.storage is None:
             return []
-        return [Shelf(OBJECT, self._place.storage.archive(self._job))]
+        return [Shelf(OBJECT, self._without_unread(self._place.storage.archive(self._job)))]
 
     def _origin(self, url: str) -> Shelf:
         """Where the job began, which is searched if nothing of its own is left."""
-        source = earlier(url)
+        source = self._without_unread(earlier(url))
         self._earlier_place = source.sink.name
-        for mark, why in self._unread.items():
-            source.set_aside(mark, why)
         return Shelf(OBJECT, source, step_in(url))
+
+    def _without_unread(self, archive: Archive) -> Archive:
+        for (place, mark), why in dict(self._unread).items():
+            if place == archive.sink.name:
+                archive.set_aside(mark, why)
+        return archive
 
     def drop(self) -> None:
         """Forget all that is in memory, because the job's history no longer contains it."""

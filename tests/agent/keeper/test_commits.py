@@ -12,7 +12,7 @@ from crews import RedisProcess
 from agent.errors import Fenced
 from agent.keeper.commits import Commit, CommitLog, History, RedisCommitLog
 from agent.keeper.reports import Reports
-from agent.keys import INBOX
+from agent.keys import INBOX, commit_key
 from agent.messages import AnyReport, Progress, Report, Rewound
 
 pytestmark = pytest.mark.processes
@@ -42,6 +42,28 @@ def test_what_was_written_is_what_the_next_keeper_reads(log: CommitLog) -> None:
     log.write(JOB, term, commit(1))
     log.write(JOB, term, commit(2, generation=4))
     assert log.take(JOB)[1] == commit(2, generation=4)
+
+
+def test_where_in_the_script_a_commit_is_outlives_the_keeper(log: CommitLog) -> None:
+    """Also that a step has several commits, when the job goes back."""
+    term, _ = log.take(JOB)
+    written = Commit(generation=1, version=1, loss=0.5, script_step=0, phase=1, phases=3)
+    log.write(JOB, term, written)
+    history = History(log, JOB)
+    assert history.newest == written
+    history.rewind(0)
+    assert History(log, JOB).newest == Commit(generation=1, version=0, phases=3)
+
+
+def test_a_place_of_another_commit_is_not_believed(redis_process: RedisProcess) -> None:
+    """Earlier software writes commits without one."""
+    with redis.Redis.from_url(redis_process.url) as client:
+        log = RedisCommitLog(client)
+        term, _ = log.take(JOB)
+        log.write(JOB, term, commit(1))
+        for place in ("0 5 1 2", "x", ""):
+            client.hset(commit_key(JOB), "place", place)
+            assert log.take(JOB)[1].script_step == -1
 
 
 def test_a_loss_that_nobody_knows_is_none(log: CommitLog) -> None:

@@ -41,6 +41,20 @@ def test_the_jobs_that_were_closed_longest_ago_are_forgotten(
     client.close()
 
 
+def test_a_clock_that_was_set_back_makes_no_job_old(
+    redis_process: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has started again with a clock that is a year behind: the order of closing counts."""
+    monkeypatch.setattr(retention, "CLOSED_MAX", 2)
+    client = connect(redis_process.url)
+    for at_s, job in ((2e9, "b"), (2e9, "a"), (1.9e9, "d"), (1.9e9, "c")):
+        save(disk(tmp_path / job), 1, saved(3))
+        note_closed(client, tmp_path, job, at_s)
+        assert (tmp_path / job / "manifests").is_dir()
+    assert sorted(folder.parent.name for folder in tmp_path.glob("*/manifests")) == ["c", "d"]
+    client.close()
+
+
 def test_what_an_open_job_began_from_is_not_forgotten(
     redis_process: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from players import House, begun
+from players import MICROBATCHES, SIZE, House, begun
 
 from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
 from agent.keeper.storage.recovery import Found
 from agent.layout import Layout
-from agent.messages import CheckpointWritten
+from agent.messages import CheckpointWritten, Progress, RecallFailed
+from agent.protocol import Ready
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def restarts(house: House, layout: Layout) -> None:
     house.job.restore(layout)
 
 
-def comes(house: House, name: str) -> None:
+def comes(house: House, name: str, **hello: object) -> None:
     """A worker that lived on dials the new keeper."""
     player = house.players[name]
     layout = player.layout
@@ -48,6 +49,7 @@ def comes(house: House, name: str) -> None:
         "generation": -1 if layout is None else layout.generation,
         "version": player.version if player.holds else None,
         "proven": player.let_in or player.holds,
+        **hello,
     }
     player.come()
 
@@ -117,12 +119,27 @@ def test_a_layout_with_another_worker_behind_a_restart_between_two_commits(
     for name in "ab":
         comes(house, name)
     house.players["a"].plays = lambda: None  # type: ignore[method-assign]
-    house.job.vault.proofs.phases = 3
     house.begins("a", "b")
     del house.players["a"].plays
     house.until("both to go on", lambda: all(one.holds for one in house.players.values()))
     assert house.version == (7 if lasting else 6)
     house.commits(3)
+
+
+@pytest.mark.parametrize(("commits", "step"), [(6, 2), (7, 2), (8, 2), (9, 3)])
+def test_a_restarted_keeper_counts_in_steps_of_the_script(
+    made: Callable[..., House], commits: int, step: int
+) -> None:
+    """The manager does, and a step of this script has three commits."""
+    house = begun(made(lasting=False, phases=3, backup_every_steps=4), "a", commits=commits)
+    layout = house.players["a"].layout
+    assert layout is not None
+    house.said.reports.clear()
+    restarts(house, layout)
+    ready = Ready(microbatches=MICROBATCHES, steps_total=1000, state_bytes=SIZE)
+    comes(house, "a", ready=ready)
+    (told,) = [one.step for one in house.said.reports if isinstance(one, Progress)]
+    assert told == step
 
 
 def test_a_backup_that_is_lost_while_what_is_stored_is_read(made: Callable[..., House]) -> None:
@@ -181,3 +198,51 @@ def test_nobody_comes_who_has_the_newest_version(made: Callable[..., House]) -> 
     comes(house, "b")
     house.until("it to go on without", lambda: newcomer.holds)
     assert house.version == 0
+
+
+def test_what_cannot_be_read_for_an_unforeseen_reason_is_read_again(
+    made: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store's library has errors of many kinds; without an answer the job would wait for ever."""
+    monkeypatch.setattr(layouts, "RETRY_S", 0.01)
+    house = begun(made(lasting=False, backup_every_steps=4), "a", commits=6)
+    writes(house)
+    house.dies("a")
+    house.job.forsake()
+    house.open()
+    recall, vault, tries = house.job.vault.recall, house.job.vault, []
+
+    def recall_late(committed: int, *, patient: bool) -> Found:
+        tries.append(patient)
+        if len(tries) == 1:
+            raise RuntimeError("the library has given up")
+        return recall(committed, patient=patient)
+
+    vault.recall = recall_late  # type: ignore[method-assign]
+    house.joins("b")
+    house.until("it to be ready", lambda: "b" in house.ready)
+    house.begins("b")
+    house.until("it to go on", lambda: house.players["b"].holds)
+    assert house.version == 6
+    (said,) = [one for one in house.said.reports if isinstance(one, RecallFailed)]
+    assert said.error == "the library has given up"
+
+
+def test_a_commit_that_cannot_be_prepared_holds_nothing_up(
+    made: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker whose message brought it about is lost, and the others commit on."""
+    house = begun(made(lasting=True, backup_every_steps=4), "a", "b", commits=5)
+    with monkeypatch.context() as patch:
+
+        def no_room(*_: object) -> None:
+            raise MemoryError("no room for a record")
+
+        patch.setattr(house.job.vault, "promise", no_room)
+        house.players["a"].plays()
+        with pytest.raises(MemoryError):
+            house.players["b"].plays()
+        house.dies("b")
+    house.begins("a")
+    house.commits(2)
+    assert house.version == 7

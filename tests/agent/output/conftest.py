@@ -15,6 +15,7 @@ from agent.output.files import Bounds
 from agent.output.folder import Output
 from agent.output.strays import Strays
 from agent.protocol import Message, Numbers, ScriptValues, Strayed
+from cloud.ranges import flaw_in
 
 
 class Told:
@@ -65,6 +66,7 @@ class Worker:
         return self.output.folder
 
     def _send(self, message: Any, *payload: bytes) -> None:
+        assert not flaw_in(message, type(message)), "no connection would take it"
         self.sent.append(message)
         if not self.cut:
             self._job.take(self, message, b"".join(payload))

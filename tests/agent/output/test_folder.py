@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from agent.messages import OutputKept
 from agent.output import sender
@@ -383,6 +384,15 @@ def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
     assert line.startswith("metrics.csv was written to the script's working folder")
 
 
+def test_a_stray_file_whose_name_is_no_text_is_said_and_fails_no_script(job: Job) -> None:
+    """As one that comes out of an old archive."""
+    worker = job.worker("a")
+    worker.begin(0)
+    worker.step(0, lambda w: (w.folder.parent / os.fsdecode(b"caf\xe9.csv")).write_text("x"))
+    (line,) = job.told.said
+    assert line.startswith("caf\\xe9.csv was written to the script's working folder")
+
+
 @pytest.mark.parametrize("notes", [4, sender.NOTES_MAX])
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history_of_losses_leaves_every_line_once(
@@ -496,3 +506,21 @@ def test_a_value_that_a_newcomer_writes_takes_the_place_of_the_old(job: Job) -> 
     two.step(1, lambda w: (w.folder / "best.json").write_text('{"loss": 1}'))
     two.end(2)
     assert job.text("best.json") == '{"loss": 1}'
+
+
+def test_storage_that_cannot_be_opened_is_said_and_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in its way is removed by a person later, and nothing has to be started again."""
+    monkeypatch.setattr(sender, "ASK_AGAIN_S", 0.02)
+    in_the_way = job.home / ".in-the-way.draft"
+    in_the_way.mkdir(parents=True)
+    worker = job.worker("a")
+    worker.begin(0)
+    worker.step(0, appends(0))
+    until("it to be said", lambda: bool(job.told.said))
+    assert "session.output cannot be kept now" in job.told.said[0]
+    in_the_way.rmdir()
+    worker.flush()
+    assert job.names() == {"metrics.csv": 0}
+    assert len(job.told.said) == 1

@@ -102,6 +102,20 @@ def test_what_a_script_keeps_is_told_in_words_when_it_has_changed(job: Job) -> N
     assert job.told.newest(StateSeen).step == 2
 
 
+def test_what_is_no_text_is_told_all_the_same(job: Job) -> None:
+    """A name that the system gave, with bytes that are none of UTF-8; it is saved as well."""
+
+    class Odd:
+        def __repr__(self) -> str:
+            return "caf\udce9"
+
+    one = job.worker("one")
+    one.begin(0)
+    one.output.tell(0, {"caf\udce9": 1, "odd": Odd()})
+    said = job.told.newest(StateSeen).entries
+    assert said == (("caf\\udce9", "1"), ("odd", "caf\\udce9"))
+
+
 def test_what_a_script_keeps_is_bounded_and_cannot_harm(job: Job) -> None:
     """Whatever it is, and whoever sends it: few entries, short, and without controls."""
     one = job.worker("one")

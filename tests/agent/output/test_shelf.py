@@ -121,6 +121,23 @@ def test_what_came_in_part_is_taken_back(shelf: Shelf, tmp_path: Path) -> None:
     assert (tmp_path / "output" / "a").read_bytes() == b"123456"
 
 
+@pytest.mark.parametrize("path", [".0123abcd.draft/x", ".0123abcd.draft", "a/.0123abcd.draft"])
+def test_a_name_like_that_of_a_draft_is_a_name(tmp_path: Path, path: str) -> None:
+    """Also for the next keeper, which removes what the one before was writing."""
+    put(Shelf(tmp_path, Bounds()), path, b"12")
+    assert put(Shelf(tmp_path, Bounds()), path, b"3", "append", step=2) == "done"
+    assert (tmp_path / "output" / path).read_bytes() == b"123"
+
+
+def test_what_a_killed_keeper_was_writing_is_removed(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, Bounds())
+    assert take(shelf, sent("b/c", b"x" * 9), b"x" * 4).state == "more"
+    assert put(Shelf(tmp_path, Bounds()), "a", b"1") == "done"
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    shelf.close()
+    assert files == ["a", "output.json"]
+
+
 @pytest.mark.parametrize(
     "path",
     ["../a", "/etc/a", "a/../../b", "", ".", "a//b", "a\nb", "a\\b", "x" * 241, "a/./b", "\0"],

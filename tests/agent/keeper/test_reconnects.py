@@ -1,0 +1,70 @@
+"""Workers that dial again while the keeper lives: what is known of them is known of them still."""
+
+from pathlib import Path
+
+import pytest
+from players import House, begun
+
+from agent.protocol import Noticed
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    """Two workers, who have kept the sums of the last steps to themselves."""
+    house = begun(House(tmp_path, sums="never", backup_every_steps=50), "a", "b", commits=8)
+    for player in house.players.values():
+        player.sends_sums = False
+    house.commits(2)
+    assert (house.version, house.job.vault.reached) == (10, 8)
+    return house
+
+
+def dials_again(house: House, name: str) -> None:
+    """Before the keeper has noticed that the connection was broken."""
+    player = house.players[name]
+    assert player.layout is not None
+    player.hello = {
+        "generation": player.layout.generation,
+        "version": player.version,
+        "proven": True,
+    }
+    player.come()
+
+
+def test_who_hears_of_a_commit_late_holds_it(house: House) -> None:
+    """Its connection broke before the commit came; the others are lost, and the step is with it."""
+    for player in house.players.values():
+        player.plays()
+    one = house.players["a"]
+    assert (house.version, one.version) == (11, 10)
+    dials_again(house, "a")
+    one.plays()
+    house.settles()
+    assert one.version == 11
+    right = one.state.tolist()
+    house.dies("b")
+    house.begins("a")
+    assert (house.version, one.version, one.state.tolist()) == (11, 11, right)
+
+
+def test_who_has_not_heard_of_its_layout_hears_of_it_again(house: House) -> None:
+    """All others wait for it."""
+    house.lay_out("a", "b", when="now")
+    house.players["b"].hear()
+    one = house.players["a"]
+    dials_again(house, "a")
+    assert one.layout is not None and one.layout.generation == house.generation
+    house.commits(2)
+    assert house.version == 12
+
+
+def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> None:
+    """It goes all the same, so it is no copy of the state that could go on alone."""
+    roster = house.job.roster
+    assert roster.copies("ab") == 2
+    house.job.notice("b", 1000.0)
+    assert roster.copies("ab") == 1
+    dials_again(house, "b")
+    assert roster.copies("ab") == 1
+    told = [each for each, _ in house.players["b"].line.came if isinstance(each, Noticed)]
+    assert [each.deadline_s for each in told] == [1000.0]
