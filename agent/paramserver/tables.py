@@ -165,8 +165,55 @@ class Table(NamedTuple):
         fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
         return fixed
 
-    def changed(self, rows: Array, change: Array) -> Array:
+    def changed(self, keys: Array, rows: Array, change: Array) -> Array:
         """Return what these rows are after the summed change of a clock, as new memory."""
+        found, is_noticed = _watched(lambda: self._changed(rows, change))
+        if found.dtype.kind == "f":
+            if is_noticed or self._is_odd(found):
+                self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
+        elif self.rule is None and (combine := self._wraps()) is not None:
+            with np.errstate(over="ignore"):
+                about = combine(rows.astype(float), change.astype(float))
+            self._demand(keys, found, _wrapped(found, about))
+        return found
+
+    def combined(self, keys: Array, changes: Array, starts: Array) -> Array:
+        """Return the changes of these keys, of which each has those from its start on."""
+        found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        if found.dtype.kind == "f":
+            if is_noticed or self._is_odd(found):
+                self._demand(keys, found, ~np.isfinite(found))
+        elif (combine := self._wraps()) is not None:
+            with np.errstate(over="ignore"):
+                about = combine.reduceat(changes.astype(float), starts, axis=0)
+            self._demand(keys, found, _wrapped(found, about))
+        return found
+
+    def _wraps(self) -> np.ufunc | None:
+        """Return the aggregate if it makes whole numbers wrap around, instead of growing."""
+        combine = self.aggregate.combine
+        can = combine in (np.add, np.multiply) and np.dtype(self.dtype).kind != "b"
+        return combine if can and isinstance(combine, np.ufunc) else None
+
+    def _is_odd(self, found: Array) -> bool:
+        """Whether numbers that NumPy has not watched being made need a look at each."""
+        is_watched = self.rule is None and isinstance(self.aggregate.combine, np.ufunc)
+        with np.errstate(all="ignore"):
+            return not (is_watched or np.isfinite(found.sum()))
+
+    def _demand(self, keys: Array, found: Array, is_wrong: Array) -> None:
+        """Raise if a number is wrong: nothing comes back from infinity, or from another number."""
+        if not is_wrong.any():
+            return
+        key = int(keys[np.argwhere(is_wrong)[0, 0]])
+        fixed = self.exact and found.dtype.kind != "f"
+        after = "" if self.rule is None else f" after {self.rule.name!r}"
+        raise ApplicationError(
+            f"the {self.aggregate.name} of changes of table {self.name!r}, key {key}, is beyond "
+            f"what {'fixed point' if fixed else self.dtype} can hold{after}; scale the changes down"
+        )
+
+    def _changed(self, rows: Array, change: Array) -> Array:
         if self.exact:
             change = (change * 2.0**-FIXED_BITS).astype(self.dtype)
         if self.rule is None and rows.shape == change.shape:
@@ -184,6 +231,27 @@ class Table(NamedTuple):
             ]
             self.rule.apply(value, change, parts)
         return after
+
+    def _combined(self, changes: Array, starts: Array) -> Array:
+        combine = np.add if self.exact else self.aggregate.combine
+        if isinstance(combine, np.ufunc):
+            found: Array = combine.reduceat(changes, starts, axis=0)
+            return found
+        groups = np.split(changes, starts[1:])
+        return np.stack([reduce(combine, group) for group in groups])
+
+
+def _watched(make: Callable[[], Array]) -> tuple[Array, bool]:
+    """Return what is made, and whether NumPy noticed a number go beyond what it can hold."""
+    noticed: list[str] = []
+    with np.errstate(all="call", under="ignore", call=lambda kind, _: noticed.append(kind)):
+        return make(), bool(noticed)
+
+
+def _wrapped(found: Array, about: Array) -> Array:
+    """Return which whole numbers are others than floats make of the same: by 2 ^ bits at least."""
+    wrong: Array = np.abs(found - about) > 2.0 ** (8 * found.dtype.itemsize - 2)
+    return wrong
 
 
 def verify(table: Table) -> None:
@@ -316,30 +384,9 @@ class Changes:
         keys, rows = keys[order], rows[order]
         starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         if len(starts) < len(keys):
-            rows = self._combined(rows, starts)
+            rows = self._table.combined(keys[starts], rows, starts)
         self._chunks, self._loose = [(keys[starts], rows)], 0
         return self._chunks[0]
-
-    def _combined(self, rows: Array, starts: Array) -> Array:
-        combine = self._table.aggregate.combine
-        if self._table.exact:
-            return self._exact_sums(rows, starts)
-        if isinstance(combine, np.ufunc):
-            found: Array = combine.reduceat(rows, starts, axis=0)
-            return found
-        groups = np.split(rows, starts[1:])
-        return np.stack([reduce(combine, group) for group in groups])
-
-    def _exact_sums(self, rows: Array, starts: Array) -> Array:
-        """Return fixed-point sums, or name the table if one does not fit, which wraps around."""
-        found: Array = np.add.reduceat(rows, starts, axis=0)
-        about = np.add.reduceat(rows.astype(np.float64), starts, axis=0)
-        if (np.abs(found - about) > 2.0**62).any():  # a sum that wrapped is off by 2^64
-            raise ApplicationError(
-                f"the sum of changes of exact table {self._table.name!r} is beyond "
-                f"{2 * FIXED_MAX:g}, which fixed point cannot hold; scale the changes down"
-            )
-        return found
 
     def _none(self) -> tuple[Array, Array]:
         keys = np.zeros(0, np.int64)
@@ -354,5 +401,5 @@ class Changes:
         hit = (at < len(mine)) & (mine[np.minimum(at, len(mine) - 1)] == keys)
         if hit.any():
             rows = rows.copy()
-            rows[hit] = self._table.changed(rows[hit], change[at[hit]])
+            rows[hit] = self._table.changed(keys[hit], rows[hit], change[at[hit]])
         return rows

@@ -10,7 +10,18 @@ import pytest
 from agent.keeper.clocks import CODES
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
+from agent.paramserver.messages import (
+    CONTROLLER,
+    Beat,
+    Close,
+    Join,
+    Leave,
+    Loaded,
+    Save,
+    Section,
+    Stage,
+)
+from agent.paramserver.server import Partition
 from agent.paramserver.tables import (
     LARGEST,
     NUMBERS,
@@ -21,6 +32,7 @@ from agent.paramserver.tables import (
     ApplicationError,
     Rows,
     Table,
+    momentum,
     verify,
 )
 from agent.paramserver.virtual.cluster import Place, Virtual
@@ -40,8 +52,8 @@ class Small(Application):
         return np.ones((1, 2))
 
 
-def run(make, *, places=2, reliable=1, partitions=2, help_size=0, expected=None):
-    plan = Plan(even(40, 4, 5), Stop(clocks=3), partitions, expected or places, help_size)
+def run(make, *, places=2, reliable=1, partitions=2, help_size=0, stop=Small.stop, save_every=0):
+    plan = Plan(even(40, 4, 5), stop, partitions, places, help_size, save_every=save_every)
     virtual = Virtual(
         make,
         plan,
@@ -119,6 +131,7 @@ def test_every_number_that_a_table_can_have_a_checkpoint_can_have():
     [
         (np.float32("nan"), "the measure is not finite: nan"),
         (float("-inf"), "the measure is not finite: -inf"),
+        (1e300, "the measure is too large to be summed: 1e"),
         ([1.0, 2.0], "TypeError"),
     ],
 )
@@ -249,12 +262,98 @@ def test_an_exact_sum_that_fixed_point_cannot_hold_is_named(items):
         def process_item(self, item, params):
             params.update("sum", [0], [[2.0**30 if item in items else 0.0]])
 
-    said = "the sum of changes of exact table 'sum' is beyond 2.14748e"
+    said = "the sum of changes of table 'sum', key 0, is beyond what fixed point can hold"
     with pytest.raises(ApplicationError, match=said):
         run_alone(Huge())
     virtual, why = run(Huge)
     assert said in why
     assert virtual.brain.ledger.closed == (0 if items == (0, 39) else -1)
+
+
+BEYOND = [
+    (Table("sum", 4, 1, "float32"), 8e36, "float32 can hold;"),
+    (Table("sum", 4, 1, "float16", exact=True), 1500.0, "float16 can hold;"),
+    (Table("sum", 4, 1, "int8"), 3, "int8 can hold;"),
+    (Table("sum", 4, 1, "uint8"), 6, "uint8 can hold;"),
+    (Table("sum", 4, 1, "int64"), 2**62 // 16, "int64 can hold;"),
+    (Table("sum", 4, 1, "int32", 1, PRODUCT), 2, "int32 can hold;"),
+    (
+        Table("sum", 4, 1, "float64", aggregate=Aggregate("mine", lambda a, b: a + b, 0)),
+        4e306,
+        "float64 can hold;",
+    ),
+    (
+        Table("sum", 4, 1, "float32", rule=momentum(-1e35, keep=1.0)),
+        75.0,
+        "float32 can hold after 'momentum';",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "value", "said"), BEYOND)
+def test_a_sum_that_numbers_cannot_hold_is_named_and_the_clocks_before_it_stay(table, value, said):
+    """It would be infinite, from which nothing comes back, or wrap around to another number."""
+
+    class Growing(Small):
+        tables = (table,)
+
+        def __init__(self, clocks=9):
+            self.stop = Stop(clocks=clocks)
+
+        def change(self, item):
+            return np.full((1, 1), value)
+
+    with pytest.raises(ApplicationError, match=f"table 'sum', key 0, is beyond what {said}"):
+        run_alone(Growing())
+    virtual, why = run(Growing, stop=Stop(clocks=9), save_every=1)
+    assert re.search(f"table 'sum', key .*, is beyond what {said}", why)
+    assert virtual.brain.committed >= 1
+    saved = virtual.brain.saved
+    expected = run_alone(Growing(saved + 1)).rows["sum"].get(np.arange(4))
+    for partition in range(2):
+        (section,) = virtual.disk.read(partition, saved)
+        assert np.allclose(section.values, expected[section.keys])
+
+
+def test_a_sum_that_cannot_be_held_leaves_every_table_as_it_was():
+    """A part of a clock would stay for good, because nothing says what its rows were before."""
+    tables = {"first": Table("first", 4, 1), "second": Table("second", 4, 1, "int8")}
+    part = Partition(0, tables, 1)
+    for clock, value in enumerate((100, 100)):
+        rows = [Section(name, np.array([1]), np.array([[value]])) for name in tables]
+        part.staged["batch"] = Stage(partition=0, batch="batch", clock=clock, sections=rows)
+        if clock:
+            with pytest.raises(ApplicationError, match="'second', key 1, is beyond what int8"):
+                part.close(Close(clock=clock, batches=["batch"]))
+        else:
+            part.close(Close(clock=clock, batches=["batch"]))
+    part.roll_back(0)
+    assert {name: rows.get(np.array([1])).item() for name, rows in part.rows.items()} == {
+        "first": 100,
+        "second": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "value"),
+    [
+        (Table("sum", 4, 1, "int8"), 12),
+        (Table("sum", 4, 1, "int64"), (2**63 - 1) // 10),
+        (Table("sum", 4, 1, "float32"), 3.4e37),
+        (Table("sum", 4, 1, "float64", -np.inf, LARGEST), 1e308),
+        (Table("sum", 4, 1, "bool", aggregate=UNION), True),
+    ],
+)
+def test_a_sum_that_just_fits_is_no_error(table, value):
+    class Full(Small):
+        tables = (table,)
+        stop = Stop(clocks=1)
+
+        def change(self, item):
+            return np.full((1, 1), value)
+
+    times = 10 if table.aggregate is SUM else 1
+    assert np.allclose(run_alone(Full()).value("sum"), times * value)
 
 
 def test_a_sparse_row_keeps_no_more_alive_than_itself():
