@@ -191,10 +191,10 @@ class Worker:
         self.held: set[int] = set()
         self._serial = 0
         self.computed = 0  # grains, with those that did not count
-        self.failed = False
         self._reset()
 
     def _reset(self) -> None:
+        self._failed: Failed | None = None
         self.helpee, self.helper = Helpee(self._settings), Helper(self._settings)
         self.cache = Cache(self.tables, self._partitions)
         self.own: dict[int, int] = {}
@@ -270,7 +270,8 @@ class Worker:
             case Report():
                 blocks = sorted(self.held)
                 again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
-                return again + [(CONTROLLER, said) for said in self._said]
+                lasting = [self._failed] if self._failed else []
+                return again + [(CONTROLLER, said) for said in [*self._said, *lasting]]
         return []
 
     def _follow(self, message: Route) -> Out:
@@ -413,7 +414,7 @@ class Worker:
     def next_run(self, now_s: float) -> tuple[Run | None, Out]:
         """Return what to compute now, and what is to be said before."""
         out: Out = []
-        if self.failed:
+        if self._failed:
             return None, out
         if self.turn is None:
             self._begin()
@@ -481,9 +482,9 @@ class Worker:
             return self.fail(f"clock {part.tail.clock}", error)
 
     def fail(self, where: str, error: ApplicationError) -> Out:
-        """Compute no more, and have the controller end the job with this error."""
-        self.failed = True
-        return [(CONTROLLER, Failed(why=f"worker {self.name}, {where}: {error}"))]
+        """Compute no more before a roll-back, and have the controller end the job with this."""
+        self._failed = Failed(why=f"worker {self.name}, {where}: {error}")
+        return [(CONTROLLER, self._failed)]
 
     def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:
         """Keep what grains changed: they are computed as a whole or not at all."""

@@ -14,6 +14,7 @@ from agent.paramserver.messages import (
     CONTROLLER,
     Beat,
     Close,
+    Failed,
     Join,
     Leave,
     Loaded,
@@ -52,16 +53,21 @@ class Small(Application):
         return np.ones((1, 2))
 
 
-def run(make, *, places=2, reliable=1, partitions=2, help_size=0, stop=Small.stop, save_every=0):
-    plan = Plan(even(40, 4, 5), stop, partitions, places, help_size, save_every=save_every)
-    virtual = Virtual(
+def cluster(
+    make, *, places=2, reliable=1, partitions=2, help_size=0, stop=Small.stop, save_every=0
+):
+    return Virtual(
         make,
-        plan,
+        Plan(even(40, 4, 5), stop, partitions, places, help_size, save_every=save_every),
         [Place(f"n{at}", f"m{at}", at < reliable, "spot") for at in range(places)],
         cost=lambda _: 0.01,
         network=lambda made: Delays(made, 0.001),
         bound=Bound(0),
     )
+
+
+def run(make, **settings):
+    virtual = cluster(make, **settings)
     return virtual, virtual.run()
 
 
@@ -177,6 +183,35 @@ def test_an_application_that_raises_is_named_with_its_range():
     _, why = run(Raises)
     assert "Raises.process_range(" in why
     assert why.endswith("raised ZeroDivisionError: no luck")
+
+
+@pytest.mark.parametrize("mishap", ["controller restarts", "others die"])
+def test_an_error_that_the_controller_does_not_hear_at_first_is_said_again(mishap):
+    """All machines would be paid for without an end, because the one that failed computes no more."""
+
+    class Raises(Small):
+        def process_item(self, item, params):
+            if params.clock == 1 and item == 23:
+                raise ZeroDivisionError("no luck")
+            super().process_item(item, params)
+
+    failed = []
+
+    def look(sender, _, message):
+        if isinstance(message, Failed) and not failed:
+            failed.append(sender)
+            virtual.at(virtual.now_s, disturb)
+
+    def disturb():
+        if mishap == "controller restarts":
+            virtual.stop_controller(0.05)
+        else:
+            virtual.kill({*virtual.brain.owners, *virtual.hosts} - {*failed, "n0"})
+
+    virtual = cluster(Raises, places=3, save_every=1)
+    virtual.on_message = look
+    assert virtual.run(limit_s=100).endswith("raised ZeroDivisionError: no luck")
+    assert failed
 
 
 @pytest.mark.parametrize(
