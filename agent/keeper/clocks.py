@@ -2,7 +2,7 @@
 
 So tables lie beside other states, are copied into object storage with them, and are found there by
 a keeper whose disk has nothing. A layer is one table of one partition; one more, without tensors,
-has the measures of all clocks.
+has the measures of all clocks, and for how long the job was served.
 """
 
 import json
@@ -46,6 +46,7 @@ class Clock(NamedTuple):
 
     measures: tuple[float, ...]
     partitions: list[list[Section]]
+    elapsed_s: float = 0.0  # in which the job was served so far
 
     @property
     def number(self) -> int:
@@ -54,7 +55,8 @@ class Clock(NamedTuple):
 
 def saved_of(clock: Clock) -> Saved:
     """Return a clock as it is written; version v is what v clocks have made."""
-    layers = [lay_out(MEASURES, (), json.dumps({"measures": clock.measures}))]
+    past = {"measures": clock.measures, "elapsed_s": clock.elapsed_s}
+    layers = [lay_out(MEASURES, (), json.dumps(past))]
     bodies = {MEASURES: memoryview(b"")}
     for number, sections in enumerate(clock.partitions):
         for section in sections:
@@ -76,7 +78,7 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
     layers = {layer.name: layer for layer in backup.layers}
     if MEASURES not in layers or saved.redo:
         raise Unknown(f"version {saved.reached} is a model's, and this job serves tables")
-    measures = json.loads(layers.pop(MEASURES).values)["measures"]
+    past = json.loads(layers.pop(MEASURES).values)
     shapes = {
         f"{at}/{shape.name}": shape for at in range(serving.partitions) for shape in serving.tables
     }
@@ -95,7 +97,7 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
                 f"{shape.name}, and this job of {shape.columns} {shape.dtype}"
             )
         partitions[int(name.partition("/")[0])].append(Section(shape.name, keys, rows))
-    return Clock(tuple(measures), partitions)
+    return Clock(tuple(past["measures"]), partitions, past.get("elapsed_s", 0.0))
 
 
 def _array(layer: Layer, name: str, body: memoryview) -> np.ndarray:

@@ -503,7 +503,8 @@ class Tables:
     def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
-        self._reach(Reached(clock.number, clock.measures, self._reached.elapsed_s))
+        elapsed_s = max(clock.elapsed_s, self._reached.elapsed_s)
+        self._reach(Reached(clock.number, clock.measures, elapsed_s))
         return True
 
     def _insist(self, act: Callable[[int], T]) -> T | None:
@@ -519,9 +520,9 @@ class Tables:
 
     def _clock(self, number: int) -> Clock:
         """Read a clock that is whole on the disk."""
-        every = range(self._serving.partitions)
-        measures = self._reached.measures[: number + 1]
-        return Clock(measures, [self._disk.read(partition, number) for partition in every])
+        reached, every = self._reached, range(self._serving.partitions)
+        partitions = [self._disk.read(partition, number) for partition in every]
+        return Clock(reached.measures[: number + 1], partitions, reached.elapsed_s)
 
     def _read(self) -> Reached:
         try:

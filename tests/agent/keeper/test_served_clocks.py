@@ -201,20 +201,32 @@ class Timed(Nobody):
     def reached(self, commit: Commit, *_: Any, **__: Any) -> None:
         self._history.note(commit)
 
+    def recalled(self, version: int, because: str) -> None:
+        assert version == 5, because
+
     def served(self, sha: str, where: str) -> None:
         self.ended.append(where)
 
 
-def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["keeper", "disk", "both"])
+def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(
+    tmp_path: Path, lost: str
+) -> None:
     """One whose keepers or machines go more often than that would cost without an end."""
-    folder, shape = tmp_path / "tables", Shape("rows", 5, 2, 2, "float64")
-    timed = {"partitions": 1, "tables": (shape,), "seconds": 50.0}
-    serving = msgspec.structs.replace(SERVING, **timed)
-    folder.mkdir()
-    Folder(str(folder)).write(0, 4, [Section("rows", np.arange(5), np.zeros((5, 2)))])
-    reached = Reached(clock=4, measures=(0.5,) * 5, elapsed_s=51.0)
-    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
-    history = History(MemoryCommitLog(), "job")
+    folder = tmp_path / "tables"
+    serving = msgspec.structs.replace(SERVING, seconds=50.0)
+    served = clock(4)._replace(elapsed_s=51.0)
+    if lost != "keeper":  # the archives have it, and an older clock may be on the disk
+        Copying(vault(tmp_path, []), 60.0, lambda _: served).close(4)
+        (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    if lost != "both":
+        on_disk = served if lost == "keeper" else clock(1)._replace(elapsed_s=20.0)
+        folder.mkdir()
+        for partition, sections in enumerate(on_disk.partitions):
+            Folder(str(folder)).write(partition, on_disk.number, sections)
+        reached = Reached(on_disk.number, on_disk.measures, on_disk.elapsed_s)
+        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+    history = history_of(5)
     owner: Any = Timed(history)
     tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
     replicas = (Replica(workers=("one",), first=0, count=2),)
