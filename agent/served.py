@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from agent import session
 from agent.errors import Misuse
 from agent.paramserver.api import Alone, Application, Work, checked, even, run_alone
+from agent.paramserver.tables import Table
 from agent.protocol import Serving, Shape
 
 
@@ -54,7 +55,7 @@ class ParamServerJob:
             grains=grains,
             batches=batches,
             partitions=partitions,
-            tables=tuple(Shape(t.name, t.keys, t.width, t.columns, t.dtype) for t in tables),
+            tables=tuple(_shape(table) for table in tables),
             slack=slack,
             help_size=help_size,
             clocks=stop.clocks,
@@ -74,3 +75,8 @@ class ParamServerJob:
     def _work(self) -> Work:
         one = self.serving
         return even(one.items, one.blocks, one.grains, one.batches)
+
+
+def _shape(table: Table) -> Shape:
+    rule = table.rule.name if table.rule else ""
+    return Shape(table.name, table.keys, table.width, table.columns, table.dtype, rule)
