@@ -1,5 +1,6 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import gzip
 import re
 import tracemalloc
 
@@ -425,11 +426,41 @@ def test_a_slack_below_0_is_refused():
             loaders.bag_of_words,
             "line 5, column 3: 'x'",
         ),
+        ("x1,2,3\n1,2,3\n", loaders.triples, "line 1, column 1: 'x1' is not a whole"),
+        ("1.0,2,3\n1,2,3\n", loaders.triples, "line 1, column 1: '1.0' is not a whole"),
+        ('"1","2","3"\n', loaders.triples, "line 1, column 1: '\"1\"' is not a whole"),
+        ("1;2;3\n", loaders.triples, "line 1, column 1: 1 fields"),
+        ("1,2,1e400\n", loaders.triples, "line 1, column 5: '1e400' is not finite"),
+        ("1,-2,3\n", loaders.triples, "line 1, column 3: -2 is not from 0"),
+        (f"{2**63},2,3\n", loaders.triples, f"line 1, column 1: {2**63} is not from 0"),
+        ("1_0,2,3\n", loaders.triples, "line 1, column 1: '1_0' is not a whole"),
+        ("1,2,3\n\u0661,2,3\n", loaders.triples, "line 2, column 1:"),
+        ("1,2,3\u20284,5,6\n", loaders.triples, "line 1, column 5:"),
+        ("1,2,3\n4,, 5\n", loaders.triples, "line 2, column 3: '' is not"),
+        (b"1,2,3\n\xe9,2,3\n", loaders.triples, "line 2, column 1:"),
+        ("", loaders.triples, "data has no rows"),
+        ("user,item,rating\n", loaders.triples, "data has no rows"),
+        ("\n", lambda path: loaders.libsvm(path, 4), "data has no rows"),
+        ("1 2:1 2:3\n", lambda path: loaders.libsvm(path, 4), "line 1, column 7: index 2 is there"),
+        ("2\n3\n2\n1 3 2\n", loaders.bag_of_words, "data has 1 rows, and says 2 at the top"),
+        ("1\n3\n1\n1 4 2\n", loaders.bag_of_words, "line 4, column 3: 4 is beyond the 3"),
+        ("1 1 2\n1\n", loaders.bag_of_words, "line 2, column 1: 1 fields"),
+        ("1 1 99999999999\n", loaders.bag_of_words, "line 1, column 5: more than"),
+        (
+            gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-9],
+            loaders.triples,
+            "data cannot be read beyond line",
+        ),
+        (None, loaders.triples, "data cannot be read beyond line 0"),
     ],
 )
 def test_a_broken_row_is_named_by_line_and_column(tmp_path, text, load, said):
+    """A row that is left out, or read as another, is a model of other data."""
     path = tmp_path / "data"
-    path.write_text(text)
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ApplicationError) as error:
         load(path)
     assert said in str(error.value)
@@ -439,7 +470,11 @@ def test_whole_files_are_loaded(tmp_path):
     path = tmp_path / "data"
     path.write_text("user,item,rating\n1,2,3.5\n4,5,1\n")
     assert [part.tolist() for part in loaders.triples(path)] == [[1, 4], [2, 5], [3.5, 1.0]]
-    path.write_text("1 1:2 3:4\n0 2:1\n")
+    odd = b"\xef\xbb\xbf\r\n# by hand\r\n 1 , 2 ,3.5 \r\n\r\n4,5,+1e0,99"
+    for written in (odd, gzip.compress(odd), odd.replace(b"# by hand", b"user,item,rating,time")):
+        path.write_bytes(written)
+        assert [part.tolist() for part in loaders.triples(path)] == [[1, 4], [2, 5], [3.5, 1.0]]
+    path.write_text("1 1:2 3:4 # note\n0 2:1\n")
     assert loaders.libsvm(path, 3)[1].tolist() == [[2, 0, 4], [0, 1, 0]]
     path.write_text("2\n3\n2\n1 3 2\n2 1 1\n")
     assert [part.tolist() for part in loaders.bag_of_words(path)] == [[0, 0, 1], [2, 2, 0]]
