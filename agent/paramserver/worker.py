@@ -371,7 +371,7 @@ class Worker:
         busy = set(turn.blocks) if turn else set()
         flying = {block for batch in self._batches.values() for block in batch.release}
         free = {block: self.own.pop(block) for block in blocks if block not in busy | flying}
-        self._leaving |= set(blocks) - set(free)
+        self._leaving = (self._leaving | set(blocks)) - set(free)
         self._let_go.update(free)
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
         if again:
@@ -430,10 +430,12 @@ class Worker:
         return Run(span, self.turn.clock, self.turn), out
 
     def _begin(self) -> None:
-        clock = min(self.own.values(), default=FAR)
+        """Begin the next clock, without blocks that leave: they are somebody else's from then on."""
+        own = {block: clock for block, clock in self.own.items() if block not in self._leaving}
+        clock = min(own.values(), default=FAR)
         if clock == FAR or clock > self._newest:
             return
-        blocks = sorted(block for block, next_ in self.own.items() if next_ == clock)
+        blocks = sorted(block for block, next_ in own.items() if next_ == clock)
         self.turn = Turn(clock, blocks, self.work.grains)
         self.helper.new_clock()
 

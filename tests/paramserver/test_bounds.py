@@ -150,6 +150,15 @@ def test_no_read_is_older_than_its_bound_and_no_start_is_too_early(slack):
     assert slack == 0 or max(seen) > 1
 
 
+@pytest.mark.parametrize("slack", [0, 1, 3, None])
+def test_a_machine_that_comes_later_gets_work_whatever_the_bound(slack):
+    """Workers that need not wait have always begun their next clock before the last one is flushed."""
+    late = Place("late", "late", False, "later")
+    virtual = run(slack, help_size=0, mishap=lambda made: made.at(0.15, lambda: made.add(late)))
+    assert "late" in virtual.brain.blocks.values()
+    assert virtual.hosts["late"].member.worker.computed > 0
+
+
 def test_two_workers_that_help_each_other_both_end():
     """Answer 8."""
     plan = Plan(even(96, 2, 40), Regression.stop, partitions=1, expected=2, help_size=4)
