@@ -46,6 +46,7 @@ from agent.paramserver.messages import (
 from agent.paramserver.tables import ApplicationError, Array, Changes, Table
 
 FAR = 1 << 40
+AHEAD_BYTES = 1 << 30  # of own changes that are in no clock yet, which servers hold as well
 NOTHING = -2  # the age of a partition of which nothing has come
 
 
@@ -53,6 +54,7 @@ class Bound(NamedTuple):
     """How far a worker may be ahead: 0 is BSP, `slack` is SSP, and None is ASP."""
 
     slack: int | None = 0
+    clocks: int = 0  # of the job, if it has a last one
 
     def verified(self) -> "Bound":
         if self.slack is not None and self.slack < 0:
@@ -63,7 +65,8 @@ class Bound(NamedTuple):
 
     def newest(self, age: int) -> int:
         """Return the newest clock for which rows of this age are fresh enough."""
-        return FAR if self.slack is None else age + 1 + self.slack
+        newest = FAR if self.slack is None else age + 1 + self.slack
+        return min(newest, self.clocks - 1) if self.clocks else newest
 
 
 class Cache:
@@ -405,7 +408,16 @@ class Worker:
     @property
     def _newest(self) -> int:
         age = min(self.cache.ages)
-        return -1 if age == NOTHING else self.bound.newest(age)
+        if age == NOTHING:
+            return -1
+        newest = self.bound.newest(age)
+        return newest if self._ahead_bytes < AHEAD_BYTES else min(newest, age + 1)
+
+    @property
+    def _ahead_bytes(self) -> int:
+        """Return how much of what was changed here has to be held until others are as far."""
+        sums = [changes for _, all_ in self._unseen for changes in all_.values()]
+        return sum(changes.all()[1].nbytes for changes in sums)
 
     @property
     def _settling(self) -> bool:
