@@ -150,7 +150,9 @@ def checked(application: Application) -> dict[str, Table]:
 
 
 def process(application: Application, lo: int, hi: int, params: Params) -> None:
-    """Process a range; an error names the range and the kind of error."""
+    """Process a range, if it has items; an error names the range and the kind of error."""
+    if hi <= lo:
+        return
     try:
         application.process_range(lo, hi, params)
     except (Missing, ApplicationError):

@@ -55,11 +55,19 @@ class Small(Application):
 
 
 def cluster(
-    make, *, places=2, reliable=1, partitions=2, help_size=0, stop=Small.stop, save_every=0
+    make,
+    *,
+    places=2,
+    reliable=1,
+    partitions=2,
+    help_size=0,
+    stop=Small.stop,
+    save_every=0,
+    items=40,
 ):
     return Virtual(
         make,
-        Plan(even(40, 4, 5), stop, partitions, places, help_size, save_every=save_every),
+        Plan(even(items, 4, 5), stop, partitions, places, help_size, save_every=save_every),
         [Place(f"n{at}", f"m{at}", at < reliable, "spot") for at in range(places)],
         cost=lambda _: 0.01,
         network=lambda made: Delays(made, 0.001),
@@ -250,6 +258,24 @@ def test_other_aggregates_than_sums_work(aggregate, dtype, value):
     assert np.array_equal(
         found, np.full((4, 2), {"product": 2, "largest": 9, "union": 7}[aggregate.name])
     )
+
+
+def test_an_application_is_not_asked_for_a_range_without_items():
+    """More blocks and grains than items are usual: the defaults are 480, and a mean of none is no number."""
+
+    class Means(Small):
+        items = 10
+
+        def process_range(self, lo, hi, params):
+            mean = np.arange(10.0)[lo:hi].mean()
+            params.update("sum", [lo % 4], [[mean, 1]])
+            params.measure(mean)
+
+    alone = run_alone(Means(), even(10, 24, 20))
+    assert alone.measures == [45.0] * 3
+    virtual, why = run(Means, items=10)
+    assert why == "3 clocks are done"
+    assert virtual.brain.ledger.measures == alone.measures
 
 
 def test_an_unknown_table_is_named_with_those_that_exist():
