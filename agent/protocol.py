@@ -121,10 +121,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper needs to know of a job whose tables are served: see `agent.served`."""
 
     items: Positive
-    blocks: Positive
+    blocks: Microbatches
     grains: Positive
     batches: Positive
-    partitions: Positive
+    partitions: Microbatches
     tables: tuple[Shape, ...]
     slack: Count | None = 0
     help_size: Count = 0

@@ -261,8 +261,14 @@ def verify(table: Table) -> None:
             f"table {table.name!r} has numbers of {table.dtype!r}, which no checkpoint can have; "
             f"there are: {', '.join(NUMBERS)}"
         )
+    if table.keys < 0 or table.width < 1:
+        raise ApplicationError(
+            f"table {table.name!r} has {table.keys} keys of width {table.width}; keys are 0 (any "
+            "whole number) or more, and the width is 1 or more"
+        )
     draw = np.random.default_rng(7)
     samples = draw.integers(1, 64, (3, 32, table.width)).astype(table.dtype)
+    _look_at_rows(table, samples[0, : table.keys or 4])
     first, second, third = samples if _is_whole(table) else samples / 8
     combine, name = table.aggregate.combine, f"{table.aggregate.name!r} of table {table.name!r}"
     if not (table.aggregate.commutative and table.aggregate.associative):
@@ -277,6 +283,28 @@ def verify(table: Table) -> None:
         raise ApplicationError(f"the aggregate {name} is not associative, though it declares it")
     if not np.allclose(combine(np.full_like(first, neutral_of(table)), first), first):
         raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def _look_at_rows(table: Table, change: Array) -> None:
+    """Raise unless a table's first rows are what it declares, and its rule can change them."""
+    keys = np.arange(len(change))
+    try:
+        value = table.initial(keys) if callable(table.initial) else table.initial
+        rows = table.rows_at_first(keys)
+    except Exception as error:
+        what = f"the first rows of table {table.name!r} cannot be made"
+        raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
+    found = rows[:, : table.width]
+    if _is_whole(table) and not (found == value).all():
+        raise ApplicationError(
+            f"the first rows of table {table.name!r} are numbers that {table.dtype} cannot hold"
+        )
+    if table.rule is not None:
+        try:
+            table.changed(keys, rows, change.astype(table.change_dtype))
+        except Exception as error:
+            what = f"the rule {table.rule.name!r} cannot change table {table.name!r}"
+            raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def neutral_of(table: Table) -> Any:

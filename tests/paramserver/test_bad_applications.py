@@ -5,9 +5,11 @@ import re
 import tracemalloc
 
 import loaders
+import msgspec
 import numpy as np
 import pytest
 
+from agent.errors import Misuse
 from agent.keeper.clocks import CODES
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
@@ -33,13 +35,17 @@ from agent.paramserver.tables import (
     Aggregate,
     ApplicationError,
     Rows,
+    Rule,
     Table,
+    adagrad,
     momentum,
     verify,
 )
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
 from agent.paramserver.worker import Bound, Cache
+from agent.protocol import Serving
+from agent.served import ParamServerJob
 
 
 class Small(Application):
@@ -432,6 +438,66 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
         assert tracemalloc.get_traced_memory()[0] < 1.5 * rows * width * 8
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (Table("sum", -4, 2), "has -4 keys of width 2"),
+        (Table("sum", 4, 0), "has 4 keys of width 0"),
+        (Table("sum", 4, 2, "int8", 300), "cannot be made: OverflowError"),
+        (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
+        (Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))), "made: ValueError"),
+        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "'adagrad' cannot change table 'sum'"),
+        (
+            Table("sum", 4, 2, rule=Rule("mine", 1, lambda value, change, arrays: arrays[1])),
+            "the rule 'mine' cannot change table 'sum': IndexError",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(table, said):
+    """Its first clock would end one machine after the other, or its rows be other numbers."""
+
+    class Strange(Small):
+        tables = (table,)
+
+    with pytest.raises(ApplicationError, match=said):
+        checked(Strange())
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "said"),
+    [
+        ({"slack": 1.5}, Small.stop, "got `float` - at `$.slack`"),
+        ({"blocks": 10**9}, Small.stop, "at `$.blocks`"),
+        ({"partitions": 10**9}, Small.stop, "at `$.partitions`"),
+        ({}, Stop(clocks=2.5), "at `$.clocks`"),
+        ({}, Stop(clocks=3, seconds=float("inf")), "at `$.seconds`"),
+        ({}, Stop(clocks=3, change=float("nan")), "at `$.change`"),
+        ({}, Stop(change=0.1, over=0), "at `$.over`"),
+    ],
+)
+def test_a_job_that_its_keeper_could_not_read_is_refused_by_its_script(settings, stop, said):
+    """Machines would be bought for it, and say that they are ready again and again."""
+
+    class Odd(Small):
+        pass
+
+    Odd.stop = stop
+    with pytest.raises(Misuse, match=re.escape(said)):
+        ParamServerJob(Odd(), **settings)
+
+
+def test_a_job_may_be_described_by_the_numbers_of_numpy():
+    """The number of keys is the largest id and 1, and the largest of an array is a number of NumPy's."""
+
+    class Found(Small):
+        items, stop = np.int64(40), Stop(clocks=np.int32(3), change=np.float32(0.5))
+        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), np.float32),)
+
+    serving = ParamServerJob(Found(), blocks=np.int64(4)).serving
+    assert msgspec.json.decode(msgspec.json.encode(serving), type=Serving) == serving
+    assert serving.tables[0].dtype == "float32"
 
 
 def test_a_slack_below_0_is_refused():
