@@ -6,6 +6,7 @@ step s turns version s into version s + 1. Every message that belongs to a layou
 generation.
 """
 
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -104,16 +105,26 @@ class Shape(msgspec.Struct, frozen=True):
     width: Positive
     columns: Positive
     dtype: Name
+    rule: Name = ""  # whose arrays are the other columns; an earlier worker does not say it
+
+    def __str__(self) -> str:
+        rule = f"the arrays of {self.rule!r}" if self.rule else f"{self.columns} columns"
+        return f"{self.keys or 'any'} keys, {self.width} {self.dtype} and {rule}"
+
+    def fits(self, other: "Shape") -> bool:
+        """Whether rows mean the same in both, as far as both say it."""
+        rules = {self.rule, other.rule} - {""}
+        return len(rules) < 2 and self == msgspec.structs.replace(other, rule=self.rule)
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper needs to know of a job whose tables are served: see `agent.served`."""
 
     items: Positive
-    blocks: Positive
+    blocks: Microbatches
     grains: Positive
     batches: Positive
-    partitions: Positive
+    partitions: Microbatches
     tables: tuple[Shape, ...]
     slack: Count | None = 0
     help_size: Count = 0
@@ -121,6 +132,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Amount = 0.0
     change: Amount = 0.0
     over: Positive = 10
+
+    def unlike(self, other: "Serving") -> str:
+        """Return what differs that all workers of a job have to say alike; empty if nothing."""
+        alike = ("items", "blocks", "grains", "batches", "partitions")
+        found = [one for one in alike if getattr(self, one) != getattr(other, one)]
+        both = zip_longest(self.tables, other.tables)
+        if not all(a is not None and b is not None and a.fits(b) for a, b in both):
+            found.append("tables")
+        return ", ".join(found)
 
 
 class Ready(Message, frozen=True, kw_only=True):

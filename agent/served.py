@@ -9,9 +9,13 @@ of every table. `docs/parameter-servers.md` says what an application is.
 
 from typing import Protocol, runtime_checkable
 
+import msgspec
+import numpy as np
+
 from agent import session
 from agent.errors import Misuse
 from agent.paramserver.api import Alone, Application, Work, checked, even, run_alone
+from agent.paramserver.tables import Table
 from agent.protocol import Serving, Shape
 
 
@@ -48,19 +52,21 @@ class ParamServerJob:
         if not (stop.clocks or stop.seconds or stop.change):
             raise Misuse("the application's stop says nothing, so the job would have no end")
         self.application = application
-        self.serving = Serving(
-            items=application.items,
-            blocks=blocks,
-            grains=grains,
-            batches=batches,
-            partitions=partitions,
-            tables=tuple(Shape(t.name, t.keys, t.width, t.columns, t.dtype) for t in tables),
-            slack=slack,
-            help_size=help_size,
-            clocks=stop.clocks,
-            seconds=stop.seconds,
-            change=stop.change,
-            over=stop.over,
+        self.serving = _plain(
+            Serving(
+                items=application.items,
+                blocks=blocks,
+                grains=grains,
+                batches=batches,
+                partitions=partitions,
+                tables=tuple(_shape(table) for table in tables),
+                slack=slack,
+                help_size=help_size,
+                clocks=stop.clocks,
+                seconds=stop.seconds,
+                change=stop.change,
+                over=stop.over,
+            )
         )
 
     def run(self) -> Alone | None:
@@ -74,3 +80,19 @@ class ParamServerJob:
     def _work(self) -> Work:
         one = self.serving
         return even(one.items, one.blocks, one.grains, one.batches)
+
+
+def _shape(table: Table) -> Shape:
+    rule = table.rule.name if table.rule else ""
+    dtype: object = table.dtype
+    name = dtype if isinstance(dtype, str) else np.dtype(table.dtype).name
+    return Shape(table.name, table.keys, table.width, table.columns, name, rule)
+
+
+def _plain(serving: Serving) -> Serving:
+    """Return this with NumPy's numbers as plain ones, or name what the keeper could not read."""
+    try:
+        plain = msgspec.to_builtins(serving, enc_hook=lambda number: number.item())
+        return msgspec.convert(plain, Serving)
+    except (msgspec.ValidationError, AttributeError) as error:
+        raise Misuse(f"the job cannot be described to its keeper: {error}") from error

@@ -2,23 +2,23 @@
 
 So tables lie beside other states, are copied into object storage with them, and are found there by
 a keeper whose disk has nothing. A layer is one table of one partition; one more, without tensors,
-has the measures of all clocks.
+has the measures of all clocks, and for how long the job was served.
 """
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from agent.errors import AgentError, CheckpointError
 from agent.keeper.storage.backup import Backup, Saved
 from agent.keeper.storage.vault import Vault
 from agent.paramserver.messages import Section
-from agent.protocol import Serving
+from agent.protocol import Serving, Shape
 from agent.store.encoding.format import Layer, lay_out
 from agent.store.errors import Unknown
 
@@ -46,15 +46,37 @@ class Clock(NamedTuple):
 
     measures: tuple[float, ...]
     partitions: list[list[Section]]
+    elapsed_s: float = 0.0  # in which the job was served so far
+    tables: tuple[Shape, ...] = ()  # as they were declared; of an earlier version, nothing
 
     @property
     def number(self) -> int:
         return len(self.measures) - 1
 
 
+class Past(msgspec.Struct, frozen=True):
+    """What a version has beside its rows."""
+
+    measures: tuple[float, ...]
+    elapsed_s: float = 0.0
+    tables: tuple[Shape, ...] = ()
+
+
+def demand_alike(before: Iterable[Shape], now: Iterable[Shape], where: str) -> None:
+    """Raise if a table is declared otherwise now, because its rows would mean something else."""
+    shapes = {shape.name: shape for shape in now}
+    for shape in before:
+        if shape.name in shapes and not shape.fits(other := shapes[shape.name]):
+            raise Unknown(
+                f"{where} has table {shape.name!r} of {shape}, and this job of {other}; "
+                "declare it as it was"
+            )
+
+
 def saved_of(clock: Clock) -> Saved:
     """Return a clock as it is written; version v is what v clocks have made."""
-    layers = [lay_out(MEASURES, (), json.dumps({"measures": clock.measures}))]
+    past = Past(clock.measures, clock.elapsed_s, clock.tables)
+    layers = [lay_out(MEASURES, (), msgspec.json.encode(past).decode())]
     bodies = {MEASURES: memoryview(b"")}
     for number, sections in enumerate(clock.partitions):
         for section in sections:
@@ -76,7 +98,8 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
     layers = {layer.name: layer for layer in backup.layers}
     if MEASURES not in layers or saved.redo:
         raise Unknown(f"version {saved.reached} is a model's, and this job serves tables")
-    measures = json.loads(layers.pop(MEASURES).values)["measures"]
+    past = msgspec.json.decode(layers.pop(MEASURES).values, type=Past)
+    demand_alike(past.tables, serving.tables, f"version {saved.reached}")
     shapes = {
         f"{at}/{shape.name}": shape for at in range(serving.partitions) for shape in serving.tables
     }
@@ -94,8 +117,14 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
                 f"version {saved.reached} has rows of {rows.shape[1]} {rows.dtype} in "
                 f"{shape.name}, and this job of {shape.columns} {shape.dtype}"
             )
-        partitions[int(name.partition("/")[0])].append(Section(shape.name, keys, rows))
-    return Clock(tuple(measures), partitions)
+        at = int(name.partition("/")[0])
+        if shape.keys and not np.array_equal(keys, np.arange(at, shape.keys, serving.partitions)):
+            raise Unknown(
+                f"version {saved.reached} has other keys of table {shape.name!r} than this job, "
+                f"which has 0 to {shape.keys - 1}"
+            )
+        partitions[at].append(Section(shape.name, keys, rows))
+    return Clock(past.measures, partitions, past.elapsed_s, past.tables)
 
 
 def _array(layer: Layer, name: str, body: memoryview) -> np.ndarray:

@@ -514,6 +514,10 @@ class KeptJob:
 
     def _on_serving(self, member: Member, ready: Ready, serving: Serving) -> None:
         """Let a node of a parameter server in; it has nothing to prove, as its clocks are tiled."""
+        if self._served is not None and (unlike := self._served.serving.unlike(serving)):
+            why = f"other {unlike} than the first worker of the job; all have to declare the same"
+            self._on_failed(member, Failed(kind="setup", detail=f"{member.worker} has {why}"))
+            return
         member.ready, member.proven, member.told = ready, True, True
         if self._served is None:
             self._regrouping.rest()

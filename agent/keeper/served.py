@@ -44,10 +44,11 @@ class ServedJob:
         self._report, self._completed, self._closed = report, completed, closed
         self._vault, self._written_s = vault, 0.0
         self.tables: Tables
+        self.serving: Serving
 
     def begin(self, serving: Serving, folder: Path, every_s: float) -> None:
         """Go on from what is kept, with the layout of an earlier keeper if there was one."""
-        self._serving = serving
+        self.serving = serving
         self.tables = Tables(serving, self._history, folder, self, self._vault, every_s)
         if self._roster.layout is not None:
             self.tables.enter(self._roster.layout)
@@ -80,7 +81,7 @@ class ServedJob:
             if not newest:  # commits that come together say nothing of how long each took
                 return
             self._reports.loss = commit.loss
-            total = self._serving.clocks or commit.version
+            total = self.serving.clocks or commit.version
             self._reports.progress(commit.generation, commit.version, total)
             now_s = time.monotonic()
             if now_s < self._written_s + WRITTEN_S:
@@ -135,7 +136,7 @@ class ServedJob:
                 at_s=CLOCK.now_s(),
                 job=self._reports.job,
                 stage=stage,
-                partitions=self._serving.partitions,
+                partitions=self.serving.partitions,
                 nodes=nodes,
             )
         )

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
-from agent.keeper.clocks import Clock, Copying, clock_of
+from agent.keeper.clocks import Clock, Copying, clock_of, demand_alike
 from agent.keeper.commits import Commit, History
 from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
@@ -37,7 +37,7 @@ from agent.paramserver.live.store import Folder
 from agent.paramserver.member import FOR_SERVERS
 from agent.paramserver.messages import CONTROLLER, Join, Message, Out
 from agent.paramserver.server import Server
-from agent.protocol import Part, Serving
+from agent.protocol import Part, Serving, Shape
 from cloud import private
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class Reached(msgspec.Struct, frozen=True):
     clock: int = -1
     measures: tuple[float, ...] = ()
     elapsed_s: float = 0.0  # in which the job was served so far
+    tables: tuple[Shape, ...] = ()  # as they were declared; of an earlier version, nothing
 
 
 class Copies:
@@ -140,8 +141,11 @@ class Copies:
                 self._unwritten()
                 continue
             except (LookupError, ValueError, TypeError) as error:
-                self._refuse(sender, message, error)
-                continue
+                if sender != CONTROLLER:
+                    self._refuse(sender, message, error)
+                    continue
+                self._broken(f"the copies could not be kept: {error!r}")
+                return
             except Exception as error:
                 log.exception("the copies cannot go on")
                 self._broken(f"the keeper cannot go on with the copies: {error!r}")
@@ -244,6 +248,8 @@ class Tables:
             self._owner.gave_up(error)
         except WireError as error:  # the keeper is closed while Redis is away
             log.info("the tables are left: %s", error)
+        except CheckpointError as error:
+            self._owner.broken(str(error))
         except Exception as error:
             log.exception("the tables cannot go on")
             self._owner.broken(f"the keeper cannot go on with the tables: {error!r}")
@@ -439,7 +445,7 @@ class Tables:
             return
         if brain.saved > self._reached.clock:
             measures = tuple(brain.ledger.measures[: brain.saved + 1])
-            self._reach(Reached(brain.saved, measures, brain.elapsed_s(time.monotonic())))
+            self._reach(brain.saved, measures, brain.elapsed_s(time.monotonic()))
             self._owner.worked(*brain.ledger.take_worked())
         self._commit_up_to(layout.generation)
         self._copying.look(self._reached.clock)
@@ -463,7 +469,8 @@ class Tables:
             newest = commit.version > self._reached.clock
             self._owner.reached(commit, size, str(self._folder), newest=newest)
 
-    def _reach(self, reached: Reached) -> None:
+    def _reach(self, clock: int, measures: tuple[float, ...], elapsed_s: float) -> None:
+        reached = Reached(clock, measures, elapsed_s, self._serving.tables)
         private.write(self._folder / "reached.json", msgspec.json.encode(reached))
         self._reached = reached
 
@@ -473,6 +480,7 @@ class Tables:
         What the disk does not have of the commits is looked for where its copies are. As long as
         that cannot be read, the commits stay as they are.
         """
+        demand_alike(self._reached.tables, self._serving.tables, str(self._folder))
         here, committed = self._reached.clock + 1, self._history.version
         if (not here or here < committed) and not self._recall(committed):
             return
@@ -503,7 +511,8 @@ class Tables:
     def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
-        self._reach(Reached(clock.number, clock.measures, self._reached.elapsed_s))
+        elapsed_s = max(clock.elapsed_s, self._reached.elapsed_s)
+        self._reach(clock.number, clock.measures, elapsed_s)
         return True
 
     def _insist(self, act: Callable[[int], T]) -> T | None:
@@ -519,9 +528,10 @@ class Tables:
 
     def _clock(self, number: int) -> Clock:
         """Read a clock that is whole on the disk."""
-        every = range(self._serving.partitions)
-        measures = self._reached.measures[: number + 1]
-        return Clock(measures, [self._disk.read(partition, number) for partition in every])
+        reached, every = self._reached, range(self._serving.partitions)
+        partitions = [self._disk.read(partition, number) for partition in every]
+        measures = reached.measures[: number + 1]
+        return Clock(measures, partitions, reached.elapsed_s, self._serving.tables)
 
     def _read(self) -> Reached:
         try:

@@ -20,6 +20,7 @@ from agent.paramserver.tables import (
     verify,
 )
 
+MEASURE_MAX = 1e290  # so that the sum of a clock is finite, however many there are
 GRAINS = 80  # of a worker's share of a clock: pieces of 2.5 % and 5 % are 2 and 4 of them
 
 
@@ -102,8 +103,9 @@ class Params:
     def measure(self, value: SupportsFloat) -> None:
         """Add to the objective of this clock, which is summed over all items."""
         number = float(value.item() if hasattr(value, "item") else value)
-        if not math.isfinite(number):
-            raise ApplicationError(f"the measure is not finite: {number}")
+        if not abs(number) <= MEASURE_MAX:
+            wrong = "too large to be summed" if math.isfinite(number) else "not finite"
+            raise ApplicationError(f"the measure is {wrong}: {number}")
         self.measured += number
 
     def _table(self, name: str) -> Table:
@@ -148,7 +150,9 @@ def checked(application: Application) -> dict[str, Table]:
 
 
 def process(application: Application, lo: int, hi: int, params: Params) -> None:
-    """Process a range; an error names the range and the kind of error."""
+    """Process a range, if it has items; an error names the range and the kind of error."""
+    if hi <= lo:
+        return
     try:
         application.process_range(lo, hi, params)
     except (Missing, ApplicationError):
@@ -205,7 +209,7 @@ def run_alone(application: Application, work: Work | None = None) -> Alone:
                     sums[name].merge(changes)
         for name, changes in sums.items():
             keys, change = changes.all()
-            rows[name].put(keys, tables[name].changed(rows[name].get(keys), change))
+            rows[name].put(keys, tables[name].changed(keys, rows[name].get(keys), change))
     return Alone(rows, measures, why)
 
 

@@ -89,14 +89,15 @@ class Partition:
             stage = self.staged.get(batch)
             for section in stage.sections if stage else []:
                 sums[section.table].add(section.keys, section.values)
-        before, changed = list[Section](), Keys()
+        before, after, changed = list[Section](), list[Section](), Keys()
         for name, changes in sums.items():
             keys, change = changes.all()
             if len(keys):
                 rows = self.rows[name].view(keys)
                 before.append(Section(name, keys, rows))
-                self.rows[name].put(keys, self._tables[name].changed(rows, change))
+                after.append(Section(name, keys, self._tables[name].changed(keys, rows, change)))
                 changed[name] = keys
+        put(self.rows, after)  # all or none, because a sum may be beyond its numbers
         self.before.append((message.clock, before))
         self.closed = message.clock
         self.staged = {

@@ -165,8 +165,55 @@ class Table(NamedTuple):
         fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
         return fixed
 
-    def changed(self, rows: Array, change: Array) -> Array:
+    def changed(self, keys: Array, rows: Array, change: Array) -> Array:
         """Return what these rows are after the summed change of a clock, as new memory."""
+        found, is_noticed = _watched(lambda: self._changed(rows, change))
+        if found.dtype.kind == "f":
+            if is_noticed or self._is_odd(found):
+                self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
+        elif self.rule is None and (combine := self._wraps()) is not None:
+            with np.errstate(over="ignore"):
+                about = combine(rows.astype(float), change.astype(float))
+            self._demand(keys, found, _wrapped(found, about))
+        return found
+
+    def combined(self, keys: Array, changes: Array, starts: Array) -> Array:
+        """Return the changes of these keys, of which each has those from its start on."""
+        found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        if found.dtype.kind == "f":
+            if is_noticed or self._is_odd(found):
+                self._demand(keys, found, ~np.isfinite(found))
+        elif (combine := self._wraps()) is not None:
+            with np.errstate(over="ignore"):
+                about = combine.reduceat(changes.astype(float), starts, axis=0)
+            self._demand(keys, found, _wrapped(found, about))
+        return found
+
+    def _wraps(self) -> np.ufunc | None:
+        """Return the aggregate if it makes whole numbers wrap around, instead of growing."""
+        combine = self.aggregate.combine
+        can = combine in (np.add, np.multiply) and np.dtype(self.dtype).kind != "b"
+        return combine if can and isinstance(combine, np.ufunc) else None
+
+    def _is_odd(self, found: Array) -> bool:
+        """Whether numbers that NumPy has not watched being made need a look at each."""
+        is_watched = self.rule is None and isinstance(self.aggregate.combine, np.ufunc)
+        with np.errstate(all="ignore"):
+            return not (is_watched or np.isfinite(found.sum()))
+
+    def _demand(self, keys: Array, found: Array, is_wrong: Array) -> None:
+        """Raise if a number is wrong: nothing comes back from infinity, or from another number."""
+        if not is_wrong.any():
+            return
+        key = int(keys[np.argwhere(is_wrong)[0, 0]])
+        fixed = self.exact and found.dtype.kind != "f"
+        after = "" if self.rule is None else f" after {self.rule.name!r}"
+        raise ApplicationError(
+            f"the {self.aggregate.name} of changes of table {self.name!r}, key {key}, is beyond "
+            f"what {'fixed point' if fixed else self.dtype} can hold{after}; scale the changes down"
+        )
+
+    def _changed(self, rows: Array, change: Array) -> Array:
         if self.exact:
             change = (change * 2.0**-FIXED_BITS).astype(self.dtype)
         if self.rule is None and rows.shape == change.shape:
@@ -185,6 +232,27 @@ class Table(NamedTuple):
             self.rule.apply(value, change, parts)
         return after
 
+    def _combined(self, changes: Array, starts: Array) -> Array:
+        combine = np.add if self.exact else self.aggregate.combine
+        if isinstance(combine, np.ufunc):
+            found: Array = combine.reduceat(changes, starts, axis=0)
+            return found
+        groups = np.split(changes, starts[1:])
+        return np.stack([reduce(combine, group) for group in groups])
+
+
+def _watched(make: Callable[[], Array]) -> tuple[Array, bool]:
+    """Return what is made, and whether NumPy noticed a number go beyond what it can hold."""
+    noticed: list[str] = []
+    with np.errstate(all="call", under="ignore", call=lambda kind, _: noticed.append(kind)):
+        return make(), bool(noticed)
+
+
+def _wrapped(found: Array, about: Array) -> Array:
+    """Return which whole numbers are others than floats make of the same: by 2 ^ bits at least."""
+    wrong: Array = np.abs(found - about) > 2.0 ** (8 * found.dtype.itemsize - 2)
+    return wrong
+
 
 def verify(table: Table) -> None:
     """Raise unless the aggregate is, on samples, what it declares, because sums need it."""
@@ -193,8 +261,14 @@ def verify(table: Table) -> None:
             f"table {table.name!r} has numbers of {table.dtype!r}, which no checkpoint can have; "
             f"there are: {', '.join(NUMBERS)}"
         )
+    if table.keys < 0 or table.width < 1:
+        raise ApplicationError(
+            f"table {table.name!r} has {table.keys} keys of width {table.width}; keys are 0 (any "
+            "whole number) or more, and the width is 1 or more"
+        )
     draw = np.random.default_rng(7)
     samples = draw.integers(1, 64, (3, 32, table.width)).astype(table.dtype)
+    _look_at_rows(table, samples[0, : table.keys or 4])
     first, second, third = samples if _is_whole(table) else samples / 8
     combine, name = table.aggregate.combine, f"{table.aggregate.name!r} of table {table.name!r}"
     if not (table.aggregate.commutative and table.aggregate.associative):
@@ -209,6 +283,28 @@ def verify(table: Table) -> None:
         raise ApplicationError(f"the aggregate {name} is not associative, though it declares it")
     if not np.allclose(combine(np.full_like(first, neutral_of(table)), first), first):
         raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def _look_at_rows(table: Table, change: Array) -> None:
+    """Raise unless a table's first rows are what it declares, and its rule can change them."""
+    keys = np.arange(len(change))
+    try:
+        value = table.initial(keys) if callable(table.initial) else table.initial
+        rows = table.rows_at_first(keys)
+    except Exception as error:
+        what = f"the first rows of table {table.name!r} cannot be made"
+        raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
+    found = rows[:, : table.width]
+    if _is_whole(table) and not (found == value).all():
+        raise ApplicationError(
+            f"the first rows of table {table.name!r} are numbers that {table.dtype} cannot hold"
+        )
+    if table.rule is not None:
+        try:
+            table.changed(keys, rows, change.astype(table.change_dtype))
+        except Exception as error:
+            what = f"the rule {table.rule.name!r} cannot change table {table.name!r}"
+            raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def neutral_of(table: Table) -> Any:
@@ -316,30 +412,9 @@ class Changes:
         keys, rows = keys[order], rows[order]
         starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         if len(starts) < len(keys):
-            rows = self._combined(rows, starts)
+            rows = self._table.combined(keys[starts], rows, starts)
         self._chunks, self._loose = [(keys[starts], rows)], 0
         return self._chunks[0]
-
-    def _combined(self, rows: Array, starts: Array) -> Array:
-        combine = self._table.aggregate.combine
-        if self._table.exact:
-            return self._exact_sums(rows, starts)
-        if isinstance(combine, np.ufunc):
-            found: Array = combine.reduceat(rows, starts, axis=0)
-            return found
-        groups = np.split(rows, starts[1:])
-        return np.stack([reduce(combine, group) for group in groups])
-
-    def _exact_sums(self, rows: Array, starts: Array) -> Array:
-        """Return fixed-point sums, or name the table if one does not fit, which wraps around."""
-        found: Array = np.add.reduceat(rows, starts, axis=0)
-        about = np.add.reduceat(rows.astype(np.float64), starts, axis=0)
-        if (np.abs(found - about) > 2.0**62).any():  # a sum that wrapped is off by 2^64
-            raise ApplicationError(
-                f"the sum of changes of exact table {self._table.name!r} is beyond "
-                f"{2 * FIXED_MAX:g}, which fixed point cannot hold; scale the changes down"
-            )
-        return found
 
     def _none(self) -> tuple[Array, Array]:
         keys = np.zeros(0, np.int64)
@@ -354,5 +429,5 @@ class Changes:
         hit = (at < len(mine)) & (mine[np.minimum(at, len(mine) - 1)] == keys)
         if hit.any():
             rows = rows.copy()
-            rows[hit] = self._table.changed(rows[hit], change[at[hit]])
+            rows[hit] = self._table.changed(keys[hit], rows[hit], change[at[hit]])
         return rows

@@ -46,6 +46,7 @@ from agent.paramserver.messages import (
 from agent.paramserver.tables import ApplicationError, Array, Changes, Table
 
 FAR = 1 << 40
+AHEAD_BYTES = 1 << 30  # of own changes that are in no clock yet, which servers hold as well
 NOTHING = -2  # the age of a partition of which nothing has come
 
 
@@ -53,6 +54,7 @@ class Bound(NamedTuple):
     """How far a worker may be ahead: 0 is BSP, `slack` is SSP, and None is ASP."""
 
     slack: int | None = 0
+    clocks: int = 0  # of the job, if it has a last one
 
     def verified(self) -> "Bound":
         if self.slack is not None and self.slack < 0:
@@ -63,7 +65,8 @@ class Bound(NamedTuple):
 
     def newest(self, age: int) -> int:
         """Return the newest clock for which rows of this age are fresh enough."""
-        return FAR if self.slack is None else age + 1 + self.slack
+        newest = FAR if self.slack is None else age + 1 + self.slack
+        return min(newest, self.clocks - 1) if self.clocks else newest
 
 
 class Cache:
@@ -191,10 +194,10 @@ class Worker:
         self.held: set[int] = set()
         self._serial = 0
         self.computed = 0  # grains, with those that did not count
-        self.failed = False
         self._reset()
 
     def _reset(self) -> None:
+        self._failed: Failed | None = None
         self.helpee, self.helper = Helpee(self._settings), Helper(self._settings)
         self.cache = Cache(self.tables, self._partitions)
         self.own: dict[int, int] = {}
@@ -270,7 +273,8 @@ class Worker:
             case Report():
                 blocks = sorted(self.held)
                 again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
-                return again + [(CONTROLLER, said) for said in self._said]
+                lasting = [self._failed] if self._failed else []
+                return again + [(CONTROLLER, said) for said in [*self._said, *lasting]]
         return []
 
     def _follow(self, message: Route) -> Out:
@@ -370,7 +374,7 @@ class Worker:
         busy = set(turn.blocks) if turn else set()
         flying = {block for batch in self._batches.values() for block in batch.release}
         free = {block: self.own.pop(block) for block in blocks if block not in busy | flying}
-        self._leaving |= set(blocks) - set(free)
+        self._leaving = (self._leaving | set(blocks)) - set(free)
         self._let_go.update(free)
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
         if again:
@@ -404,7 +408,16 @@ class Worker:
     @property
     def _newest(self) -> int:
         age = min(self.cache.ages)
-        return -1 if age == NOTHING else self.bound.newest(age)
+        if age == NOTHING:
+            return -1
+        newest = self.bound.newest(age)
+        return newest if self._ahead_bytes < AHEAD_BYTES else min(newest, age + 1)
+
+    @property
+    def _ahead_bytes(self) -> int:
+        """Return how much of what was changed here has to be held until others are as far."""
+        sums = [changes for _, all_ in self._unseen for changes in all_.values()]
+        return sum(changes.all()[1].nbytes for changes in sums)
 
     @property
     def _settling(self) -> bool:
@@ -413,7 +426,7 @@ class Worker:
     def next_run(self, now_s: float) -> tuple[Run | None, Out]:
         """Return what to compute now, and what is to be said before."""
         out: Out = []
-        if self.failed:
+        if self._failed:
             return None, out
         if self.turn is None:
             self._begin()
@@ -429,10 +442,12 @@ class Worker:
         return Run(span, self.turn.clock, self.turn), out
 
     def _begin(self) -> None:
-        clock = min(self.own.values(), default=FAR)
+        """Begin the next clock, without blocks that leave: they are somebody else's from then on."""
+        own = {block: clock for block, clock in self.own.items() if block not in self._leaving}
+        clock = min(own.values(), default=FAR)
         if clock == FAR or clock > self._newest:
             return
-        blocks = sorted(block for block, next_ in self.own.items() if next_ == clock)
+        blocks = sorted(block for block, next_ in own.items() if next_ == clock)
         self.turn = Turn(clock, blocks, self.work.grains)
         self.helper.new_clock()
 
@@ -481,9 +496,9 @@ class Worker:
             return self.fail(f"clock {part.tail.clock}", error)
 
     def fail(self, where: str, error: ApplicationError) -> Out:
-        """Compute no more, and have the controller end the job with this error."""
-        self.failed = True
-        return [(CONTROLLER, Failed(why=f"worker {self.name}, {where}: {error}"))]
+        """Compute no more before a roll-back, and have the controller end the job with this."""
+        self._failed = Failed(why=f"worker {self.name}, {where}: {error}")
+        return [(CONTROLLER, self._failed)]
 
     def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:
         """Keep what grains changed: they are computed as a whole or not at all."""

@@ -17,6 +17,7 @@ from agent.messages import (
     Progress,
     Recalled,
     Rewound,
+    WorkerFailed,
     WorkerLost,
 )
 from cloud.model import Notice
@@ -126,6 +127,22 @@ def test_a_connection_that_breaks_between_two_that_live_costs_one_of_them(crew: 
     (lost,) = crew.of(WorkerLost)
     assert lost.cause == "connection"
     assert "broke" in lost.detail
+
+
+def test_a_worker_that_declares_other_data_is_named(crew: Crew, tmp_path: Path) -> None:
+    """A file that is longer on one machine: its blocks would be other items, some of them twice."""
+    first = f"""
+try:
+    open({str(tmp_path / "first")!r}, "x")
+    RATINGS = 1200
+except FileExistsError:
+    RATINGS = 1201
+"""
+    script = TOY.replace("\n\ndef small", f"\n{first}\n\ndef small", 1)
+    crew.begin(2, script, "1000", PAUSE)
+    (failed,) = until("the failure", lambda: crew.of(WorkerFailed))
+    assert failed.kind == "setup"
+    assert "has other items than the first worker of the job" in failed.detail
 
 
 def test_a_keeper_without_a_disk_goes_on_from_object_storage(mortal: Crew) -> None:

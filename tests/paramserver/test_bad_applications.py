@@ -1,16 +1,31 @@
 """What is wrong with an application, its data or its settings is named before it costs anything."""
 
+import gzip
 import re
 import tracemalloc
 
 import loaders
+import msgspec
 import numpy as np
 import pytest
 
+from agent.errors import Misuse
 from agent.keeper.clocks import CODES
 from agent.paramserver.api import Application, Params, Stop, checked, even, run_alone
 from agent.paramserver.controller import Controller, Plan
-from agent.paramserver.messages import CONTROLLER, Beat, Join, Leave, Loaded, Save, Section
+from agent.paramserver.messages import (
+    CONTROLLER,
+    Beat,
+    Close,
+    Failed,
+    Join,
+    Leave,
+    Loaded,
+    Save,
+    Section,
+    Stage,
+)
+from agent.paramserver.server import Partition
 from agent.paramserver.tables import (
     LARGEST,
     NUMBERS,
@@ -20,12 +35,17 @@ from agent.paramserver.tables import (
     Aggregate,
     ApplicationError,
     Rows,
+    Rule,
     Table,
+    adagrad,
+    momentum,
     verify,
 )
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
 from agent.paramserver.worker import Bound, Cache
+from agent.protocol import Serving
+from agent.served import ParamServerJob
 
 
 class Small(Application):
@@ -40,16 +60,29 @@ class Small(Application):
         return np.ones((1, 2))
 
 
-def run(make, *, places=2, reliable=1, partitions=2, help_size=0, expected=None):
-    plan = Plan(even(40, 4, 5), Stop(clocks=3), partitions, expected or places, help_size)
-    virtual = Virtual(
+def cluster(
+    make,
+    *,
+    places=2,
+    reliable=1,
+    partitions=2,
+    help_size=0,
+    stop=Small.stop,
+    save_every=0,
+    items=40,
+):
+    return Virtual(
         make,
-        plan,
+        Plan(even(items, 4, 5), stop, partitions, places, help_size, save_every=save_every),
         [Place(f"n{at}", f"m{at}", at < reliable, "spot") for at in range(places)],
         cost=lambda _: 0.01,
         network=lambda made: Delays(made, 0.001),
         bound=Bound(0),
     )
+
+
+def run(make, **settings):
+    virtual = cluster(make, **settings)
     return virtual, virtual.run()
 
 
@@ -119,6 +152,7 @@ def test_every_number_that_a_table_can_have_a_checkpoint_can_have():
     [
         (np.float32("nan"), "the measure is not finite: nan"),
         (float("-inf"), "the measure is not finite: -inf"),
+        (1e300, "the measure is too large to be summed: 1e"),
         ([1.0, 2.0], "TypeError"),
     ],
 )
@@ -166,6 +200,35 @@ def test_an_application_that_raises_is_named_with_its_range():
     assert why.endswith("raised ZeroDivisionError: no luck")
 
 
+@pytest.mark.parametrize("mishap", ["controller restarts", "others die"])
+def test_an_error_that_the_controller_does_not_hear_at_first_is_said_again(mishap):
+    """All machines would be paid for without an end, because the one that failed computes no more."""
+
+    class Raises(Small):
+        def process_item(self, item, params):
+            if params.clock == 1 and item == 23:
+                raise ZeroDivisionError("no luck")
+            super().process_item(item, params)
+
+    failed = []
+
+    def look(sender, _, message):
+        if isinstance(message, Failed) and not failed:
+            failed.append(sender)
+            virtual.at(virtual.now_s, disturb)
+
+    def disturb():
+        if mishap == "controller restarts":
+            virtual.stop_controller(0.05)
+        else:
+            virtual.kill({*virtual.brain.owners, *virtual.hosts} - {*failed, "n0"})
+
+    virtual = cluster(Raises, places=3, save_every=1)
+    virtual.on_message = look
+    assert virtual.run(limit_s=100).endswith("raised ZeroDivisionError: no luck")
+    assert failed
+
+
 @pytest.mark.parametrize(
     ("aggregate", "said"),
     [
@@ -201,6 +264,24 @@ def test_other_aggregates_than_sums_work(aggregate, dtype, value):
     assert np.array_equal(
         found, np.full((4, 2), {"product": 2, "largest": 9, "union": 7}[aggregate.name])
     )
+
+
+def test_an_application_is_not_asked_for_a_range_without_items():
+    """More blocks and grains than items are usual: the defaults are 480, and a mean of none is no number."""
+
+    class Means(Small):
+        items = 10
+
+        def process_range(self, lo, hi, params):
+            mean = np.arange(10.0)[lo:hi].mean()
+            params.update("sum", [lo % 4], [[mean, 1]])
+            params.measure(mean)
+
+    alone = run_alone(Means(), even(10, 24, 20))
+    assert alone.measures == [45.0] * 3
+    virtual, why = run(Means, items=10)
+    assert why == "3 clocks are done"
+    assert virtual.brain.ledger.measures == alone.measures
 
 
 def test_an_unknown_table_is_named_with_those_that_exist():
@@ -249,12 +330,98 @@ def test_an_exact_sum_that_fixed_point_cannot_hold_is_named(items):
         def process_item(self, item, params):
             params.update("sum", [0], [[2.0**30 if item in items else 0.0]])
 
-    said = "the sum of changes of exact table 'sum' is beyond 2.14748e"
+    said = "the sum of changes of table 'sum', key 0, is beyond what fixed point can hold"
     with pytest.raises(ApplicationError, match=said):
         run_alone(Huge())
     virtual, why = run(Huge)
     assert said in why
     assert virtual.brain.ledger.closed == (0 if items == (0, 39) else -1)
+
+
+BEYOND = [
+    (Table("sum", 4, 1, "float32"), 8e36, "float32 can hold;"),
+    (Table("sum", 4, 1, "float16", exact=True), 1500.0, "float16 can hold;"),
+    (Table("sum", 4, 1, "int8"), 3, "int8 can hold;"),
+    (Table("sum", 4, 1, "uint8"), 6, "uint8 can hold;"),
+    (Table("sum", 4, 1, "int64"), 2**62 // 16, "int64 can hold;"),
+    (Table("sum", 4, 1, "int32", 1, PRODUCT), 2, "int32 can hold;"),
+    (
+        Table("sum", 4, 1, "float64", aggregate=Aggregate("mine", lambda a, b: a + b, 0)),
+        4e306,
+        "float64 can hold;",
+    ),
+    (
+        Table("sum", 4, 1, "float32", rule=momentum(-1e35, keep=1.0)),
+        75.0,
+        "float32 can hold after 'momentum';",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "value", "said"), BEYOND)
+def test_a_sum_that_numbers_cannot_hold_is_named_and_the_clocks_before_it_stay(table, value, said):
+    """It would be infinite, from which nothing comes back, or wrap around to another number."""
+
+    class Growing(Small):
+        tables = (table,)
+
+        def __init__(self, clocks=9):
+            self.stop = Stop(clocks=clocks)
+
+        def change(self, item):
+            return np.full((1, 1), value)
+
+    with pytest.raises(ApplicationError, match=f"table 'sum', key 0, is beyond what {said}"):
+        run_alone(Growing())
+    virtual, why = run(Growing, stop=Stop(clocks=9), save_every=1)
+    assert re.search(f"table 'sum', key .*, is beyond what {said}", why)
+    assert virtual.brain.committed >= 1
+    saved = virtual.brain.saved
+    expected = run_alone(Growing(saved + 1)).rows["sum"].get(np.arange(4))
+    for partition in range(2):
+        (section,) = virtual.disk.read(partition, saved)
+        assert np.allclose(section.values, expected[section.keys])
+
+
+def test_a_sum_that_cannot_be_held_leaves_every_table_as_it_was():
+    """A part of a clock would stay for good, because nothing says what its rows were before."""
+    tables = {"first": Table("first", 4, 1), "second": Table("second", 4, 1, "int8")}
+    part = Partition(0, tables, 1)
+    for clock, value in enumerate((100, 100)):
+        rows = [Section(name, np.array([1]), np.array([[value]])) for name in tables]
+        part.staged["batch"] = Stage(partition=0, batch="batch", clock=clock, sections=rows)
+        if clock:
+            with pytest.raises(ApplicationError, match="'second', key 1, is beyond what int8"):
+                part.close(Close(clock=clock, batches=["batch"]))
+        else:
+            part.close(Close(clock=clock, batches=["batch"]))
+    part.roll_back(0)
+    assert {name: rows.get(np.array([1])).item() for name, rows in part.rows.items()} == {
+        "first": 100,
+        "second": 100,
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "value"),
+    [
+        (Table("sum", 4, 1, "int8"), 12),
+        (Table("sum", 4, 1, "int64"), (2**63 - 1) // 10),
+        (Table("sum", 4, 1, "float32"), 3.4e37),
+        (Table("sum", 4, 1, "float64", -np.inf, LARGEST), 1e308),
+        (Table("sum", 4, 1, "bool", aggregate=UNION), True),
+    ],
+)
+def test_a_sum_that_just_fits_is_no_error(table, value):
+    class Full(Small):
+        tables = (table,)
+        stop = Stop(clocks=1)
+
+        def change(self, item):
+            return np.full((1, 1), value)
+
+    times = 10 if table.aggregate is SUM else 1
+    assert np.allclose(run_alone(Full()).value("sum"), times * value)
 
 
 def test_a_sparse_row_keeps_no_more_alive_than_itself():
@@ -271,6 +438,66 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
         assert tracemalloc.get_traced_memory()[0] < 1.5 * rows * width * 8
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (Table("sum", -4, 2), "has -4 keys of width 2"),
+        (Table("sum", 4, 0), "has 4 keys of width 0"),
+        (Table("sum", 4, 2, "int8", 300), "cannot be made: OverflowError"),
+        (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
+        (Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))), "made: ValueError"),
+        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "'adagrad' cannot change table 'sum'"),
+        (
+            Table("sum", 4, 2, rule=Rule("mine", 1, lambda value, change, arrays: arrays[1])),
+            "the rule 'mine' cannot change table 'sum': IndexError",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(table, said):
+    """Its first clock would end one machine after the other, or its rows be other numbers."""
+
+    class Strange(Small):
+        tables = (table,)
+
+    with pytest.raises(ApplicationError, match=said):
+        checked(Strange())
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "said"),
+    [
+        ({"slack": 1.5}, Small.stop, "got `float` - at `$.slack`"),
+        ({"blocks": 10**9}, Small.stop, "at `$.blocks`"),
+        ({"partitions": 10**9}, Small.stop, "at `$.partitions`"),
+        ({}, Stop(clocks=2.5), "at `$.clocks`"),
+        ({}, Stop(clocks=3, seconds=float("inf")), "at `$.seconds`"),
+        ({}, Stop(clocks=3, change=float("nan")), "at `$.change`"),
+        ({}, Stop(change=0.1, over=0), "at `$.over`"),
+    ],
+)
+def test_a_job_that_its_keeper_could_not_read_is_refused_by_its_script(settings, stop, said):
+    """Machines would be bought for it, and say that they are ready again and again."""
+
+    class Odd(Small):
+        pass
+
+    Odd.stop = stop
+    with pytest.raises(Misuse, match=re.escape(said)):
+        ParamServerJob(Odd(), **settings)
+
+
+def test_a_job_may_be_described_by_the_numbers_of_numpy():
+    """The number of keys is the largest id and 1, and the largest of an array is a number of NumPy's."""
+
+    class Found(Small):
+        items, stop = np.int64(40), Stop(clocks=np.int32(3), change=np.float32(0.5))
+        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), np.float32),)
+
+    serving = ParamServerJob(Found(), blocks=np.int64(4)).serving
+    assert msgspec.json.decode(msgspec.json.encode(serving), type=Serving) == serving
+    assert serving.tables[0].dtype == "float32"
 
 
 def test_a_slack_below_0_is_refused():
@@ -291,11 +518,41 @@ def test_a_slack_below_0_is_refused():
             loaders.bag_of_words,
             "line 5, column 3: 'x'",
         ),
+        ("x1,2,3\n1,2,3\n", loaders.triples, "line 1, column 1: 'x1' is not a whole"),
+        ("1.0,2,3\n1,2,3\n", loaders.triples, "line 1, column 1: '1.0' is not a whole"),
+        ('"1","2","3"\n', loaders.triples, "line 1, column 1: '\"1\"' is not a whole"),
+        ("1;2;3\n", loaders.triples, "line 1, column 1: 1 fields"),
+        ("1,2,1e400\n", loaders.triples, "line 1, column 5: '1e400' is not finite"),
+        ("1,-2,3\n", loaders.triples, "line 1, column 3: -2 is not from 0"),
+        (f"{2**63},2,3\n", loaders.triples, f"line 1, column 1: {2**63} is not from 0"),
+        ("1_0,2,3\n", loaders.triples, "line 1, column 1: '1_0' is not a whole"),
+        ("1,2,3\n\u0661,2,3\n", loaders.triples, "line 2, column 1:"),
+        ("1,2,3\u20284,5,6\n", loaders.triples, "line 1, column 5:"),
+        ("1,2,3\n4,, 5\n", loaders.triples, "line 2, column 3: '' is not"),
+        (b"1,2,3\n\xe9,2,3\n", loaders.triples, "line 2, column 1:"),
+        ("", loaders.triples, "data has no rows"),
+        ("user,item,rating\n", loaders.triples, "data has no rows"),
+        ("\n", lambda path: loaders.libsvm(path, 4), "data has no rows"),
+        ("1 2:1 2:3\n", lambda path: loaders.libsvm(path, 4), "line 1, column 7: index 2 is there"),
+        ("2\n3\n2\n1 3 2\n", loaders.bag_of_words, "data has 1 rows, and says 2 at the top"),
+        ("1\n3\n1\n1 4 2\n", loaders.bag_of_words, "line 4, column 3: 4 is beyond the 3"),
+        ("1 1 2\n1\n", loaders.bag_of_words, "line 2, column 1: 1 fields"),
+        ("1 1 99999999999\n", loaders.bag_of_words, "line 1, column 5: more than"),
+        (
+            gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-9],
+            loaders.triples,
+            "data cannot be read beyond line",
+        ),
+        (None, loaders.triples, "data cannot be read beyond line 0"),
     ],
 )
 def test_a_broken_row_is_named_by_line_and_column(tmp_path, text, load, said):
+    """A row that is left out, or read as another, is a model of other data."""
     path = tmp_path / "data"
-    path.write_text(text)
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ApplicationError) as error:
         load(path)
     assert said in str(error.value)
@@ -305,7 +562,11 @@ def test_whole_files_are_loaded(tmp_path):
     path = tmp_path / "data"
     path.write_text("user,item,rating\n1,2,3.5\n4,5,1\n")
     assert [part.tolist() for part in loaders.triples(path)] == [[1, 4], [2, 5], [3.5, 1.0]]
-    path.write_text("1 1:2 3:4\n0 2:1\n")
+    odd = b"\xef\xbb\xbf\r\n# by hand\r\n 1 , 2 ,3.5 \r\n\r\n4,5,+1e0,99"
+    for written in (odd, gzip.compress(odd), odd.replace(b"# by hand", b"user,item,rating,time")):
+        path.write_bytes(written)
+        assert [part.tolist() for part in loaders.triples(path)] == [[1, 4], [2, 5], [3.5, 1.0]]
+    path.write_text("1 1:2 3:4 # note\n0 2:1\n")
     assert loaders.libsvm(path, 3)[1].tolist() == [[2, 0, 4], [0, 1, 0]]
     path.write_text("2\n3\n2\n1 3 2\n2 1 1\n")
     assert [part.tolist() for part in loaders.bag_of_words(path)] == [[0, 0, 1], [2, 2, 0]]

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from counters import Counter
 
+from agent.paramserver import worker
 from agent.paramserver.api import Application, Stop, even, run_alone
 from agent.paramserver.controller import Plan
 from agent.paramserver.tables import Table, adagrad, adam, momentum
@@ -148,6 +150,48 @@ def test_no_read_is_older_than_its_bound_and_no_start_is_too_early(slack):
     assert again.run() == "9 clocks are done"
     assert max(seen) <= slack + 1
     assert slack == 0 or max(seen) > 1
+
+
+@pytest.mark.parametrize("slack", [0, 1, 3, None])
+def test_a_machine_that_comes_later_gets_work_whatever_the_bound(slack):
+    """Workers that need not wait have always begun their next clock before the last one is flushed."""
+    late = Place("late", "late", False, "later")
+    virtual = run(slack, help_size=0, mishap=lambda made: made.at(0.15, lambda: made.add(late)))
+    assert "late" in virtual.brain.blocks.values()
+    assert virtual.hosts["late"].member.worker.computed > 0
+
+
+@pytest.mark.parametrize("slack", [10**9, None])
+def test_nobody_goes_on_beyond_the_last_clock_or_what_memory_holds(slack, monkeypatch):
+    """One worker that stands still for long must not fill the memory of all others."""
+
+    class Long(Counter):
+        stop = Stop(clocks=40)
+
+    def made():
+        plan = Plan(even(Long.items, 6, 4), Long.stop, partitions=2, expected=3)
+        return Virtual(
+            Long,
+            plan,
+            [Place(f"n{at}", f"m{at}") for at in range(3)],
+            cost=lambda _: 0.01,
+            network=lambda made: Delays(made, 0.003),
+            bound=Bound(slack),
+        )
+
+    def ahead(virtual):
+        virtual.slow_down("n2", 1e9)
+        virtual.run(lambda: virtual.now_s > 30)
+        clocks = [max(host.member.worker.own.values()) for host in virtual.hosts.values()]
+        virtual.slow_down("n2", 1.0)
+        assert virtual.run() == "40 clocks are done"
+        assert virtual.brain.ledger.measures == [Long.items] * 40
+        return clocks
+
+    assert ahead(made()) == [40, 40, 0]
+    monkeypatch.setattr(worker, "AHEAD_BYTES", 5000)
+    few = ahead(made())
+    assert few[0] == few[1] < 10
 
 
 def test_two_workers_that_help_each_other_both_end():

@@ -34,7 +34,8 @@ class Node:
     ) -> None:
         """`grain_s` is how long to sleep in each grain."""
         tables, helping = checked(application), Settings(size=plan.help_size)
-        worker = Worker(name, application, plan.work, Bound(slack), helping, plan.partitions)
+        bound = Bound(slack, plan.stop.clocks)
+        worker = Worker(name, application, plan.work, bound, helping, plan.partitions)
         self.name, self.post, self._grain_s = name, post, grain_s
         self.member = Member(worker, Server(name, tables, plan.partitions, store))
         self.turned_s = time.monotonic()

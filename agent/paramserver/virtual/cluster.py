@@ -97,7 +97,7 @@ class Virtual:
             0,
         )
         self._make, self.plan, self.cost, self.load_s = application, plan, cost, load_s
-        self.bound = bound or Bound(0)
+        self.bound = (bound or Bound(0))._replace(clocks=plan.stop.clocks)
         self.settings = help_settings or Settings(size=plan.help_size)
         self.network, self.disk = network(self), Disk()
         self.hosts: dict[str, Host] = {}

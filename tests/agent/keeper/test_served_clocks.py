@@ -154,11 +154,63 @@ def test_a_requested_clock_that_could_not_be_read_is_tried_again(
             {"tables": (Shape("rows", 5, 2, 2, "float32"), SERVING.tables[1])},
             "rows of 4 float32 in rows, and this job of 2",
         ),
+        (
+            {"tables": (Shape("rows", 6, 2, 4, "float32"), SERVING.tables[1])},
+            "other keys of table 'rows' than this job, which has 0 to 5",
+        ),
+        (
+            {"tables": (Shape("rows", 4, 2, 4, "float32"), SERVING.tables[1])},
+            "other keys of table 'rows' than this job, which has 0 to 3",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_the_job_are_named(changed: dict[str, object], said: str) -> None:
     with pytest.raises(Unknown, match=said):
         clock_of(saved_of(clock(1)), msgspec.structs.replace(SERVING, **changed))
+
+
+MOMENTUM = Shape("rows", 5, 2, 4, "float32", "momentum")
+CHANGED = [
+    (Shape("rows", 5, 2, 4, "float32", "adagrad"), "2 float32 and the arrays of 'adagrad'"),
+    (Shape("rows", 5, 4, 4, "float32"), "4 float32 and 4 columns"),
+    (Shape("rows", 6, 2, 4, "float32", "momentum"), "6 keys"),
+    (Shape("rows", 5, 2, 4, "int32", "momentum"), "2 int32 and"),
+]
+
+
+@pytest.mark.parametrize(("shape", "said"), CHANGED)
+def test_a_table_that_is_declared_otherwise_now_is_named(shape: Shape, said: str) -> None:
+    """Its rows would be read as something else: momentum as squares, or arrays as weights."""
+    saved = saved_of(clock(1)._replace(tables=(MOMENTUM, SERVING.tables[1])))
+    now = msgspec.structs.replace(SERVING, tables=(shape, SERVING.tables[1]))
+    before = "version 2 has table 'rows' of 5 keys, 2 float32 and the arrays of 'momentum'"
+    with pytest.raises(Unknown, match=f"{before}, and this job of .*{said}"):
+        clock_of(saved, now)
+    for still in (MOMENTUM, SERVING.tables[0]):  # an earlier worker does not name its rule
+        assert clock_of(saved, msgspec.structs.replace(now, tables=(still, SERVING.tables[1])))
+
+
+def test_a_disk_with_tables_that_are_declared_otherwise_is_left_as_it_is(tmp_path: Path) -> None:
+    """The script reads its sizes from a file, perhaps, which has changed since."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    reached = Reached(1, (0.0, 1.0), 5.0, (MOMENTUM, SERVING.tables[1]))
+    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+    for partition, sections in enumerate(clock(1).partitions):
+        Folder(str(folder)).write(partition, 1, sections)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    said: list[str] = []
+    owner: Any = Nobody()
+    owner.broken = said.append
+    serving = msgspec.structs.replace(SERVING, tables=(CHANGED[2][0], SERVING.tables[1]))
+    tables = Tables(serving, history_of(2), folder, owner, vault(tmp_path, []), 60.0)
+    until("the sentence", lambda: said, PATIENCE_S)
+    tables.close()
+    tables.put_away()
+    assert said[0].endswith(
+        "and this job of 6 keys, 2 float32 and the arrays of 'momentum'; declare it as it was"
+    )
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 class Nobody:
@@ -201,20 +253,32 @@ class Timed(Nobody):
     def reached(self, commit: Commit, *_: Any, **__: Any) -> None:
         self._history.note(commit)
 
+    def recalled(self, version: int, because: str) -> None:
+        assert version == 5, because
+
     def served(self, sha: str, where: str) -> None:
         self.ended.append(where)
 
 
-def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["keeper", "disk", "both"])
+def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(
+    tmp_path: Path, lost: str
+) -> None:
     """One whose keepers or machines go more often than that would cost without an end."""
-    folder, shape = tmp_path / "tables", Shape("rows", 5, 2, 2, "float64")
-    timed = {"partitions": 1, "tables": (shape,), "seconds": 50.0}
-    serving = msgspec.structs.replace(SERVING, **timed)
-    folder.mkdir()
-    Folder(str(folder)).write(0, 4, [Section("rows", np.arange(5), np.zeros((5, 2)))])
-    reached = Reached(clock=4, measures=(0.5,) * 5, elapsed_s=51.0)
-    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
-    history = History(MemoryCommitLog(), "job")
+    folder = tmp_path / "tables"
+    serving = msgspec.structs.replace(SERVING, seconds=50.0)
+    served = clock(4)._replace(elapsed_s=51.0)
+    if lost != "keeper":  # the archives have it, and an older clock may be on the disk
+        Copying(vault(tmp_path, []), 60.0, lambda _: served).close(4)
+        (tmp_path / "checkpoints").rename(tmp_path / "lost")
+    if lost != "both":
+        on_disk = served if lost == "keeper" else clock(1)._replace(elapsed_s=20.0)
+        folder.mkdir()
+        for partition, sections in enumerate(on_disk.partitions):
+            Folder(str(folder)).write(partition, on_disk.number, sections)
+        reached = Reached(on_disk.number, on_disk.measures, on_disk.elapsed_s)
+        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+    history = history_of(5)
     owner: Any = Timed(history)
     tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
     replicas = (Replica(workers=("one",), first=0, count=2),)
