@@ -39,7 +39,7 @@ from agent.timeline import Notes
 POSITION = "session.position"
 
 # Random streams of a step that belong to no microbatch.
-BEFORE, AFTER = -1, -2
+BEFORE, AFTER, BETWEEN = -1, -2, -3
 
 # made      the script has made its session, and not begun its loop
 # boundary  between two steps of the script
@@ -172,9 +172,9 @@ class Replica:
         self._lost = False
 
     def seed_for(self, stream: int, step: int | None = None) -> None:
-        """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""
-        at = self.turn if step is None else step
-        text = struct.pack("<qqqq", self.seed, at, self.phase, stream)
+        """Begin the random stream of a microbatch of this phase, or one of those of none."""
+        at, phase = (self.turn, self.phase) if step is None else (step, 0)
+        text = struct.pack("<qqqq", self.seed, at, phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         self._seed_torch(number >> 1)
         random.seed(number)

@@ -173,11 +173,12 @@ class Step:
         outside: Outside,
         *,
         microbatches: int,
-        steps_total: int,
+        bound: Callable[[], int],
     ) -> None:
         self._world, self._replica = world, replica
         self._optimizers, self._outside = optimizers, outside
-        self._microbatches, self._steps_total = microbatches, steps_total
+        # `bound` returns the step of a data set before which a loop ends.
+        self._microbatches, self._bound = microbatches, bound
         replica.microbatches = microbatches
         self._partial: Partial = partial_of(
             replica.space, microbatches, deterministic=replica.deterministic
@@ -270,7 +271,7 @@ class Step:
         first, count = self._world.share()
         passing("step: share opened")
         if isinstance(microbatches, Microbatches):
-            microbatches.expect(first, count, end=self._steps_total)
+            microbatches.expect(first, count, end=self._bound())
         recorder.computing((self._world.deep, first, count))
         replica.still.begin()
         if self._world.deep:
