@@ -135,7 +135,10 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
     if replica.stage == "computing":
         raise Misuse(f"{WHERE} was called by loss_of itself; loss_of returns its loss instead")
     if replica.stage not in ("open", "summed"):
-        raise Misuse(f"{WHERE} belongs into the loop over session.steps(...)")
+        raise Misuse(
+            f"{WHERE} belongs into the loop over session.steps(...); what is trained before, as in a range test of the "
+            "learning rate, calls loss.backward() itself"
+        )
     if isinstance(loss_of, torch.Tensor) or not callable(loss_of):
         raise Misuse(
             f"{WHERE}: loss_of is a {type(loss_of).__name__}; give a function that takes one microbatch and "
@@ -243,7 +246,8 @@ class Step:
             if replica.collected().versions() != self.kept_versions:
                 raise Misuse(
                     f"step {replica.turn}: the model or the optimizer was changed before session.backward(...); what "
-                    "changes them belongs after it"
+                    "changes them belongs after it, and what is tried and taken back, as a range test of the learning rate, "
+                    "before Session(...)"
                 )
             replica.form.check(replica.turn)
             self._optimizers.check()

@@ -101,3 +101,39 @@ def test_a_job_that_stops_in_its_first_loop_has_no_step_of_the_second(
         + "for epoch in session.epochs(1, a):\n    for (x,) in a: train(x)\n"
         + "assert seen == [0, 1], seen\n"
     )
+
+
+RANGE_TEST = """
+def found(backward):
+    kept = model.weight.detach().clone()
+    for each in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1 * 2**each
+        backward(torch.ones(4, 2))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.weight.data.copy_(kept)
+"""
+OWN, SESSIONS = (
+    "found(lambda x: model(x).mean().backward())\n",
+    "found(lambda x: session.backward(model, x))\n",
+)
+LOOP = "for (x,) in a: train(x)\n"
+
+
+def test_a_range_test_before_the_loop_stays_as_it_is(by_hand: Callable[[str], None]) -> None:
+    by_hand(
+        f"{START.format(steps=0)}{RANGE_TEST}{OWN}for epoch in session.epochs(2, a):\n    {LOOP}"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [f"for epoch in session.epochs(2, a):\n    {OWN}    {LOOP}", SESSIONS],
+    ids=["within an epoch", "by the session"],
+)
+def test_a_range_test_elsewhere_is_told_where_it_belongs(
+    by_hand: Callable[[str], None], body: str
+) -> None:
+    with pytest.raises(Misuse, match="a range test of the learning rate") as refused:
+        by_hand(START.format(steps=0) + RANGE_TEST + body)
+    assert "\n" not in str(refused.value)
