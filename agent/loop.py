@@ -105,7 +105,7 @@ class Loop:
             self._epoch = epoch
             if place:
                 # The script's code at the start of this epoch was done already, with these numbers.
-                self._set_aside()
+                self._set_aside(comes_in=True)
                 self.replica.seed_for(BEFORE, first + epoch * length)
             yield epoch
             end = first + (epoch + 1) * length
@@ -204,7 +204,7 @@ class Loop:
         if replica.turn < self._turns:
             return True
         # The job is in a later loop, and the script comes to it with the state that it has there.
-        self._set_aside()
+        self._set_aside(comes_in=True)
         replica.seed_for(BETWEEN, self._turns)
         return False
 
@@ -300,13 +300,13 @@ class Loop:
             self._outside.check(step)
             self.world.end_step(step)
 
-    def _set_aside(self) -> None:
+    def _set_aside(self, *, comes_in: bool = False) -> None:
         """Put the state aside; what the script does until `_take_up` counts for nothing.
 
         The script is not where the job is.
         """
         self.world.settle()
-        self.replica.set_aside()
+        self.replica.set_aside(comes_in=comes_in)
 
     def _take_up(self) -> None:
         if self.replica.stage == "aside":

@@ -116,6 +116,7 @@ class Replica:
         self._kept: Collected | None = None
         self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
+        self._comes_in = False
         self._watched: set[int] = set()
         # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
         everywhere = torch.accelerator.is_available()
@@ -325,8 +326,14 @@ class Replica:
             # Buffers have come as well, and they are the phase's start.
             self.space.begin()
 
-    def set_aside(self) -> None:
+    @property
+    def comes_in(self) -> bool:
+        """Whether the script runs code that others have done, on its way to where they are."""
+        return self._comes_in and self.stage == "aside" and self.holdings.here is None
+
+    def set_aside(self, *, comes_in: bool) -> None:
         """Put the boundary's state aside, because the script is not where it can go on with it."""
+        self._comes_in = comes_in
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
         self.stage, self._kept = "aside", None
