@@ -272,6 +272,9 @@ class Loop:
         self._kept_versions = replica.collected().versions()
         if self._step is not None:
             self._step.kept_versions = self._kept_versions
+        turn = replica.turn - self._first
+        begins = self._length and turn % self._length == 0
+        replica.still.open(turn // self._length if begins else replica.step)
         replica.seed_for(BEFORE)
         replica.stage = "open"
 
@@ -279,7 +282,7 @@ class Loop:
         """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
         if replica.stage == "open" and not replica.astray:
-            if replica.collected().versions() != self._kept_versions:
+            if replica.collected().versions() != self._kept_versions or replica.still.changed:
                 raise Misuse(
                     f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
                     "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "

@@ -243,11 +243,12 @@ class Step:
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
         if replica.phase == 0:
-            if replica.collected().versions() != self.kept_versions:
+            changed = replica.still.changed
+            if replica.collected().versions() != self.kept_versions or changed:
                 raise Misuse(
-                    f"step {replica.turn}: the model or the optimizer was changed before session.backward(...); what "
-                    "changes them belongs after it, and what is tried and taken back, as a range test of the learning rate, "
-                    "before Session(...)"
+                    f"step {replica.turn}: {changed or 'the model or the optimizer'} was changed before session.backward(...); what "
+                    "changes them belongs after it, at the end of an epoch and not at the start of the next; and what is tried and "
+                    "taken back, as a range test of the learning rate, before Session(...)"
                 )
             replica.form.check(replica.turn)
             self._optimizers.check()
