@@ -16,7 +16,7 @@ from agent.checks.process import OwnProcess
 from agent.checks.registry import Registered
 from agent.data.data import Data
 from agent.errors import Misuse, WireError
-from agent.replica import BEFORE, Replica
+from agent.replica import BEFORE, BETWEEN, Replica
 from agent.step import VOID, LossOf, Result, Step, check_call
 from agent.world import Abandoned, Facts, World
 
@@ -29,7 +29,7 @@ ONCE = (
 
 
 class Loop:
-    """The one loop of a session."""
+    """The loop of a session, or its loops, one after the other, with `total` turns together."""
 
     def __init__(
         self,
@@ -38,12 +38,14 @@ class Loop:
         registered: Registered,
         microbatches: int,
         process: OwnProcess,
+        total: int = 0,
     ) -> None:
         self.world, self.replica, self._registered = world, replica, registered
         self._process = process
         self.microbatches = microbatches or world.microbatches
         self.facts = Facts(0, 0)
-        self._turns = 0
+        # The turns before the present loop, and those up to its end, of all that there are.
+        self._first, self._turns, self._total = 0, 0, total
         # The epoch that the script is in, and its length, in a loop over epochs.
         self._epoch, self._length = 0, 0
         self.data: list[Data] = []
@@ -65,17 +67,27 @@ class Loop:
     def seed(self) -> int:
         return self.replica.seed
 
-    def begin(self, total: int) -> None:
-        """Begin a loop of `total` turns."""
+    def begin(self, count: int) -> None:
+        """Begin a loop of `count` turns."""
         self._process.check()
-        if self.replica.stage != "made":
+        if self.replica.stage == "made":
+            self.replica.form.check(0)
+            self._total = self._total or count
+            steps = min(self._total, self.world.stop_at or self._total)
+            self.facts = Facts(self.microbatches, steps)
+        if self._turns + count > self._total:
             raise Misuse(
-                "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
-                "epoch, place = divmod(step, steps_per_epoch)"
+                f"session.steps() or epochs() was called for {self._turns + count} steps, and the job has {self._total}: for "
+                "loops one after the other say how many steps all of them have together, Session(..., "
+                f"steps={self._turns + count}), and give it all that any of them trains with"
             )
-        self.replica.form.check(0)
-        self._turns = total
-        self.facts = Facts(self.microbatches, min(total, self.world.stop_at or total))
+        if self.replica.turn < self._turns and self.replica.stage != "over":
+            raise Misuse(
+                f"step {self.replica.turn}: the script left its loop here, {self._turns - self.replica.turn} steps before its end, "
+                "and begins another, which a worker that joins later could not know: go through all steps of a loop, and leave "
+                "out in each what is over"
+            )
+        self._first, self._turns, self._length = self._turns, self._turns + count, 0
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do."""
@@ -88,14 +100,16 @@ class Loop:
         self.begin(count * length)
         self._length = length
         while self.arrive():
-            epoch, place = divmod(self.replica.turn, length)
+            first = self._first
+            epoch, place = divmod(self.replica.turn - first, length)
             self._epoch = epoch
             if place:
                 # The script's code at the start of this epoch was done already, with these numbers.
-                self._set_aside()
-                self.replica.seed_for(BEFORE, epoch * length)
+                self._set_aside(comes_in=True)
+                self.replica.seed_for(BEFORE, first + epoch * length)
             yield epoch
-            through = self.replica.stage == "open" and self.replica.turn == (epoch + 1) * length
+            end = first + (epoch + 1) * length
+            through = self.replica.stage == "open" and self.replica.turn == end
             if not through and self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(
                     f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.turn}; "
@@ -104,24 +118,28 @@ class Loop:
                 )
 
     def steps_of_epoch(self, length: int) -> Iterator[int]:
-        """Go through the steps of the epoch that the loop over `epochs` is in."""
+        """Go through the steps of the epoch that the loop over `epochs` is in.
+
+        They are counted from the beginning of that loop.
+        """
         self._take_up()
-        turn = self.replica.turn
+        first = self._first
+        turn = self.replica.turn - first
         again = length == self._length and turn // length != self._epoch
         if self.replica.stage != "open" or again:
             raise Misuse(ONCE)
         epoch = turn // length
         while True:
             turn = self.replica.turn
-            yield from self._one_step()
+            yield from self._one_step(first)
             # A script that takes one item only has not gone through anything.
             self._check_way(turn, length)
             # The next boundary comes after what the script does at the end of its epoch.
-            if self.replica.turn % length == 0:
+            if (self.replica.turn - first) % length == 0:
                 return
             if not self.arrive():
                 return
-            if self.replica.turn // length != epoch:
+            if (self.replica.turn - first) // length != epoch:
                 # The script ends its epoch on the state here, and gets its own back at the next
                 # one.
                 self._set_aside()
@@ -168,22 +186,47 @@ class Loop:
     # --- one step ---------------------------------------------------------------------------------
 
     def arrive(self) -> bool:
-        """Come to the start of a step; return False if there is none."""
+        """Come to the start of a step; return False if there is none in this loop."""
         self._process.check()
-        self._take_up()
         replica = self.replica
-        if replica.stage != "open":
-            return replica.stage != "over" and self._next_step()
-        if replica.turn < self._turns:
+        if replica.stage == "aside":
+            self._take_up()
+        elif replica.stage in ("open", "ended") and self._at_end:
+            # What comes between two loops changes the script's objects as a step does.
+            replica.seed_for(BETWEEN, self._turns)
+            return False
+        elif replica.stage == "open" and replica.turn < self._turns:
             replica.seed_for(BEFORE)
+        elif not self._leave_turn():
+            return False
+        if replica.turn < self._first:
+            raise WireError(SENT_BACK)
+        if replica.turn < self._turns:
             return True
-        self._leave_open()
-        return not self._finished() and self._next_step()
+        # The job is in a later loop, and the script comes to it with the state that it has there.
+        self._set_aside(comes_in=True)
+        replica.seed_for(BETWEEN, self._turns)
+        return False
 
-    def _one_step(self) -> Iterator[int]:
-        """Let the script do its body of one step."""
+    def _leave_turn(self) -> bool:
+        """Come from the end of a turn to the next boundary; return False if there is none."""
+        stage = self.replica.stage
+        if stage == "open":
+            self._leave_open()
+        over = stage == "over" or (stage == "open" and self._finished())
+        return not over and self._next_step()
+
+    @property
+    def _at_end(self) -> bool:
+        """Whether the script has done all of this loop, and another one comes."""
+        replica = self.replica
+        to_come = self._turns < self._total and replica.step < self.facts.steps_total
+        return to_come and replica.turn == self._turns
+
+    def _one_step(self, first: int = 0) -> Iterator[int]:
+        """Let the script do its body of one step, counted from `first`."""
         try:
-            yield self.replica.turn
+            yield self.replica.turn - first
         finally:
             # A script that leaves its loop here may do with its model what it likes.
             self.world.settle()
@@ -200,7 +243,7 @@ class Loop:
                 self._bound = True
                 self.world.boundary(replica, self.facts)
                 replica.forget_arena()
-            if replica.turn < self._turns and replica.step < self.facts.steps_total:
+            if replica.turn < self._total and replica.step < self.facts.steps_total:
                 break
             replica.stage = "over"
             replica.drop_collected()
@@ -229,6 +272,9 @@ class Loop:
         self._kept_versions = replica.collected().versions()
         if self._step is not None:
             self._step.kept_versions = self._kept_versions
+        turn = replica.turn - self._first
+        begins = self._length and turn % self._length == 0
+        replica.still.open(turn // self._length if begins else replica.step)
         replica.seed_for(BEFORE)
         replica.stage = "open"
 
@@ -236,7 +282,7 @@ class Loop:
         """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
         if replica.stage == "open" and not replica.astray:
-            if replica.collected().versions() != self._kept_versions:
+            if replica.collected().versions() != self._kept_versions or replica.still.changed:
                 raise Misuse(
                     f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
                     "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "
@@ -257,13 +303,13 @@ class Loop:
             self._outside.check(step)
             self.world.end_step(step)
 
-    def _set_aside(self) -> None:
+    def _set_aside(self, *, comes_in: bool = False) -> None:
         """Put the state aside; what the script does until `_take_up` counts for nothing.
 
         The script is not where the job is.
         """
         self.world.settle()
-        self.replica.set_aside()
+        self.replica.set_aside(comes_in=comes_in)
 
     def _take_up(self) -> None:
         if self.replica.stage == "aside":
@@ -283,7 +329,7 @@ class Loop:
                 self._optimizers,
                 self._outside,
                 microbatches=microbatches,
-                steps_total=self._turns,
+                bound=lambda: self._turns - (self._first if self._length else 0),
             )
             self.world.evidence = self._step.evidence
             if self.replica.stage == "open":

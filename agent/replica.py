@@ -39,7 +39,7 @@ from agent.timeline import Notes
 POSITION = "session.position"
 
 # Random streams of a step that belong to no microbatch.
-BEFORE, AFTER = -1, -2
+BEFORE, AFTER, BETWEEN = -1, -2, -3
 
 # made      the script has made its session, and not begun its loop
 # boundary  between two steps of the script
@@ -116,6 +116,7 @@ class Replica:
         self._kept: Collected | None = None
         self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
+        self._comes_in = False
         self._watched: set[int] = set()
         # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
         everywhere = torch.accelerator.is_available()
@@ -172,9 +173,9 @@ class Replica:
         self._lost = False
 
     def seed_for(self, stream: int, step: int | None = None) -> None:
-        """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""
-        at = self.turn if step is None else step
-        text = struct.pack("<qqqq", self.seed, at, self.phase, stream)
+        """Begin the random stream of a microbatch of this phase, or one of those of none."""
+        at, phase = (self.turn, self.phase) if step is None else (step, 0)
+        text = struct.pack("<qqqq", self.seed, at, phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         self._seed_torch(number >> 1)
         random.seed(number)
@@ -325,8 +326,14 @@ class Replica:
             # Buffers have come as well, and they are the phase's start.
             self.space.begin()
 
-    def set_aside(self) -> None:
+    @property
+    def comes_in(self) -> bool:
+        """Whether the script runs code that others have done, on its way to where they are."""
+        return self._comes_in and self.stage == "aside" and self.holdings.here is None
+
+    def set_aside(self, *, comes_in: bool) -> None:
         """Put the boundary's state aside, because the script is not where it can go on with it."""
+        self._comes_in = comes_in
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
         self.stage, self._kept = "aside", None

@@ -97,9 +97,12 @@ def world() -> World | None:
 
 
 class Session:
-    """One per script. It is given what must survive: models, optimizers, schedules, a scaler."""
+    """One per script. It is given what must survive: models, optimizers, schedules, a scaler.
 
-    def __init__(
+    `steps` is the number of steps of all loops together, if there are several.
+    """
+
+    def __init__(  # noqa: PLR0913 - a parameter per option
         self,
         *objects: object,
         microbatches: int = 0,
@@ -108,6 +111,7 @@ class Session:
         deterministic: bool = True,
         exchange: SumFormat = "float32",
         stragglers: Stragglers = "wait",
+        steps: int = 0,
     ) -> None:
         if _sessions:
             raise Misuse(
@@ -137,7 +141,7 @@ class Session:
         replica.fetch = joined.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
-        self._loop = Loop(joined, replica, found, microbatches, _process or OwnProcess())
+        self._loop = Loop(joined, replica, found, microbatches, _process or OwnProcess(), steps)
         self._cuts = microbatches > 0
         _sessions.append(self)
 
@@ -201,7 +205,10 @@ class Session:
         return self.replica.turn
 
     def steps(self, total: int) -> Iterator[int]:
-        """Go through the steps that are still to do, up to `total`."""
+        """Go through the steps that are still to do, of `total`.
+
+        Steps count on in a further loop, which `Session(..., steps=...)` has to know of.
+        """
         return self._loop.steps(total)
 
     def data(self, dataset: Any, *, microbatches: int = 0, **options: Any) -> Data:

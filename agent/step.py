@@ -135,7 +135,10 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
     if replica.stage == "computing":
         raise Misuse(f"{WHERE} was called by loss_of itself; loss_of returns its loss instead")
     if replica.stage not in ("open", "summed"):
-        raise Misuse(f"{WHERE} belongs into the loop over session.steps(...)")
+        raise Misuse(
+            f"{WHERE} belongs into the loop over session.steps(...); what is trained before, as in a range test of the "
+            "learning rate, calls loss.backward() itself"
+        )
     if isinstance(loss_of, torch.Tensor) or not callable(loss_of):
         raise Misuse(
             f"{WHERE}: loss_of is a {type(loss_of).__name__}; give a function that takes one microbatch and "
@@ -173,11 +176,12 @@ class Step:
         outside: Outside,
         *,
         microbatches: int,
-        steps_total: int,
+        bound: Callable[[], int],
     ) -> None:
         self._world, self._replica = world, replica
         self._optimizers, self._outside = optimizers, outside
-        self._microbatches, self._steps_total = microbatches, steps_total
+        # `bound` returns the step of a data set before which a loop ends.
+        self._microbatches, self._bound = microbatches, bound
         replica.microbatches = microbatches
         self._partial: Partial = partial_of(
             replica.space, microbatches, deterministic=replica.deterministic
@@ -239,10 +243,12 @@ class Step:
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
         if replica.phase == 0:
-            if replica.collected().versions() != self.kept_versions:
+            changed = replica.still.changed
+            if replica.collected().versions() != self.kept_versions or changed:
                 raise Misuse(
-                    f"step {replica.turn}: the model or the optimizer was changed before session.backward(...); what "
-                    "changes them belongs after it"
+                    f"step {replica.turn}: {changed or 'the model or the optimizer'} was changed before session.backward(...); what "
+                    "changes them belongs after it, at the end of an epoch and not at the start of the next; and what is tried and "
+                    "taken back, as a range test of the learning rate, before Session(...)"
                 )
             replica.form.check(replica.turn)
             self._optimizers.check()
@@ -270,7 +276,7 @@ class Step:
         first, count = self._world.share()
         passing("step: share opened")
         if isinstance(microbatches, Microbatches):
-            microbatches.expect(first, count, end=self._steps_total)
+            microbatches.expect(first, count, end=self._bound())
         recorder.computing((self._world.deep, first, count))
         replica.still.begin()
         if self._world.deep:

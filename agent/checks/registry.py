@@ -56,6 +56,9 @@ def registered(objects: Sequence[object]) -> Registered:
     The first module is the model; the order of the others is part of their names.
     """
     given = [thing for thing in objects if thing is not None]
+    tensors = _tensors_of_none(given)
+    if tensors:
+        given.append(torch.nn.ParameterList(tensors))
     first = next((thing for thing in given if isinstance(thing, torch.nn.Module)), None)
     if first is None:
         raise Misuse(
@@ -80,9 +83,29 @@ def registered(objects: Sequence[object]) -> Registered:
         for key, thing in saved.items()
         if isinstance(thing, Attributes)
     ]
+    if tensors:
+        shapes = ", ".join(str([*each.shape]) for each in tensors)
+        said.append(f"Session: tensors of no module that are trained are kept as well ({shapes})")
     objects_saved = {**saved, STATE: state, MODES: Modes(models)}
     found = Registered(objects=objects_saved, models=models, state=state, said=said)
     said.extend(_room_of_frozen(found))
+    return found
+
+
+def _tensors_of_none(given: Sequence[object]) -> list[torch.Tensor]:
+    """Make parameters of the tensors that optimizers train and no module has, and return these.
+
+    A parameter of no module is left alone: it is probably one of a module that was not given.
+    """
+    named = {id(p) for m in given if isinstance(m, torch.nn.Module) for p in m.parameters()}
+    optimizers = [thing for thing in given if isinstance(thing, torch.optim.Optimizer)]
+    trained = {
+        id(p): p for one in optimizers for group in one.param_groups for p in group["params"]
+    }
+    found = [p for key, p in trained.items() if type(p) is torch.Tensor and key not in named]
+    for tensor in found:
+        # As torch does when a parameter gets its shape; it stays the object that the script has.
+        tensor.__class__ = torch.nn.Parameter
     return found
 
 

@@ -44,6 +44,10 @@ from agent.world import Left
 
 GOODBYE_S = 5.0
 DETAIL_CHARS_MAX = 60_000
+LATE = (
+    "a worker that joins in a later epoch, or in a later loop, runs the code at its start, or between the loops, without "
+    "the steps before it: what that code needs of them belongs into session.state, or has a value before the loop"
+)
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
@@ -191,9 +195,13 @@ def _step() -> int:
     return next((each.replica.turn for each in session.made()), 0)
 
 
+def _comes_in() -> bool:
+    return any(each.replica.comes_in for each in session.made())
+
+
 def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
     failure = _play(path, group, errors)
-    if group.astray:
+    if group.astray and not (failure is not None and _comes_in()):
         # The script ran without gradients or without the whole model, and cannot be expected to
         # survive that.
         raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
@@ -287,6 +295,8 @@ def _of_script(error: BaseException, group: Group) -> Failed:
     apart = any(each.replica.holdings.here is not None for each in session.made())
     if apart and (cause := refusals.cause_of(error)):
         return Failed(kind="refused", detail=f"{said}\n{cause}")
+    if _comes_in():
+        return Failed(kind="refused", detail=f"{said}\n{LATE}")
     if line := missing_file.hint(error, group.output.in_use):
         said = f"{said}\n{line}"
     if isinstance(error, torch.OutOfMemoryError):

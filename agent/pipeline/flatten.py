@@ -3,7 +3,8 @@
 It may consist of tuples, lists, dicts, and objects that hold tensors. Libraries hand out their own
 dictionaries (`UserDict`), and scripts have a class for a batch. Such an object is made again from
 one that was seen, with other tensors and numbers in it; what it holds besides has to be the same in
-every microbatch.
+every microbatch. Names, paths and whatever else is neither tensor nor number may differ: a loss
+that is recorded cannot read them, and is refused if it does.
 """
 
 import copy
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from agent.errors import CannotRecord
 
 INT_MAX = 2**63  # the bound of what can be sent as a number
 SHOWN_MAX = 200  # characters of a microbatch's form
@@ -100,6 +103,93 @@ def shown(batch: object) -> str:
 class _Named(str):
     __slots__ = ()
     __repr__ = str.__str__
+
+
+class _Row:
+    """A list of names and the like, which may be of any length."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Unread:
+    """What stands for a name or the like while a loss is recorded; nobody may look at it."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, value: Any) -> None:
+        self._kind = _kind(value)
+
+    def _refuse(self, *_: object) -> Any:
+        raise CannotRecord(
+            f"session.backward(loss_of, microbatches): loss_of reads a {self._kind} of its microbatch; cutting the model into "
+            "stages needs tensors and numbers, or tuples, lists, dicts and objects of them: let the data give what is made "
+            "of it, or train with depth 1"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+    __eq__ = __ne__ = __hash__ = __bool__ = __str__ = __repr__ = __format__ = _refuse
+    __len__ = __iter__ = __getitem__ = __contains__ = __add__ = __radd__ = __mul__ = _refuse
+    __rmul__ = __sub__ = __truediv__ = __lt__ = __gt__ = __float__ = __int__ = __index__ = _refuse
+
+
+class Form:
+    """How a microbatch is made of tensors and numbers, and where something else is in it.
+
+    The forms of two microbatches are equal if they are made in the same way, whatever else is in
+    them.
+    """
+
+    def __init__(self, values: Sequence[Any], spec: pytree.TreeSpec) -> None:
+        self._read, self._spec = [*map(is_leaf, values)], spec
+        self._else = [each for each in values if not is_leaf(each)]
+        self.kinds = sorted({*map(_kind, values)})
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Form):
+            return False
+        return self._read == other._read and bool(self._spec == other._spec)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def filled(self, leaves: Sequence[Any], *, whole: bool = False) -> Any:
+        """Return a microbatch of these tensors and numbers.
+
+        What else belongs into it is in it if it is to be `whole`; otherwise it may not be looked
+        at.
+        """
+        known, rest = iter(leaves), map(_value if whole else Unread, self._else)
+        return unflatten([next(known if read else rest) for read in self._read], self._spec)
+
+
+def apart(batch: object) -> tuple[list[Any], Form]:
+    """Return the tensors and numbers of a microbatch, and how it is made of them."""
+    values, spec = flatten(batch)
+    if not all(map(is_leaf, values)):
+        rows = pytree.tree_map(lambda x: _Row(x) if _is_row(x) else x, batch, is_leaf=_is_row)
+        values, spec = flatten(rows)
+    return [each for each in values if is_leaf(each)], Form(values, spec)
+
+
+def _is_row(node: object) -> bool:
+    if not isinstance(node, list | tuple):
+        return False
+    leaves = pytree.tree_leaves(node)
+    return bool(leaves) and all(isinstance(each, str | bytes) for each in leaves)
+
+
+def _value(value: Any) -> Any:
+    return value.value if isinstance(value, _Row) else value
+
+
+def _kind(value: Any) -> str:
+    return type(_value(value)).__name__
 
 
 def cloned(leaves: Sequence[Any]) -> list[Any]:

@@ -3,7 +3,8 @@
 A forward that writes to one does so once per microbatch of its worker, and the number of these
 depends on the layout. Most writes show in a tensor's version counter, but writes through `.data` do
 not, and codebooks and averaged teachers are often written so. So the values are compared, as one
-number for each parameter, in the steps 0, 1, 3, 7, ... of a worker.
+number for each parameter, in the steps 0, 1, 3, 7, ... of a worker. So are they between the start of a
+step, or of an epoch, and its first phase, as others may read them there.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,11 @@ def version_of(tensor: torch.Tensor) -> int:
         return int(_sum(tensor))
 
 
+def seldom(count: int) -> bool:
+    """Return whether values are compared that so many comparisons might have come before."""
+    return count & (count + 1) == 0
+
+
 class Still:
     """The values of parameters and unsummable buffers, compared over a phase."""
 
@@ -49,6 +55,18 @@ class Still:
         }
         self._steps = -1
         self._before: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+
+    def open(self, count: int) -> None:
+        """Note the values at a step's start, or at an epoch's, of which there were `count` before."""
+        self._open = self._marks() if seldom(count) else {}
+
+    @property
+    def changed(self) -> str:
+        """Return the name of what was written to since the step's start, as far as that was noted."""
+        before, self._open = self._open, {}
+        now = self._marks() if before else {}
+        return next((name for name, mark in before.items() if now.get(name, mark) != mark), "")
 
     def step(self) -> None:
         """Note that a phase begins."""
@@ -56,11 +74,11 @@ class Still:
 
     def begin(self) -> None:
         """Note the values; only forwards and backwards follow until the check."""
-        self._before = self._marks() if self._steps & (self._steps + 1) == 0 else {}
+        self._before = self._marks() if seldom(self._steps) else {}
 
     def forget(self) -> None:
         """Forget the values, because the present ones have come from other workers."""
-        self._before = {}
+        self._before, self._open = {}, {}
 
     def check(self, step: int) -> None:
         now = self._marks() if self._before else {}

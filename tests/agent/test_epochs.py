@@ -100,3 +100,27 @@ def test_a_second_session_is_told_how_folds_are_trained(by_hand: Callable[[str],
     with pytest.raises(Misuse, match="folds of a cross-validation, is a job each") as refused:
         by_hand(START + "Session(model, optimizer)")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for epoch in session.epochs(2, a):\n    if epoch: model.weight.data.zero_()\n    for (x,) in a: train(x)",
+        "for step in session.steps(2):\n    if step: model.weight.data.clamp_(0, 0.01)\n    train(a.at(step)[0])",
+        "for step in session.steps(2):\n    if step: model.weight.data.zero_()\n    else: train(a.at(step)[0])",
+    ],
+    ids=["at an epoch's start", "in a step", "in a turn that trains nothing"],
+)
+def test_a_write_through_data_before_the_gradients_is_refused(
+    by_hand: Callable[[str], None], body: str
+) -> None:
+    """No version of the tensor counts it; others would read the state before or after it, or between."""
+    with pytest.raises(Misuse, match=r"changed .*session\.backward"):
+        by_hand(START + body)
+
+
+def test_a_write_through_data_at_an_epochs_end_is_right(by_hand: Callable[[str], None]) -> None:
+    by_hand(
+        START
+        + "for epoch in session.epochs(4, a):\n    for (x,) in a: train(x)\n    model.weight.data.zero_()\n"
+    )

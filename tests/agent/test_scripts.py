@@ -180,7 +180,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "two loops": (
         START + STEP + STEP,
         "refused",
-        "session.steps() was called twice",
+        "say how many steps all of them have together",
     ),
     "metrics that are not those of the others": (
         START

@@ -332,3 +332,19 @@ def test_each_tensor_of_a_table_counts_for_large_models_too(count: int) -> None:
     assert before.changed(closed_over(loss_of)) == "anchors['2.weight']"
     anchors = {name: anchor.clone() for name, anchor in anchors.items()}
     assert before.changed(closed_over(loss_of)) == "anchors['0.weight']"
+
+
+@pytest.mark.parametrize("count", [3, 300, 5000])
+@pytest.mark.parametrize("kind", [list, dict, collections.deque])
+def test_a_number_of_a_long_list_counts_when_it_is_set(count: int, kind: type) -> None:
+    """As the weights of many classes: a recording has them as constants."""
+    pairs = [(each, 1.0) for each in range(count)]
+    weights = dict(pairs) if kind is dict else kind(weight for _, weight in pairs)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() * weights[2]
+
+    before = closed_over(loss_of)
+    assert before.changed(closed_over(loss_of)) == ""
+    weights[2] = 2.0
+    assert before.changed(closed_over(loss_of)).startswith("weights[")

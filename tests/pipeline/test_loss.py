@@ -164,9 +164,10 @@ BAD = {
     ),
     "a number of numpy's": (
         lambda b, loss: ((*b, np.float64(1)), loss),
-        "a microbatch is made of Tensor, float64;",
+        "loss_of reads a float64 of its microbatch;",
     ),
-    "not tensors": (lambda b, loss: ((*b, "a"), loss), "a microbatch is made of Tensor, str;"),
+    "not tensors": (lambda b, loss: ((*b, "a"), loss), "loss_of reads a str of its microbatch;"),
+    "nothing else": (lambda b, loss: (["a", "b"], loss), "a microbatch is made of list;"),
     "a draw that does not travel": (
         lambda b, loss: (b, lambda m: loss(m) * random.random()),
         "it draws",
@@ -190,11 +191,70 @@ def test_what_cannot_be_cut_is_said(case: str) -> None:
             loss = F.cross_entropy(model(batch[0]), batch[1])
             return loss * float(loss.detach())
         loss = F.cross_entropy(model(batch[0]), batch[1])
+        if len(batch) == 3:
+            loss = loss * {"a": 2.0}.get(batch[2], 1.0)
         return loss * random.random() if case.startswith("a draw") else loss
 
     with pytest.raises(CannotRecord, match=text.replace("<lambda>", "loss_of")) as error:
         record_loss(model, loss_of, given)
     assert str(error.value).count("\n") == 0
+
+
+def described(number: int, rows: int) -> dict[str, Any]:
+    """A batch as data sets of libraries give it: with where each sample comes from."""
+    x, y = batches(number, rows)[0]
+    about = {"split": "train", "taken": np.datetime64("2026-01-01"), "box": [{"of": "a"}] * rows}
+    return {"x": x, "y": y, "path": [f"{number}.png"] * rows, "from": f"shard {number}", **about}
+
+
+def test_what_a_loss_does_not_read_may_be_anything() -> None:
+    """Of any length, as there are as many names as rows."""
+    model = small()
+    recorded(
+        model,
+        lambda batch: F.cross_entropy(model(batch["x"]), batch["y"]),
+        [described(0, 5), described(1, 4)],
+    )
+
+
+class Told(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = small()
+
+    def forward(self, x: torch.Tensor, path: object) -> torch.Tensor:
+        return self.parts(x)
+
+
+def test_what_a_module_gets_and_does_not_read_may_be_anything() -> None:
+    model = Told()
+    recorded(
+        model,
+        lambda batch: F.cross_entropy(model(batch["x"], batch["path"]), batch["y"]),
+        [described(0, 5), described(1, 4)],
+    )
+
+
+READ = {
+    "compared": lambda batch: batch["split"] == "train",
+    "looked up": lambda batch: {"train": 2.0}[batch["split"]],
+    "counted": lambda batch: len(batch["path"]),
+    "taken apart": lambda batch: float(batch["from"].split()[1]),
+    "shown": lambda batch: len(f"{batch['from']}"),
+    "asked for its type": lambda batch: 2.0 if isinstance(batch["path"], list) else 1.0,
+}
+
+
+@pytest.mark.parametrize("how", READ)
+def test_a_loss_that_reads_what_is_no_tensor_is_not_cut(how: str) -> None:
+    """The recording would have that of the first microbatch."""
+    model = small()
+
+    def loss_of(batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"]) * READ[how](batch)
+
+    with pytest.raises(CannotRecord, match=r"loss_of reads a \w+ of|asks what its inputs are"):
+        record_loss(model, loss_of, [described(0, 5), described(1, 5)])
 
 
 SPARSE = (

@@ -56,6 +56,7 @@ KINDS = {
     "nli": Kind(None, DRAWS),
     "pinn": Kind(),
     "ppo": Kind(None, DRAWS),
+    "pretrained": Kind(None, DRAWS),
     "reinforce": Kind(None, DRAWS),
     "sam": Kind(None, DRAWS),
     "siamese": Kind(None, DRAWS),

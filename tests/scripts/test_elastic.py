@@ -159,6 +159,17 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
         job.joins(first)
 
 
+def test_a_worker_that_cannot_come_to_where_the_job_is_ends_it_with_the_reason(crew: Crew) -> None:
+    """Else each that is bought would be lost alike, and none would ever join."""
+    between = "for p in net.decoder.parameters():\n"
+    job = Held(crew, text("pretrained", "train.py").replace(between, f"print(loss)\n{between}"))
+    first = job.begin(7)
+    with pytest.raises(
+        AssertionError, match=r"'loss' is not defined\n.*belongs into session.state"
+    ):
+        job.joins(first)
+
+
 def ends_alike(
     source: str, crew: Crew, player: Player, tmp_path: Path, counts: str = "step"
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from agent.errors import CannotRecord
-from agent.pipeline.flatten import flatten, is_leaf, shown, unflatten
+from agent.pipeline.flatten import Form, apart, shown
 from agent.pipeline.tracing.analysis import Facts
 from agent.pipeline.tracing.closures.closure import Closure
 from agent.pipeline.tracing.recording import frozen_modules
@@ -28,7 +28,7 @@ class Recording(msgspec.Struct, frozen=True):
     """
 
     variants: Variants
-    spec: Any
+    form: Form
     closure: Closure
     because: str = ""  # what of the closure had changed, if it is not the first recording
 
@@ -72,11 +72,11 @@ class Recording(msgspec.Struct, frozen=True):
         return mark_of(self.graph)
 
     def flatten(self, batch: object) -> "Leaves":
-        leaves, spec = flatten(batch)
-        if spec != self.spec or not all(map(is_leaf, leaves)):
+        leaves, form = apart(batch)
+        if form != self.form:
             raise CannotRecord(
                 f"session.backward(loss_of, microbatches): this microbatch is {shown(batch)}, and the one that was recorded "
-                f"{shown(unflatten(self.example, self.spec))}; cutting the model into stages needs tensors and numbers at the "
+                f"{shown(self.form.filled(self.example, whole=True))}; cutting the model into stages needs tensors and numbers at the "
                 "same places: let something stand there that changes nothing, or train with depth 1"
             )
         found = Leaves(leaves)

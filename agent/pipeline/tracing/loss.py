@@ -19,7 +19,7 @@ from torch.utils import checkpoint as checkpointing
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import autocast_nodes
-from agent.pipeline.flatten import cloned, flatten, is_leaf, unflatten
+from agent.pipeline.flatten import Form, apart, cloned
 from agent.pipeline.loss_scale import Scaler
 from agent.pipeline.tracing.analysis import (
     Facts,
@@ -78,14 +78,14 @@ def record_loss(
     its first forward.
     """
     before = closed_over(loss_of)
-    loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))
+    loss = _Loss(model, loss_of, scaler, *apart(microbatches[0]))
     with attributes_kept(model), computable(model):
         empty()
         graph, facts, number = loss.recorded(told)
         another = partial(loss.another, empty, late=_is_late(graph))
         compare = partial(loss.compare_later, empty)
         variants = Variants(Variant(graph, facts, loss.leaves), another, compare)
-        found = Recording(variants, loss.spec, before.settled(closed_over(loss_of)))
+        found = Recording(variants, loss.form, before.settled(closed_over(loss_of)))
         if graph.meta.get(FIXED) and number is not None and isinstance(microbatches, list | tuple):
             for leaves in map(found.flatten, microbatches[1:2]):
                 # A value that was taken from the first microbatch shows as a difference in the
@@ -99,7 +99,7 @@ def same_graph(
 ) -> bool:
     """Record the loss again, and return whether it still computes what was recorded."""
     known = recording.graph
-    loss = _Loss(model, loss_of, scaler, [*recording.example], recording.spec)
+    loss = _Loss(model, loss_of, scaler, [*recording.example], recording.form)
     with attributes_kept(model), computable(model):
         graph = loss.graph(loss.leaves, fixed=recording.fixed)
         if _is_late(known):
@@ -120,13 +120,13 @@ class _Loss:
         loss_of: LossOf,
         scaler: Scaler | None,
         leaves: Sequence[Any],
-        spec: Any,
+        form: Form,
     ) -> None:
-        _check_leaves(leaves)
+        _check_leaves(leaves, form)
         _refuse_hooks(model)
         for name, buffer in model.named_buffers():
             refuse_sparse(f"the buffer {name!r}", buffer)
-        self.leaves, self.spec = cloned(leaves), spec  # it may write into its microbatch
+        self.leaves, self.form = cloned(leaves), form  # it may write into its microbatch
         self._model, self._loss_of, self._scaler = model, loss_of, scaler
 
     # --- as a graph ---------------------------------------------------------------------------------
@@ -191,9 +191,9 @@ class _Loss:
             frozen_modules.postpone(graph)
         return graph
 
-    def _call(self, leaves: Sequence[Any]) -> Any:
+    def _call(self, leaves: Sequence[Any], *, whole: bool = False) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
-            return self._loss_of(unflatten(leaves, self.spec))
+            return self._loss_of(self.form.filled(leaves, whole=whole))
 
     # --- called directly ---------------------------------------------------------------------------
 
@@ -214,7 +214,8 @@ class _Loss:
         return one
 
     def as_it_is(self, leaves: Sequence[Any]) -> Returned:
-        return self._run(lambda: called(self._call, cloned(leaves), self._scaler))
+        call = partial(self._call, whole=True)
+        return self._run(lambda: called(call, cloned(leaves), self._scaler))
 
     def again(self, graph: fx.GraphModule, leaves: Sequence[Any]) -> Returned:
         return self._run(lambda: _outcome(graph, graph(*cloned(leaves))))
@@ -271,11 +272,10 @@ class _Loss:
             )
 
 
-def _check_leaves(leaves: Sequence[Any]) -> None:
-    if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves})
+def _check_leaves(leaves: Sequence[Any], form: Form) -> None:
+    if not any(map(torch.is_tensor, leaves)):
         raise CannotRecord(
-            f"session.backward(loss_of, microbatches): a microbatch is made of {', '.join(kinds) or 'nothing'}; cutting the "
+            f"session.backward(loss_of, microbatches): a microbatch is made of {', '.join(form.kinds) or 'nothing'}; cutting the "
             "model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
         )
 

@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.flatten import unflatten
 from agent.pipeline.tracing.closures.closure import Closure, closed_over
 from agent.pipeline.tracing.graphs import Recording, Told, nobody
 from agent.pipeline.tracing.loss import record_loss, same_graph
@@ -115,7 +114,7 @@ class Recorder:
         ]
         microbatches = self.microbatches
         if before and before[0].fixed:
-            known = unflatten(before[0].example, before[0].spec)
+            known = before[0].form.filled(before[0].example, whole=True)
             microbatches = [known, microbatches[0]]
         found = record_loss(
             self._model(), loss_of, microbatches, self._scaler, told, self._filled.empty

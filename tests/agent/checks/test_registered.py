@@ -274,3 +274,30 @@ def test_an_average_of_the_model_comes_back() -> None:
     carry(registered(one).objects, registered(other).objects)
     assert other[2].n_averaged == 1
     assert torch.equal(one[1][0].weight, other[1][0].weight)
+
+
+def test_tensors_that_only_an_optimizer_has_are_kept() -> None:
+    """As the temperature of soft actor-critic, or the strengths of an architecture, which no module has."""
+    model, alpha, fresh = nn.Linear(1, 1), *(torch.zeros(3, requires_grad=True) for _ in range(2))
+    optimizer = torch.optim.Adam([alpha], lr=0.1)
+    found = registered([model, optimizer_of(model), optimizer])
+    assert [*found.models] == ["model", "ParameterList3"]
+    assert next(iter(found.models["ParameterList3"].parameters())) is alpha
+    assert found.said == ["Session: tensors of no module that are trained are kept as well ([3])"]
+    (alpha * torch.arange(3)).sum().backward()
+    optimizer.step()
+    others = [model, optimizer_of(model), torch.optim.Adam([fresh], lr=0.1)]
+    carry(found.objects, registered(others).objects)
+    assert torch.equal(fresh, alpha) and alpha.any()
+
+
+def test_a_tensor_may_be_all_that_is_trained() -> None:
+    """As a picture whose style is changed."""
+    picture = torch.zeros(1, 3, 4, 4, requires_grad=True)
+    found = registered([torch.optim.SGD([picture], lr=0.1)])
+    assert next(iter(found.models["model"].parameters())) is picture
+
+
+def test_a_parameter_of_a_module_that_was_not_given_is_not_taken_for_a_tensor() -> None:
+    critic = nn.Linear(1, 1)
+    assert [*registered([nn.Linear(1, 1), optimizer_of(critic)]).models] == ["model"]

@@ -28,6 +28,7 @@ from agent.source.tracebacks import is_library, is_own_class
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
 ITEMS_MAX, BYTES_MAX = 256, 1 << 16
+NUMBER_BYTES = 8
 TENSORS_MAX = 4096  # items, where they are tensors, of which a large model may have one per weight
 LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
@@ -199,6 +200,8 @@ class Walk:
 
     def _object(self, name: str, thing: object) -> Found:
         if isinstance(thing, CONTAINERS):
+            if len(thing) <= BYTES_MAX // NUMBER_BYTES and _are_plain(thing):
+                self.marks[f"{name}[:]"] = _copied(thing)
             yield from _items(name, thing)
         if type(thing) not in CONTAINERS:
             yield from self._named(name, _attributes(thing))
@@ -285,6 +288,18 @@ def _holds_tensors(thing: Any) -> bool:
     return isinstance(
         next(iter(thing.values() if isinstance(thing, Mapping) else thing), None), torch.Tensor
     )
+
+
+def _are_plain(thing: Any) -> bool:
+    """Return whether there are so many numbers or strings in it that none is looked at by itself."""
+    several = (thing, thing.values()) if isinstance(thing, Mapping) else (thing,)
+    return len(thing) > ITEMS_MAX and all({*map(type, each)} <= {*PLAIN} for each in several)
+
+
+def _copied(thing: Any) -> Any:
+    if isinstance(thing, Mapping):
+        return tuple(thing.items())
+    return frozenset(thing) if isinstance(thing, set | frozenset) else tuple(thing)
 
 
 def _items(name: str, thing: Any) -> Found:

@@ -1,0 +1,139 @@
+"""Loops of a script that come one after the other."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.errors import Misuse
+
+START = """
+import torch
+from torch.utils.data import TensorDataset
+from orchestrator import Session
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2, steps={steps})
+a, b = (session.data(TensorDataset(torch.randn(n, 2)), batch_size=4) for n in (16, 8))
+seen = []
+
+
+def train(batch):
+    seen.append(session.step)
+    session.backward(lambda x: model(x).mean(), batch)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_loops_of_all_kinds_go_through_the_steps_of_the_session(
+    by_hand: Callable[[str], None],
+) -> None:
+    by_hand(
+        START.format(steps=13)
+        + """
+at = []
+for step in session.steps(3):
+    at.append(step)
+    train(a.at(step)[0])
+model.weight.data.zero_()
+for epoch in session.epochs(2, a):
+    for (x,) in a:
+        train(x)
+    at.append(epoch)
+model.bias.data.zero_()
+for epoch in session.epochs(1, range(2)):
+    for item in session.each(["one", "two"]):
+        at.append(item)
+        train(torch.ones(4, 2))
+assert at == [0, 1, 2, 0, 1, "one", "two"], at
+assert seen == [*range(13)], seen
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "body", "why"),
+    [
+        (
+            0,
+            "for step in session.steps(3): train(a.at(step)[0])\n"
+            "for step in session.steps(4): train(a.at(step)[0])",
+            r"7 steps, and the job has 3.*steps=7\)",
+        ),
+        (
+            6,
+            "for step in session.steps(3): train(a.at(step)[0])\n"
+            "for step in session.steps(4): train(a.at(step)[0])",
+            r"7 steps, and the job has 6",
+        ),
+        (
+            7,
+            "for step in session.steps(3):\n    train(a.at(step)[0])\n    break\n"
+            "for step in session.steps(4): train(a.at(step)[0])",
+            "step 0: the script left its loop here, 3 steps before its end",
+        ),
+        (
+            6,
+            "for epoch in session.epochs(1, a):\n    for (x,) in a: train(x)\n"
+            "for (x,) in b: train(x)",
+            "is gone through inside `for epoch in session.epochs",
+        ),
+    ],
+    ids=["not announced", "too many", "left", "without epochs"],
+)
+def test_a_further_loop_that_cannot_be_joined_is_refused(
+    by_hand: Callable[[str], None], steps: int, body: str, why: str
+) -> None:
+    with pytest.raises(Misuse, match=why) as refused:
+        by_hand(START.format(steps=steps) + body)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_job_that_stops_in_its_first_loop_has_no_step_of_the_second(
+    by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rehearsal does."""
+    monkeypatch.setattr("agent.world.Alone.stop_at", 2)
+    by_hand(
+        START.format(steps=7)
+        + "for step in session.steps(3): train(a.at(step)[0])\n"
+        + "for epoch in session.epochs(1, a):\n    for (x,) in a: train(x)\n"
+        + "assert seen == [0, 1], seen\n"
+    )
+
+
+RANGE_TEST = """
+def found(backward):
+    kept = model.weight.detach().clone()
+    for each in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1 * 2**each
+        backward(torch.ones(4, 2))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.weight.data.copy_(kept)
+"""
+OWN, SESSIONS = (
+    "found(lambda x: model(x).mean().backward())\n",
+    "found(lambda x: session.backward(model, x))\n",
+)
+LOOP = "for (x,) in a: train(x)\n"
+
+
+def test_a_range_test_before_the_loop_stays_as_it_is(by_hand: Callable[[str], None]) -> None:
+    by_hand(
+        f"{START.format(steps=0)}{RANGE_TEST}{OWN}for epoch in session.epochs(2, a):\n    {LOOP}"
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [f"for epoch in session.epochs(2, a):\n    {OWN}    {LOOP}", SESSIONS],
+    ids=["within an epoch", "by the session"],
+)
+def test_a_range_test_elsewhere_is_told_where_it_belongs(
+    by_hand: Callable[[str], None], body: str
+) -> None:
+    with pytest.raises(Misuse, match="a range test of the learning rate") as refused:
+        by_hand(START.format(steps=0) + RANGE_TEST + body)
+    assert "\n" not in str(refused.value)
