@@ -232,11 +232,16 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
 
 
 def settle(state: State, out: list[AnyAction], job: Job) -> None:
-    """Choose the kind of an exact job that has none yet: that of most workers that are ready."""
+    """Choose the kind of an exact job that has none yet: that of most workers that are ready.
+
+    Those that will be taken count where no other is ready, because it trains on them until then.
+    """
+    ready = [w for worker in job.workers if (w := state.workers[worker]).ready]
+    staying = [worker for worker in ready if state.leases[worker.token].stays]
     counts: Counter[Kind] = Counter()
-    for worker in (state.workers[worker] for worker in job.workers):
+    for worker in staying or ready:
         lease, key = state.leases[worker.token], key_of(state, worker)
-        if worker.ready and key and lease.stays:
+        if key:
             counts[Kind(accelerator_of(lease.type), key)] += 1
     kind = job.layouts.kind
     if not job.exact or not counts:

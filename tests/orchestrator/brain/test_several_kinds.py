@@ -233,6 +233,29 @@ def test_a_resumed_job_does_not_remember_what_came_before_its_end(hand: Any) -> 
     assert bought(h.wait(60.0)) == [] and not went_on(h)
 
 
+def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand: Any) -> None:
+    """It begins on it all the same: whoever comes then and rounds differently is not trained with."""
+    h = apart(hand)
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve(ready=False)
+    (own,) = h.leases
+    only(h, "large")
+    h.job.spec = replace(h.job.spec, slots_max=2)
+    h.notice(own.machine_id, left_s=120.0)
+    (start,) = h.only(h.said, StartWorker)
+    h.ready(start)
+    h.wait(2.0)
+    h.committed(1)
+    assert h.job.layouts.kind == Kind("cpu", FAST)
+    h.serve()
+    h.train(30.0)
+    assert types_in(h) == {"small"}
+    assert any("cannot train with those" in s.because for s in h.state.sentences)
+
+
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
     """A cloud sells several processors under one name: what it sold is no proof of what it sells."""
     h, own = strange(hand, control_period_s=60.0, rethink_s=60.0, stall_s=3600.0)
