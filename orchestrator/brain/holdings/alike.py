@@ -179,8 +179,7 @@ def has_its_own(state: State, job: Job) -> bool:
 
 def awaits_its_own(state: State, job: Job) -> bool:
     """Return whether they would suffice with those that may be of its kind, and are on their way."""
-    bought = [e for e in leases_of(state, job) if e.state != "intended"]
-    return _slots_alike(state, job, bought) >= job.workers_min
+    return _slots_alike(state, job, leases_of(state, job)) >= job.workers_min
 
 
 def _slots_alike(state: State, job: Job, some: Iterable[Lease]) -> int:
@@ -256,9 +255,8 @@ def lacks_its_own(state: State, job: Job) -> bool:
     """Return whether there is no hope left for machines of the job's kind; called while it lacks them."""
     if job.market.lacks_since_s is None:
         job.market.lacks_since_s = state.now_s
-    if job.market.strangers >= STRANGERS_MAX:
-        return True
-    return state.now_s >= job.market.lacks_since_s + LACKS_S and not awaits_its_own(state, job)
+    waited = state.now_s >= job.market.lacks_since_s + LACKS_S
+    return (waited or job.market.strangers >= STRANGERS_MAX) and not awaits_its_own(state, job)
 
 
 def lacks_nothing(job: Job) -> None:

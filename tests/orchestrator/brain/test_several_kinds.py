@@ -256,6 +256,31 @@ def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand: Any) -> N
     assert any("cannot train with those" in s.because for s in h.state.sentences)
 
 
+def test_machines_of_another_kind_in_one_zone_are_no_reason_while_another_sells_its_own(
+    hand: Any,
+) -> None:
+    """One zone got a new image, and is the cheapest: the other one is asked before the kind is given up."""
+    h = apart(hand).running(slots_max=2, slots_min=2)
+    mine = h.leases
+    (kind,) = types_in(h)
+    here, there = (key for key, known in h.state.pools.items() if known.pool.type == kind)
+    h.job.market.told[kind] = {here: [h.keys[kind] + NEW] * 3, there: [h.keys[kind]]}
+    (other,) = h.keys.keys() - {kind}
+    h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
+    h.job.market.shut = {here: Shut(1, h.at_s), "elsewhere": Shut(9, h.at_s)}
+    only(h)
+    for lease in mine:
+        h.taken(lease.machine_id)
+    h.job.market.strangers = alike.STRANGERS_MAX
+    for known in h.state.pools.values():
+        known.sold = known.pool.type != kind or known.pool.key == there
+    h.wait(10.0)
+    h.serve()
+    h.wait(5.0)
+    h.train(10.0)
+    assert not went_on(h) and types_in(h) == {kind}
+
+
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
     """A cloud sells several processors under one name: what it sold is no proof of what it sells."""
     h, own = strange(hand, control_period_s=60.0, rethink_s=60.0, stall_s=3600.0)
