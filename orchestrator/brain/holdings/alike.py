@@ -110,8 +110,16 @@ def may_buy(state: State, job: Job, kind: Kind | None, sold: InstanceType, pool:
 
 
 def most(state: State, job: Job, kind: Kind | None, known: PoolState) -> int | None:
-    """Return how many machines of a pool may be bought that is tried again; None for any number."""
-    if kind is None or shut_of(job, kind, known.kind.name, known.pool) is None:
+    """Return how many machines of a pool may be bought to see what they are; None for any number.
+
+    That is of a pool that is tried again, and of a type that has told nothing if others have told of
+    other kinds. A job that cannot train takes what there is.
+    """
+    if kind is None or not kind.hardware:
+        return None
+    unknown = not _told(job, known.kind.name) and job.market.lacks_since_s is None
+    careful = unknown and bool(job.market.shut)
+    if not careful and shut_of(job, kind, known.kind.name, known.pool) is None:
         return None
     held = [state.leases[token] for token in known.leases]
     tried = sum(lease.job == job.id and not lease.hardware for lease in held)
@@ -301,10 +309,12 @@ def look(state: State, out: list[AnyAction], job: Job) -> None:
     It has only if that began before its machines told their keys. All of them go on, and whoever
     comes is of one kind: half a job's machines are not given up for bits that are mixed already.
     """
+    if not job.exact:
+        return
     serving = [lease for lease in leases_of(state, job) if serves(job, lease)]
     keys = {key for lease in serving if (key := lease.hardware)}
     mixed = len(keys) > 1 or len({accelerator_of(lease.type) for lease in serving}) > 1
-    if job.exact and mixed and job.layouts.unlike_step is None and job.progress.step:
+    if mixed and job.layouts.unlike_step is None and job.progress.step:
         _mark(job, 0)
         note(
             out,

@@ -281,6 +281,24 @@ def test_machines_of_another_kind_in_one_zone_are_no_reason_while_another_sells_
     assert not went_on(h) and types_in(h) == {kind}
 
 
+@pytest.mark.parametrize("alike_too", [True, False])
+def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(
+    hand: Any, alike_too: bool
+) -> None:
+    """Forty that are given back would cost forty starts; if it is of the kind the others follow."""
+    h, own = strange(hand)
+    (other,) = h.keys.keys() - {own.type.name}
+    h.keys = {own.type.name: own.hardware, other: own.hardware if alike_too else SLOW + NEW}
+    only(h, other)
+    for known in h.state.pools.values():
+        known.sold = known.pool.type == other and known.pool.zone == "east-a"
+    h.job.spec = replace(h.job.spec, slots_max=7)
+    first = bought(h.wait(30.0))
+    h.serve()
+    assert first == [other]
+    assert len(bought(h.wait(30.0))) == (2 if alike_too else 0)
+
+
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
     """A cloud sells several processors under one name: what it sold is no proof of what it sells."""
     h, own = strange(hand, control_period_s=60.0, rethink_s=60.0, stall_s=3600.0)
