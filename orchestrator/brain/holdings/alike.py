@@ -231,9 +231,6 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
         return False
     newly = key not in had or job.market.strangers > 0
     job.market.strangers += kind.hardware in had and newly
-    if shut_of(job, kind, lease.type.name, lease.pool) is not None:
-        shut = job.market.shut.get(lease.pool.key, Shut(0, 0.0))
-        job.market.shut[lease.pool.key] = Shut(shut.times + 1, state.now_s)
     _part(state, out, job, (lease,))
     return True
 
@@ -341,6 +338,10 @@ def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] =
     if not going or kind is None:
         return
     some = [state.leases[token] for token in going]
+    for pool, name in {lease.pool: lease.type.name for lease in some if lease.hardware}.items():
+        if shut_of(job, kind, name, pool) is not None:
+            shut = job.market.shut.get(pool.key, Shut(0, 0.0))
+            job.market.shut[pool.key] = Shut(shut.times + 1, state.now_s)
     types = ", ".join(sorted({lease.type.name for lease in some}))
     key = next((lease.hardware for lease in some if lease.hardware), "")
     apart = f", {against(key, kind.hardware)}" if key and kind.hardware else ""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerReady
+from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerProving, WorkerReady
 from orchestrator.actions import Launch, OpenJob, StartWorker, Terminate
 from orchestrator.brain.holdings import alike
 from orchestrator.events import JobResumed, ManagerStarted
@@ -297,6 +297,36 @@ def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(
     h.serve()
     assert first == [other]
     assert len(bought(h.wait(30.0))) == (2 if alike_too else 0)
+
+
+def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_once(
+    hand: Any,
+) -> None:
+    """Both told their keys while they proved themselves; the first that was ready chose."""
+    h = apart(hand)
+    h.at_s = 1e6
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    only(h, "large")
+    h.job.spec = replace(h.job.spec, slots_max=3)
+    h.wait(5.0)
+    h.serve(ready=False)
+    starts = h.only(h.said, StartWorker)
+    for start in starts:
+        key = h.keys[h.machines[start.machine_id].pool.type]
+        proving = WorkerProving(
+            at_s=h.at_s,
+            job="job",
+            worker=start.worker,
+            machine_id=start.machine_id,
+            hardware=key,
+        )
+        h.see(proving)
+    out = h.ready(starts[0])
+    assert "1 machine (large, AVX2 against AVX512) cannot train" in h.words(out)
+    assert bought(out) == [] and bought(h.train(300.0)) == []
 
 
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
