@@ -110,8 +110,16 @@ def may_buy(state: State, job: Job, kind: Kind | None, sold: InstanceType, pool:
 
 
 def most(state: State, job: Job, kind: Kind | None, known: PoolState) -> int | None:
-    """Return how many machines of a pool may be bought that is tried again; None for any number."""
-    if kind is None or shut_of(job, kind, known.kind.name, known.pool) is None:
+    """Return how many machines of a pool may be bought to see what they are; None for any number.
+
+    That is of a pool that is tried again, and of a type that has told nothing if others have told of
+    other kinds. A job that cannot train takes what there is.
+    """
+    if kind is None or not kind.hardware:
+        return None
+    unknown = not _told(job, known.kind.name) and job.market.lacks_since_s is None
+    careful = unknown and bool(job.market.shut)
+    if not careful and shut_of(job, kind, known.kind.name, known.pool) is None:
         return None
     held = [state.leases[token] for token in known.leases]
     tried = sum(lease.job == job.id and not lease.hardware for lease in held)
@@ -179,8 +187,7 @@ def has_its_own(state: State, job: Job) -> bool:
 
 def awaits_its_own(state: State, job: Job) -> bool:
     """Return whether they would suffice with those that may be of its kind, and are on their way."""
-    bought = [e for e in leases_of(state, job) if e.state != "intended"]
-    return _slots_alike(state, job, bought) >= job.workers_min
+    return _slots_alike(state, job, leases_of(state, job)) >= job.workers_min
 
 
 def _slots_alike(state: State, job: Job, some: Iterable[Lease]) -> int:
@@ -224,19 +231,21 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
         return False
     newly = key not in had or job.market.strangers > 0
     job.market.strangers += kind.hardware in had and newly
-    if shut_of(job, kind, lease.type.name, lease.pool) is not None:
-        shut = job.market.shut.get(lease.pool.key, Shut(0, 0.0))
-        job.market.shut[lease.pool.key] = Shut(shut.times + 1, state.now_s)
     _part(state, out, job, (lease,))
     return True
 
 
 def settle(state: State, out: list[AnyAction], job: Job) -> None:
-    """Choose the kind of an exact job that has none yet: that of most workers that are ready."""
+    """Choose the kind of an exact job that has none yet: that of most workers that are ready.
+
+    Those that will be taken count where no other is ready, because it trains on them until then.
+    """
+    ready = [w for worker in job.workers if (w := state.workers[worker]).ready]
+    staying = [worker for worker in ready if state.leases[worker.token].stays]
     counts: Counter[Kind] = Counter()
-    for worker in (state.workers[worker] for worker in job.workers):
+    for worker in staying or ready:
         lease, key = state.leases[worker.token], key_of(state, worker)
-        if worker.ready and key and lease.stays:
+        if key:
             counts[Kind(accelerator_of(lease.type), key)] += 1
     kind = job.layouts.kind
     if not job.exact or not counts:
@@ -251,9 +260,8 @@ def lacks_its_own(state: State, job: Job) -> bool:
     """Return whether there is no hope left for machines of the job's kind; called while it lacks them."""
     if job.market.lacks_since_s is None:
         job.market.lacks_since_s = state.now_s
-    if job.market.strangers >= STRANGERS_MAX:
-        return True
-    return state.now_s >= job.market.lacks_since_s + LACKS_S and not awaits_its_own(state, job)
+    waited = state.now_s >= job.market.lacks_since_s + LACKS_S
+    return (waited or job.market.strangers >= STRANGERS_MAX) and not awaits_its_own(state, job)
 
 
 def lacks_nothing(job: Job) -> None:
@@ -298,10 +306,12 @@ def look(state: State, out: list[AnyAction], job: Job) -> None:
     It has only if that began before its machines told their keys. All of them go on, and whoever
     comes is of one kind: half a job's machines are not given up for bits that are mixed already.
     """
+    if not job.exact:
+        return
     serving = [lease for lease in leases_of(state, job) if serves(job, lease)]
     keys = {key for lease in serving if (key := lease.hardware)}
     mixed = len(keys) > 1 or len({accelerator_of(lease.type) for lease in serving}) > 1
-    if job.exact and mixed and job.layouts.unlike_step is None and job.progress.step:
+    if mixed and job.layouts.unlike_step is None and job.progress.step:
         _mark(job, 0)
         note(
             out,
@@ -328,6 +338,10 @@ def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] =
     if not going or kind is None:
         return
     some = [state.leases[token] for token in going]
+    for pool, name in {lease.pool: lease.type.name for lease in some if lease.hardware}.items():
+        if shut_of(job, kind, name, pool) is not None:
+            shut = job.market.shut.get(pool.key, Shut(0, 0.0))
+            job.market.shut[pool.key] = Shut(shut.times + 1, state.now_s)
     types = ", ".join(sorted({lease.type.name for lease in some}))
     key = next((lease.hardware for lease in some if lease.hardware), "")
     apart = f", {against(key, kind.hardware)}" if key and kind.hardware else ""

@@ -193,8 +193,7 @@ def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase |
         return None
     if not alike.lacks_its_own(state, job):
         return None
-    newly = job.market.strangers < alike.STRANGERS_MAX and not job.market.sought
-    if newly and think(state, job).acquire:
+    if not job.market.sought and think(state, job).acquire:
         job.market.sought = True
         return None
     going = [e for e in leases_of(state, job) if e.state != "ending"]

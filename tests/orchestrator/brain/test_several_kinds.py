@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerReady
+from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerProving, WorkerReady
 from orchestrator.actions import Launch, OpenJob, StartWorker, Terminate
 from orchestrator.brain.holdings import alike
 from orchestrator.events import JobResumed, ManagerStarted
@@ -231,6 +231,102 @@ def test_a_resumed_job_does_not_remember_what_came_before_its_end(hand: Any) -> 
     h.job.spec = replace(h.job.spec, slots_max=2)
     h.see(JobResumed(at_s=h.at_s, job="job", by="a test"))
     assert bought(h.wait(60.0)) == [] and not went_on(h)
+
+
+def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand: Any) -> None:
+    """It begins on it all the same: whoever comes then and rounds differently is not trained with."""
+    h = apart(hand)
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve(ready=False)
+    (own,) = h.leases
+    only(h, "large")
+    h.job.spec = replace(h.job.spec, slots_max=2)
+    h.notice(own.machine_id, left_s=120.0)
+    (start,) = h.only(h.said, StartWorker)
+    h.ready(start)
+    h.wait(2.0)
+    h.committed(1)
+    assert h.job.layouts.kind == Kind("cpu", FAST)
+    h.serve()
+    h.train(30.0)
+    assert types_in(h) == {"small"}
+    assert any("cannot train with those" in s.because for s in h.state.sentences)
+
+
+def test_machines_of_another_kind_in_one_zone_are_no_reason_while_another_sells_its_own(
+    hand: Any,
+) -> None:
+    """One zone got a new image, and is the cheapest: the other one is asked before the kind is given up."""
+    h = apart(hand).running(slots_max=2, slots_min=2)
+    mine = h.leases
+    (kind,) = types_in(h)
+    here, there = (key for key, known in h.state.pools.items() if known.pool.type == kind)
+    h.job.market.told[kind] = {here: [h.keys[kind] + NEW] * 3, there: [h.keys[kind]]}
+    (other,) = h.keys.keys() - {kind}
+    h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
+    h.job.market.shut = {here: Shut(1, h.at_s), "elsewhere": Shut(9, h.at_s)}
+    only(h)
+    for lease in mine:
+        h.taken(lease.machine_id)
+    h.job.market.strangers = alike.STRANGERS_MAX
+    for known in h.state.pools.values():
+        known.sold = known.pool.type != kind or known.pool.key == there
+    h.wait(10.0)
+    h.serve()
+    h.wait(5.0)
+    h.train(10.0)
+    assert not went_on(h) and types_in(h) == {kind}
+
+
+@pytest.mark.parametrize("alike_too", [True, False])
+def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(
+    hand: Any, alike_too: bool
+) -> None:
+    """Forty that are given back would cost forty starts; if it is of the kind the others follow."""
+    h, own = strange(hand)
+    (other,) = h.keys.keys() - {own.type.name}
+    h.keys = {own.type.name: own.hardware, other: own.hardware if alike_too else SLOW + NEW}
+    only(h, other)
+    for known in h.state.pools.values():
+        known.sold = known.pool.type == other and known.pool.zone == "east-a"
+    h.job.spec = replace(h.job.spec, slots_max=7)
+    first = bought(h.wait(30.0))
+    h.serve()
+    assert first == [other]
+    assert len(bought(h.wait(30.0))) == (2 if alike_too else 0)
+
+
+def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_once(
+    hand: Any,
+) -> None:
+    """Both told their keys while they proved themselves; the first that was ready chose."""
+    h = apart(hand)
+    h.at_s = 1e6
+    h.start()
+    only(h, "small")
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    only(h, "large")
+    h.job.spec = replace(h.job.spec, slots_max=3)
+    h.wait(5.0)
+    h.serve(ready=False)
+    starts = h.only(h.said, StartWorker)
+    for start in starts:
+        key = h.keys[h.machines[start.machine_id].pool.type]
+        proving = WorkerProving(
+            at_s=h.at_s,
+            job="job",
+            worker=start.worker,
+            machine_id=start.machine_id,
+            hardware=key,
+        )
+        h.see(proving)
+    out = h.ready(starts[0])
+    assert "1 machine (large, AVX2 against AVX512) cannot train" in h.words(out)
+    assert bought(out) == [] and bought(h.train(300.0)) == []
 
 
 def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
