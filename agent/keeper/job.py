@@ -382,6 +382,8 @@ class KeptJob:
             self.roster.tell_of_ends()
             if self._served is None:
                 self._regrouping.look(now_s, late_s)
+            else:
+                self._served.look()
             if not self.closed and self._served is None:
                 self._entrance.look()
                 self._trial.look()
