@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from players import House, begun
 
-from agent.protocol import Noticed
+from agent.protocol import Enter, Noticed
 
 
 @pytest.fixture
@@ -56,6 +56,25 @@ def test_who_has_not_heard_of_its_layout_hears_of_it_again(house: House) -> None
     assert one.layout is not None and one.layout.generation == house.generation
     house.commits(2)
     assert house.version == 12
+
+
+def test_who_was_being_sent_the_state_is_lost(house: House) -> None:
+    """Nobody knows what of it has come; all others would wait for it for ever."""
+    house.dies("a", "b")
+    one, two = house.joins("c"), house.joins("d")
+    house.until("both", lambda: {"c", "d"} <= {*house.ready})
+    take = two.take
+    two.take = lambda message, payload: (
+        take(message, payload) if isinstance(message, Enter) else None
+    )  # type: ignore[method-assign]
+    house.begins("c", "d")
+    assert one.holds and two.layout is not None and not two.holds
+    del two.take
+    two.hello = {"generation": house.generation, "version": None, "proven": True}
+    two.come()
+    assert house.job.roster.is_gone("d")
+    house.begins("c")
+    house.commits(2)
 
 
 def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> None:
