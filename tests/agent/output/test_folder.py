@@ -11,6 +11,7 @@ from waiting import until
 
 from agent.messages import OutputKept
 from agent.output import sender
+from agent.output.files import draft_of
 from agent.output.folder import Output
 
 Job = Any
@@ -371,6 +372,24 @@ def test_alone_the_folder_is_made_when_it_is_asked_for(
     (output.folder / "x").write_text("kept as it is")
     assert output.scan(0, leads=True) == []
     assert output.finish(1, leads=True)
+
+
+def test_only_what_is_being_saved_is_passed_over(job: Job) -> None:
+    """By what it is and not by its name, which a person may have chosen as well."""
+    one = job.worker("one")
+    one.begin(0)
+
+    def writes(worker: Worker) -> None:
+        (worker.folder / ".0123abcd.draft").write_text("kept")
+        with draft_of(worker.folder / "best.pt") as draft:
+            draft.write_text("half")
+            one.output.scan(0, leads=True)
+            draft.replace(worker.folder / "best.pt")
+
+    one.step(1, writes)
+    one.end(2)
+    assert job.names() == {".0123abcd.draft": 0, "best.pt": 1}
+    assert not [sent for sent in one.sent if getattr(sent, "how", "") == "gone"]
 
 
 def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
