@@ -341,6 +341,7 @@ class KeptJob:
             if hello.left is not None:
                 roster.hear_left(hello.left)
             self._regrouping.joined(member)
+            self._ending.joined(member)
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:
