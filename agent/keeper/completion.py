@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 from agent.keeper.layouts import RETRY_S
+from agent.keeper.member import Member
 from agent.keeper.reports import Reports
 from agent.keeper.roster import Roster
 from agent.keeper.storage.backup import Backup
@@ -26,6 +27,7 @@ class Ending:
     ) -> None:
         self._roster, self._vault, self._changed = roster, vault, changed
         self._reports, self._completed, self._closed = reports, completed, closed
+        self._stored: set[str] | None = None  # the finishing workers whose result is stored
 
     def begin(self, final: Backup) -> None:
         """Begin the end of the job, because its last state has arrived whole."""
@@ -36,6 +38,12 @@ class Ending:
             threading.Thread(
                 target=self._wind_up, args=(final, finishing), name="wind-up", daemon=True
             ).start()
+
+    def joined(self, member: Member) -> None:
+        """Tell a worker that has dialled again that the result is stored, if it is."""
+        finishing = self._roster.finishing
+        if finishing is not None and finishing is self._stored and member.worker in finishing:
+            member.post(Done())
 
     def _wind_up(self, final: Backup, finishing: set[str]) -> None:
         """Put the result on the disk, let the scripts end, then report that the job is complete."""
@@ -50,6 +58,7 @@ class Ending:
         with self._changed:
             if over():
                 return
+            self._stored = finishing
             for member in self._roster.members.values():
                 if member.worker in finishing:
                     member.post(Done())

@@ -341,6 +341,7 @@ class KeptJob:
             if hello.left is not None:
                 roster.hear_left(hello.left)
             self._regrouping.joined(member)
+            self._ending.joined(member)
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:
@@ -382,6 +383,8 @@ class KeptJob:
             self.roster.tell_of_ends()
             if self._served is None:
                 self._regrouping.look(now_s, late_s)
+            else:
+                self._served.look()
             if not self.closed and self._served is None:
                 self._entrance.look()
                 self._trial.look()

@@ -134,18 +134,29 @@ class Regrouping:
         return SILENT_EARLY_S if known else roster.patient(RECONNECT_S)
 
     def joined(self, member: Member) -> None:
-        """Send the layout again to a worker whose connection broke before it heard of it.
+        """See to a worker that has come, which may have dialled again in the middle of a layout.
 
         Carry on if it was the last that a restarted keeper waited for.
         """
-        roster, told = self._roster, self._told
-        if told is not None and roster.started and told.layout is roster.layout:
-            unheard = member.generation < told.layout.generation
-            awaited = member.worker in (*told.layout.workers, *told.holders)
-            if unheard and awaited and told.version == self._history.version:
-                self._send_enter(member, told)
+        told = self._told
+        current = told is not None and self._roster.started and told.layout is self._roster.layout
+        if current and told is not None and told.version == self._history.version:
+            self._told_again(member, told)
         if self.waits and self._roster.complete and not self._roster.lacks_owners():
             self._carry_on()
+
+    def _told_again(self, member: Member, told: Enter) -> None:
+        """Send the layout again to a worker that has not heard of it.
+
+        One that was being sent the state is lost, because nobody knows what of it has come.
+        """
+        if member.worker not in (*told.layout.workers, *told.holders):
+            return
+        if member.generation < told.layout.generation:
+            self._send_enter(member, told)
+        elif member.version is None and _lacks(member, told):
+            why = "its connection broke while it was sent the state"
+            self._roster.lose(member.worker, "connection", why)
 
     def _held_up(self) -> bool:
         """Whether all wait for a backup, so that no commit comes with which to ask again."""
@@ -253,8 +264,7 @@ class Regrouping:
         layout, holders = enter.layout, enter.holders
         member.post(enter)
         member.enters(layout, holds=member.worker in holders)
-        lacks = member.worker not in holders if enter.catch_up else not holders
-        if lacks and not layout.owned:
+        if _lacks(member, enter) and not layout.owned:
             self.send_backup(member, layout.generation)
 
     def _ready_bytes(self) -> int:
@@ -449,3 +459,8 @@ class Regrouping:
         )
         for member in self._roster.inside():
             member.post(told)
+
+
+def _lacks(member: Member, enter: Enter) -> bool:
+    """Whether a worker gets the state from the keeper."""
+    return member.worker not in enter.holders if enter.catch_up else not enter.holders

@@ -118,8 +118,7 @@ class Outbox:
                     return  # the delivering thread knows when these are due
             else:
                 self._fold_newest()  # what happened before is reported before
-                self._reports.append(report)
-                self._said += 1
+                self._queue(report)
             self._changed.notify_all()
 
     def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None:
@@ -174,9 +173,14 @@ class Outbox:
             self._changed.notify_all()
         self._thread.join(5.0)
 
+    def _queue(self, report: Report) -> None:
+        """Queue a report; beyond the bound, the oldest is dropped."""
+        self._said += len(self._reports) < REPORTS_WAITING_MAX
+        self._reports.append(report)
+
     def _fold_newest(self) -> None:
-        self._reports.extend(self._newest.values())
-        self._said += len(self._newest)
+        for report in self._newest.values():
+            self._queue(report)
         self._newest.clear()
 
     def _run(self) -> None:

@@ -70,7 +70,7 @@ class Outputs:
     def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
         """Queue a part of the output, on the thread that listens to the worker."""
         with self._starting:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="output", daemon=True)
                 self._thread.start()
             try:
@@ -117,9 +117,8 @@ class Outputs:
         self._out.lines(self._job, "keeper", (line,))
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Write what has arrived, for at most `patience_s`."""
-        with self._starting:
-            thread, self._thread = self._thread, None
+        """Write what has arrived, for at most `patience_s`; a writer that takes longer goes on."""
+        thread = self._thread
         if thread is not None:
             try:
                 self._waiting.put(None, timeout=max(patience_s, 0.001))

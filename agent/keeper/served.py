@@ -43,6 +43,7 @@ class ServedJob:
         self._lock, self._fail, self._give_up = lock, fail, give_up
         self._report, self._completed, self._closed = report, completed, closed
         self._vault, self._written_s = vault, 0.0
+        self._why = ""  # the tables cannot go on, until there is a worker to report it for
         self.tables: Tables
         self.serving: Serving
 
@@ -109,8 +110,15 @@ class ServedJob:
 
     def broken(self, why: str) -> None:
         with self._lock:
-            for member in [*self._roster.members.values()][:1]:
-                self._fail(member, Failed(kind="setup", detail=why))
+            self._why = why
+            self.look()
+
+    def look(self) -> None:
+        """Fail the job if its tables cannot go on, for any worker: the manager knows no keeper."""
+        member = next(iter(self._roster.members.values()), None)
+        if self._why and member is not None:
+            why, self._why = self._why, ""
+            self._fail(member, Failed(kind="setup", detail=why))
 
     def gave_up(self, error: Fenced) -> None:
         self._give_up(error)

@@ -5,11 +5,11 @@ a job and in the job's storage, so nothing in it may lead out of the folder.
 """
 
 import os
-import re
+import secrets
 import stat
 import time
 from collections.abc import Container, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20  # so that urgent messages pass in between
 TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that are this close may have the same time
 TOO_MANY = "more than {:,} files are there"
-DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft")  # a file being written beside its place
+_DRAFTS = set[str]()  # what this process is writing beside its place
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +86,18 @@ def place(folder: Path, path: object, who: str) -> Path:
     return folder / name
 
 
+@contextmanager
+def draft_of(target: Path) -> Iterator[Path]:
+    """Yield where a file may be written before it is renamed into its place; no look sees it."""
+    draft = target.parent / f".{secrets.token_hex(4)}.draft"
+    _DRAFTS.add(str(draft))
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+        _DRAFTS.discard(str(draft))
+
+
 def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict[str, Seen], str]:
     """Return the files below a folder, and which is left out first and why. Follow no links.
 
@@ -94,7 +106,7 @@ def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict
     found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), ""
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
-        if DRAFT.fullmatch(entry.name):
+        if entry.path in _DRAFTS:
             continue
         why, into = why_no_path(path), found if path in known else fresh
         if not why and len(into) >= files_max:

@@ -1,7 +1,6 @@
 """`session.save(path)`: write weights or an object whole into the output folder."""
 
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from agent.errors import Misuse
-from agent.output.files import place
+from agent.output.files import draft_of, place
 
 WHO = "session.save(path)"
 
@@ -55,14 +54,12 @@ def write(target: Path, state: Any) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Misuse(f"{WHO}: {target.parent} cannot be made: {error.strerror}") from error
-    draft = target.parent / f".{secrets.token_hex(4)}.draft"
     try:
-        with draft.open("xb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        with draft_of(target) as draft:
+            with draft.open("xb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
     except (TypeError, AttributeError, IsADirectoryError) as error:
         raise Misuse(f"{WHO}: {target.name} cannot be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from crews import RedisProcess, until
 
+from agent.keeper import outbox as outbox_module
 from agent.keeper.keeper import connect
 from agent.keeper.outbox import Outbox
 from agent.keys import INBOX
@@ -65,6 +66,24 @@ def test_what_comes_with_every_step_is_told_once_in_a_while(
         )
         assert before[-1] == STEPS - 1 and after[-1] == 2 * STEPS - 1
         assert before + after == sorted(before + after)
+
+
+def test_reports_that_no_longer_fitted_are_not_waited_for(
+    redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no report of an agent would ever be confirmed again, and each would be sent for ever."""
+    monkeypatch.setattr(outbox_module, "REPORTS_WAITING_MAX", 5)
+    outbox = Outbox(connect(redis_process.url))
+    try:
+        redis_process.kill()
+        for step in range(20):
+            outbox.report(CheckpointFailed(at_s=0.0, job="a", step=step, error="the disk is full"))
+        train(outbox, range(3))
+        redis_process.start()
+        assert outbox.flush(20.0)
+        assert told(redis_process)[-1] == BackupHeld(at_s=0.0, job="a", step=2, state_bytes=1)
+    finally:
+        outbox.close()
 
 
 def test_the_newest_is_told_although_nothing_comes_after_it(

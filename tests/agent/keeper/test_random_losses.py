@@ -28,6 +28,7 @@ ACTS = {
     "restart": 2,
     "checkpoint": 1,
     "resume": 2,
+    "redial": 2,
 }
 MOVES, WORKERS_MAX = 60, 4
 
@@ -118,15 +119,23 @@ class Scene:
         if layout is not None:
             self.house.job.restore(layout)
         for player in survivors:
-            inside = player.layout is not None and player.holds
-            player.hello = {
-                "generation": player.layout.generation if player.layout is not None else -1,
-                "version": player.version if inside else None,
-                "proven": player.let_in or inside,
-            }
-            if self.house.job.lets_in(player.name):
-                self.house.players[player.name] = player
-                player.come()
+            self.comes_again(player)
+
+    def redial(self) -> None:
+        """A connection breaks, and its worker dials again before the keeper has noticed."""
+        if self.players:
+            self.comes_again(self.draw.choice(self.players))
+
+    def comes_again(self, player: Player) -> None:
+        inside = player.layout is not None and player.holds
+        player.hello = {
+            "generation": player.layout.generation if player.layout is not None else -1,
+            "version": player.version if inside else None,
+            "proven": player.let_in or inside,
+        }
+        if self.house.job.lets_in(player.name):
+            self.house.players[player.name] = player
+            player.come()
 
     def checkpoint(self) -> None:
         self.house.job.write_checkpoint()

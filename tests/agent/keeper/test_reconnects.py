@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from players import House, begun
+from players import FORM, SIZE, House, begun
 
-from agent.protocol import Noticed
+from agent.protocol import Done, Enter, Noticed, Snapshot
+from agent.store.shares import Extent
 
 
 @pytest.fixture
@@ -58,6 +59,25 @@ def test_who_has_not_heard_of_its_layout_hears_of_it_again(house: House) -> None
     assert house.version == 12
 
 
+def test_who_was_being_sent_the_state_is_lost(house: House) -> None:
+    """Nobody knows what of it has come; all others would wait for it for ever."""
+    house.dies("a", "b")
+    one, two = house.joins("c"), house.joins("d")
+    house.until("both", lambda: {"c", "d"} <= {*house.ready})
+    take = two.take
+    two.take = lambda message, payload: (
+        take(message, payload) if isinstance(message, Enter) else None
+    )  # type: ignore[method-assign]
+    house.begins("c", "d")
+    assert one.holds and two.layout is not None and not two.holds
+    del two.take
+    two.hello = {"generation": house.generation, "version": None, "proven": True}
+    two.come()
+    assert house.job.roster.is_gone("d")
+    house.begins("c")
+    house.commits(2)
+
+
 def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> None:
     """It goes all the same, so it is no copy of the state that could go on alone."""
     roster = house.job.roster
@@ -68,3 +88,23 @@ def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> N
     assert roster.copies("ab") == 1
     told = [each for each, _ in house.players["b"].line.came if isinstance(each, Noticed)]
     assert [each.deadline_s for each in told] == [1000.0]
+
+
+def test_who_has_not_heard_that_all_is_stored_hears_it_again(tmp_path: Path) -> None:
+    """Its script goes on behind its loop only then."""
+    house = begun(House(tmp_path), "a", commits=3)
+    one = house.players["a"]
+    last = Snapshot(
+        generation=house.generation,
+        version=3,
+        forms=(FORM,),
+        extents=(Extent("l", 0, SIZE, SIZE),),
+        last=True,
+        final=True,
+    )
+    one.say(last, one.state.tobytes())
+    told = one.line
+    house.until("it to be stored", lambda: any(isinstance(each, Done) for each, _ in told.came))
+    dials_again(house, "a")
+    assert any(isinstance(each, Done) for each, _ in one.line.came)
+    house.job.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commit_logs import MemoryCommitLog
 from crews import until
+from players import House, Line
 
 from agent.keeper import clocks
 from agent.keeper import tables as tables_module
@@ -26,7 +27,7 @@ from agent.paramserver.controller import Part
 from agent.paramserver.live.plan import KEPT
 from agent.paramserver.live.store import Folder
 from agent.paramserver.messages import CONTROLLER, Join, Loaded, Push, Roll, Save, Section
-from agent.protocol import Serving, Shape
+from agent.protocol import Hello, Ready, Serving, Shape
 from agent.store.errors import Unknown
 
 PATIENCE_S = 20.0
@@ -403,3 +404,30 @@ def test_a_clock_of_the_archives_that_the_disk_does_not_take_is_written_later(
     assert (owner.from_versions, len(owner.unread)) == ([4], 1)
     assert "no room on purpose" in owner.unread[0]
     assert alike(tables._clock(3), clock(3))
+
+
+def test_tables_that_cannot_go_on_fail_the_job_whoever_comes_next(tmp_path: Path) -> None:
+    """No worker is there at that moment for whom the failure could be reported."""
+    house = House(tmp_path)
+    ready = Ready(microbatches=1, steps_total=1, state_bytes=0, serving=SERVING)
+
+    def comes(name: str) -> None:
+        hello = Hello(job="job", worker=name, machine_id=name, mesh_address="")
+        member = house.job.join(Line(), hello)  # type: ignore[arg-type]
+        assert member is not None
+        house.job.receive(member, ready, memoryview(b""))
+        if name == "a":
+            house.job.leave(member, "connection", "it was killed")
+
+    try:
+        comes("a")
+        served = house.job._served
+        assert served is not None
+        served.broken("the keeper cannot go on with the tables")
+        assert not house.failed
+        comes("b")
+        house.job.tick(0.0, 0.0)
+        house.job.tick(0.0, 0.0)
+        assert house.failed == ["the keeper cannot go on with the tables"]
+    finally:
+        house.job.close()

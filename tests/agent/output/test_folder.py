@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 from waiting import until
 
+from agent.keeper.output_files import WAITING_MAX
 from agent.messages import OutputKept
 from agent.output import sender
+from agent.output.files import draft_of
 from agent.output.folder import Output
+from agent.protocol import OutputSent
 
 Job = Any
 Worker = Any
@@ -373,6 +377,24 @@ def test_alone_the_folder_is_made_when_it_is_asked_for(
     assert output.finish(1, leads=True)
 
 
+def test_only_what_is_being_saved_is_passed_over(job: Job) -> None:
+    """By what it is and not by its name, which a person may have chosen as well."""
+    one = job.worker("one")
+    one.begin(0)
+
+    def writes(worker: Worker) -> None:
+        (worker.folder / ".0123abcd.draft").write_text("kept")
+        with draft_of(worker.folder / "best.pt") as draft:
+            draft.write_text("half")
+            one.output.scan(0, leads=True)
+            draft.replace(worker.folder / "best.pt")
+
+    one.step(1, writes)
+    one.end(2)
+    assert job.names() == {".0123abcd.draft": 0, "best.pt": 1}
+    assert not [sent for sent in one.sent if getattr(sent, "how", "") == "gone"]
+
+
 def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
     one, two = job.worker("one"), job.worker("two")
     for worker in (one, two):
@@ -524,3 +546,30 @@ def test_storage_that_cannot_be_opened_is_said_and_tried_again(
     worker.flush()
     assert job.names() == {"metrics.csv": 0}
     assert len(job.told.said) == 1
+
+
+def test_a_job_that_is_closed_and_opened_again_has_one_writer(job: Job) -> None:
+    """The one from before still works through what had come, on a slow disk; two would forget each other's files."""
+
+    class Slow:
+        worker = "a"
+
+        def __init__(self) -> None:
+            self.goes_on = threading.Event()
+
+        def post(self, message: Any, *payload: Any) -> None:
+            assert self.goes_on.wait(20.0)
+
+    def writers() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "output"]
+
+    slow, earlier = Slow(), writers()
+    for serial in range(WAITING_MAX + 2):
+        sent = OutputSent(
+            serial=serial, generation=0, path=f"{serial}", how="whole", since=0, step=0
+        )
+        job.outputs.hear(slow, sent, memoryview(b""))
+        if serial == WAITING_MAX:
+            job.outputs.close()
+    assert len(writers()) == len(earlier) + 1
+    slow.goes_on.set()
