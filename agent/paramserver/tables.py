@@ -122,7 +122,18 @@ class Table(NamedTuple):
 
     def wanted(self, keys: Any) -> Array:
         """Return a copy of these keys, or name one that the table does not have."""
-        found = np.array(keys, np.int64)
+        given = np.asarray(keys)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
+            raise ApplicationError(
+                f"keys of table {self.name!r} are one row of whole numbers; these have shape "
+                f"{given.shape} and are {given.dtype}"
+            )
+        with np.errstate(invalid="ignore"):
+            found = given.astype(np.int64)
+        if given.dtype.kind != "i" and (odd := given[found != given]).size:
+            raise ApplicationError(
+                f"table {self.name!r} has no key {odd[0]}: it is no whole number"
+            )
         strange = found[(found < 0) | (found >= self.keys)] if self.keys else found[:0]
         if strange.size:
             raise ApplicationError(
@@ -137,6 +148,10 @@ class Table(NamedTuple):
         It is a copy, because it is summed and sent after the application has its array back.
         """
         given = np.asarray(values)
+        if given.dtype.kind not in "biuf":
+            raise ApplicationError(
+                f"a change of table {self.name!r} is of {given.dtype}, no numbers"
+            )
         if given.shape != (len(keys), self.width):
             raise ApplicationError(
                 f"a change of table {self.name!r} has shape {given.shape}; "

@@ -83,6 +83,8 @@ class Cache:
 
     def get(self, table: Table, keys: Array) -> Array:
         """Return these rows, which nobody changes, or raise `Missing` with those not here."""
+        if not len(keys):
+            return np.zeros((0, table.width), table.dtype)
         if table.keys:
             known = self._known.get(table.name)
             if known is None or not known[keys].all():
@@ -96,8 +98,6 @@ class Cache:
         rows = self._rows[table.name]
         if lacking := [key for key in keys.tolist() if key not in rows]:
             raise Missing(table, np.array(lacking))
-        if not len(keys):
-            return np.zeros((0, table.width), table.dtype)
         return np.stack([rows[key] for key in keys.tolist()])
 
     def put(self, section: Section) -> None:

@@ -306,6 +306,62 @@ def test_a_key_that_a_table_does_not_have_is_named(key, act):
     assert virtual.brain.ledger.closed == -1
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([1.7], "no key 1.7: it is no whole number"),
+        ([float("nan")], "no key nan: it is no whole number"),
+        (np.array([2**63 + 5], np.uint64), "no key 9223372036854775813: it is no"),
+        (np.array([True, False]), "these have shape .2,. and are bool"),
+        (["3"], "these have shape .1,. and are <U1"),
+        ([[1], [2]], "these have shape .2, 1. and are int64"),
+        (3, "these have shape .. and are int64"),
+    ],
+)
+@pytest.mark.parametrize("act", ["read", "update"])
+def test_keys_that_are_no_row_of_whole_numbers_are_named(keys, said, act):
+    """A mask or a share would be the rows of other keys, without a word."""
+
+    class Odd(Small):
+        tables = (Table("sum", 0, 2),)
+
+        def process_item(self, item, params):
+            if act == "read":
+                params.read("sum", keys)
+            params.update("sum", keys, np.ones((np.size(keys), 2)))
+
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Odd())
+    _, why = run(Odd)
+    assert re.search(said, why)
+
+
+@pytest.mark.parametrize("change", [[[1j, 0]], [["2", "3"]], [[None, 1]]])
+def test_a_change_that_is_of_no_real_numbers_is_named(change):
+    class Odd(Small):
+        def change(self, item):
+            return change
+
+    with pytest.raises(ApplicationError, match=r"table 'sum' is of .+, no numbers"):
+        run_alone(Odd())
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_no_keys_at_all_are_read_at_once_although_nothing_of_the_table_is_here(number):
+    """A range whose items need no row of a table: it was asked again for what is never sent."""
+
+    class Spare(Small):
+        tables = (*Small.tables, Table("spare", number, 1))
+
+        def process_item(self, item, params):
+            params.measure(len(params.read("spare", [])))
+            super().process_item(item, params)
+
+    virtual, why = run(Spare)
+    assert why == "3 clocks are done"
+    assert virtual.brain.ledger.measures == run_alone(Spare()).measures
+
+
 def test_an_application_may_use_its_arrays_again():
     class Thrifty(Small):
         stop = Stop(clocks=1)
