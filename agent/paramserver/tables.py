@@ -186,7 +186,10 @@ class Table(NamedTuple):
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
-        elif self.rule is None and (combine := self._wraps()) is not None:
+        elif (
+            self.rule is None
+            and (combine := self._wraps(found, [(rows, 1), (change, 1)])) is not None
+        ):
             with np.errstate(over="ignore"):
                 about = combine(rows.astype(float), change.astype(float))
             self._demand(keys, found, _wrapped(found, about))
@@ -195,20 +198,23 @@ class Table(NamedTuple):
     def combined(self, keys: Array, changes: Array, starts: Array) -> Array:
         """Return the changes of these keys, of which each has those from its start on."""
         found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        most = int(np.diff(starts, append=len(changes)).max())
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, ~np.isfinite(found))
-        elif (combine := self._wraps()) is not None:
+        elif (combine := self._wraps(found, [(changes, most)])) is not None:
             with np.errstate(over="ignore"):
                 about = combine.reduceat(changes.astype(float), starts, axis=0)
             self._demand(keys, found, _wrapped(found, about))
         return found
 
-    def _wraps(self) -> np.ufunc | None:
-        """Return the aggregate if it makes whole numbers wrap around, instead of growing."""
+    def _wraps(self, found: Array, parts: list[tuple[Array, int]]) -> np.ufunc | None:
+        """Return the aggregate if whole numbers may have wrapped around when these were summed."""
         combine = self.aggregate.combine
-        can = combine in (np.add, np.multiply) and np.dtype(self.dtype).kind != "b"
-        return combine if can and isinstance(combine, np.ufunc) else None
+        can = combine in (np.add, np.multiply) and found.dtype.kind != "b" and found.size
+        if not (can and isinstance(combine, np.ufunc)):
+            return None
+        return None if combine is np.add and _holds(found.dtype, parts) else combine
 
     def _is_odd(self, found: Array) -> bool:
         """Whether numbers that NumPy has not watched being made need a look at each."""
@@ -261,6 +267,14 @@ def _watched(make: Callable[[], Array]) -> tuple[Array, bool]:
     noticed: list[str] = []
     with np.errstate(all="call", under="ignore", call=lambda kind, _: noticed.append(kind)):
         return make(), bool(noticed)
+
+
+def _holds(kind: np.dtype[Any], parts: list[tuple[Array, int]]) -> bool:
+    """Return whether sums of so many numbers of each part are sure to fit."""
+    info = np.iinfo(kind)
+    most = sum(times * max(0, int(part.max())) for part, times in parts)
+    least = sum(times * min(0, int(part.min())) for part, times in parts)
+    return bool(info.min <= least and most <= info.max)
 
 
 def _wrapped(found: Array, about: Array) -> Array:
