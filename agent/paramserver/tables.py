@@ -319,7 +319,7 @@ def _look_at_rows(table: Table, change: Array) -> None:
     keys = np.arange(len(change))
     try:
         value = table.initial(keys) if callable(table.initial) else table.initial
-        rows = table.rows_at_first(keys)
+        rows, turned = table.rows_at_first(keys), table.rows_at_first(keys[::-1])[::-1]
     except Exception as error:
         what = f"the first rows of table {table.name!r} cannot be made"
         raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
@@ -327,6 +327,11 @@ def _look_at_rows(table: Table, change: Array) -> None:
     if _is_whole(table) and not (found == value).all():
         raise ApplicationError(
             f"the first rows of table {table.name!r} are numbers that {table.dtype} cannot hold"
+        )
+    if not np.allclose(rows, turned, rtol=1e-3, atol=0, equal_nan=True):
+        raise ApplicationError(
+            f"the first rows of table {table.name!r} depend on more than their keys, so machines "
+            "would begin with different ones; draw each row by its key"
         )
     if table.rule is not None:
         try:

@@ -504,6 +504,16 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
         (Table("sum", 4, 2, "int8", 300), "cannot be made: OverflowError"),
         (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
         (Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))), "made: ValueError"),
+        (
+            Table("sum", 4, 2, initial=lambda keys: np.random.random((len(keys), 2))),
+            "depend on more than their keys",
+        ),
+        (
+            Table(
+                "sum", 4, 2, initial=lambda keys: np.random.default_rng(1).random((len(keys), 2))
+            ),
+            "depend on more than their keys",
+        ),
         (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "'adagrad' cannot change table 'sum'"),
         (
             Table("sum", 4, 2, rule=Rule("mine", 1, lambda value, change, arrays: arrays[1])),
@@ -512,7 +522,11 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
     ],
 )
 def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(table, said):
-    """Its first clock would end one machine after the other, or its rows be other numbers."""
+    """Its first clock would end one machine after the other, or its rows be other numbers.
+
+    Rows that are drawn anew on each machine are not those of its copy, and rows that are drawn by
+    their place are the same ones in each partition.
+    """
 
     class Strange(Small):
         tables = (table,)
