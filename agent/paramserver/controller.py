@@ -210,7 +210,10 @@ class Controller:
         if isinstance(message, Loaded):
             self._loaded(sender, message)
             return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
-        if message.epoch != self.epoch or sender not in self.nodes or isinstance(message, Beat):
+        loads = isinstance(message, Failed) and self.begun_s is None  # which is in no epoch yet
+        if (message.epoch != self.epoch and not loads) or sender not in self.nodes:
+            return []
+        if isinstance(message, Beat):
             return []
         return self._marked(self._heard(sender, message, now_s))
 

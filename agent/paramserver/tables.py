@@ -4,7 +4,8 @@ A row is the value and, if the table has a rule, the rule's arrays beside it (mo
 squares). So whatever copies, pushes or rolls back rows carries the optimizer's state with them.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -33,6 +34,17 @@ LOOSE_ROWS = 4096  # changes are coalesced when there are more of them
 
 class ApplicationError(AgentError):
     """An application did something that has no meaning; the message names it."""
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Name what of a person's own raised an error, which would end one machine after another."""
+    try:
+        yield
+    except ApplicationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 class Aggregate(NamedTuple):
@@ -116,8 +128,9 @@ class Table(NamedTuple):
 
     def rows_at_first(self, keys: Array) -> Array:
         found = np.zeros((len(keys), self.columns), self.dtype)
-        value = self.initial(keys) if callable(self.initial) else self.initial
-        found[:, : self.width] = value
+        with blamed(f"making the first rows of table {self.name!r}"):
+            value = self.initial(keys) if callable(self.initial) else self.initial
+            found[:, : self.width] = value
         return found
 
     def wanted(self, keys: Any) -> Array:
@@ -182,7 +195,8 @@ class Table(NamedTuple):
 
     def changed(self, keys: Array, rows: Array, change: Array) -> Array:
         """Return what these rows are after the summed change of a clock, as new memory."""
-        found, is_noticed = _watched(lambda: self._changed(rows, change))
+        with blamed(f"changing table {self.name!r}"):
+            found, is_noticed = _watched(lambda: self._changed(rows, change))
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
@@ -197,7 +211,8 @@ class Table(NamedTuple):
 
     def combined(self, keys: Array, changes: Array, starts: Array) -> Array:
         """Return the changes of these keys, of which each has those from its start on."""
-        found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        with blamed(f"summing changes of table {self.name!r}"):
+            found, is_noticed = _watched(lambda: self._combined(changes, starts))
         most = int(np.diff(starts, append=len(changes)).max())
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
@@ -317,12 +332,8 @@ def verify(table: Table) -> None:
 def _look_at_rows(table: Table, change: Array) -> None:
     """Raise unless a table's first rows are what it declares, and its rule can change them."""
     keys = np.arange(len(change))
-    try:
-        value = table.initial(keys) if callable(table.initial) else table.initial
-        rows, turned = table.rows_at_first(keys), table.rows_at_first(keys[::-1])[::-1]
-    except Exception as error:
-        what = f"the first rows of table {table.name!r} cannot be made"
-        raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
+    rows, turned = table.rows_at_first(keys), table.rows_at_first(keys[::-1])[::-1]
+    value = table.initial(keys) if callable(table.initial) else table.initial
     found = rows[:, : table.width]
     if _is_whole(table) and not (found == value).all():
         raise ApplicationError(
@@ -334,11 +345,8 @@ def _look_at_rows(table: Table, change: Array) -> None:
             "would begin with different ones; draw each row by its key"
         )
     if table.rule is not None:
-        try:
+        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
             table.changed(keys, rows, change.astype(table.change_dtype))
-        except Exception as error:
-            what = f"the rule {table.rule.name!r} cannot change table {table.name!r}"
-            raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def neutral_of(table: Table) -> Any:

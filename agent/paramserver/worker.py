@@ -43,7 +43,7 @@ from agent.paramserver.messages import (
     Staged,
     Subscribe,
 )
-from agent.paramserver.tables import ApplicationError, Array, Changes, Table
+from agent.paramserver.tables import ApplicationError, Array, Changes, Table, blamed
 
 FAR = 1 << 40
 AHEAD_BYTES = 1 << 30  # of own changes that are in no clock yet, which servers hold as well
@@ -295,7 +295,9 @@ class Worker:
     def _load(self, blocks: list[int]) -> Out:
         for block in blocks:
             if block not in self.held:
-                self.application.load(self.work.bounds[block], self.work.bounds[block + 1])
+                lo, hi = self.work.bounds[block : block + 2]
+                with blamed(f"{type(self.application).__name__}.load({lo}, {hi})"):
+                    self.application.load(lo, hi)
                 self.held.add(block)
         return [(CONTROLLER, Loaded(blocks=blocks))]
 

@@ -284,6 +284,50 @@ def test_an_application_is_not_asked_for_a_range_without_items():
     assert virtual.brain.ledger.measures == alone.measures
 
 
+def _late(error):
+    """Return a function that raises, but not on the samples that are looked at before a start."""
+
+    def combine(first, second):
+        if (first > 100).any():
+            raise error
+        return first + second
+
+    return combine
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (Table("sum", 4, 2, aggregate=Aggregate("mine", _late(KeyError("x")), 0)), "KeyError: 'x'"),
+        (
+            Table(
+                "sum",
+                4,
+                2,
+                rule=Rule("r", 0, lambda v, g, _: np.copyto(v, _late(OSError(5))(v, g))),
+            ),
+            "changing table 'sum' raised OSError: 5",
+        ),
+        (None, "Sorry.load(0, 10) raised FileNotFoundError: part.csv"),
+    ],
+)
+def test_what_an_application_raises_outside_of_its_ranges_is_named_as_well(table, said):
+    """It would end each node that tries, with its machine, until none is left."""
+
+    class Sorry(Small):
+        tables = (table,) if table else Small.tables
+
+        def load(self, lo, hi):
+            if table is None:
+                raise FileNotFoundError("part.csv")
+
+        def change(self, item):
+            return np.full((1, 2), 50.0)
+
+    _, why = run(Sorry, stop=Stop(clocks=9))
+    assert said in why
+
+
 def test_an_unknown_table_is_named_with_those_that_exist():
     params = Params({"one": Small.tables[0]}, lambda table, keys: None, 0)
     with pytest.raises(ApplicationError, match="no table 'two'; there are: one"):
@@ -501,9 +545,12 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
     [
         (Table("sum", -4, 2), "has -4 keys of width 2"),
         (Table("sum", 4, 0), "has 4 keys of width 0"),
-        (Table("sum", 4, 2, "int8", 300), "cannot be made: OverflowError"),
+        (Table("sum", 4, 2, "int8", 300), "first rows of table 'sum' raised OverflowError"),
         (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
-        (Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))), "made: ValueError"),
+        (
+            Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))),
+            "first rows of table 'sum' raised ValueError",
+        ),
         (
             Table("sum", 4, 2, initial=lambda keys: np.random.random((len(keys), 2))),
             "depend on more than their keys",
@@ -514,10 +561,10 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
             ),
             "depend on more than their keys",
         ),
-        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "'adagrad' cannot change table 'sum'"),
+        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "table 'sum' raised .*Cannot cast"),
         (
             Table("sum", 4, 2, rule=Rule("mine", 1, lambda value, change, arrays: arrays[1])),
-            "the rule 'mine' cannot change table 'sum': IndexError",
+            "table 'sum' raised IndexError",
         ),
     ],
 )
