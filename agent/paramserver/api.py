@@ -17,6 +17,7 @@ from agent.paramserver.tables import (
     Changes,
     Rows,
     Table,
+    blamed,
     verify,
 )
 
@@ -138,7 +139,8 @@ class Application:
 def checked(application: Application) -> dict[str, Table]:
     """Return the tables by name, after whatever can be found wrong before a start is looked for."""
     for table in application.tables:
-        verify(table)
+        with blamed(f"looking at samples of table {table.name!r}"):
+            verify(table)
         if table.exact and (table.aggregate is not SUM or not table.dtype.startswith("float")):
             raise ApplicationError(f"table {table.name!r} is exact, which needs float sums")
     tables = {table.name: table for table in application.tables}
@@ -218,7 +220,8 @@ def touched(application: Application, work: Work, block: int) -> dict[str, Array
 
     It only saves asking later, so what goes wrong in it is left to be named by the real run.
     """
-    tables, found = checked(application), dict[str, list[Array]]()
+    tables = {table.name: table for table in application.tables}
+    found = dict[str, list[Array]]()
 
     def read(table: Table, keys: Array) -> Array:
         found.setdefault(table.name, []).append(np.unique(keys))

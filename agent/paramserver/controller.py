@@ -210,7 +210,10 @@ class Controller:
         if isinstance(message, Loaded):
             self._loaded(sender, message)
             return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
-        if message.epoch != self.epoch or sender not in self.nodes or isinstance(message, Beat):
+        loads = isinstance(message, Failed) and self.begun_s is None  # which is in no epoch yet
+        if (message.epoch != self.epoch and not loads) or sender not in self.nodes:
+            return []
+        if isinstance(message, Beat):
             return []
         return self._marked(self._heard(sender, message, now_s))
 
@@ -345,8 +348,10 @@ class Controller:
 
     def _conclude(self) -> Out:
         """Write the last clock to the store, if there is one, and end."""
-        whole = self.committed >= self.ledger.closed and not self.mirroring and not self._saving
-        if not self.ending or not whole:
+        open_ = (
+            self.committed < self.ledger.closed or self.mirroring or self.awaited or self._saving
+        )
+        if not self.ending or open_:
             return []
         return self._save(last=True) if self.plan.save_every else self._end(self.ending)
 
@@ -372,7 +377,7 @@ class Controller:
             return []
         self.saved, self._saving = message.clock, {}
         done = self.ending and self.saved >= self.ledger.closed
-        return self._end(self.ending) if done else []
+        return self._end(self.ending) if done else self._conclude()
 
     def _installed(self, sender: str, message: Installed) -> Out:
         number = message.partition
@@ -386,7 +391,7 @@ class Controller:
             return self._route() + self._mirror(number)
         if self.owners[number] == sender and number in self.awaited:
             self.awaited.discard(number)
-            return self._mirror(number) + self._push()
+            return self._mirror(number) + self._push() + self._conclude()
         return self._push()
 
     def _mirror(self, number: int) -> Out:
@@ -471,7 +476,8 @@ class Controller:
         self.rolls += 1
         self.epoch += 1
         self.ledger.roll_back(clock)
-        self.pushing, self._last_close, self.ending, self._saving = None, None, "", {}
+        self.pushing, self._last_close, self._saving = None, None, {}
+        self.ending = self.plan.stop.reached(self.ledger.measures, self.elapsed_s(now_s))
         self.moves, self.releasing = {}, set()
         now = {at: None if at in lost else name for at, name in enumerate(self.owners)}
         homes = spread(now, self._servers(), self._replica_holders())
@@ -482,7 +488,8 @@ class Controller:
         for block, owner in self.blocks.items():
             if owner is None and targets.get(block) in self.holders[block]:
                 self.blocks[block] = targets[block]
-        return self._roll_all(clock, lost, restore) + self._settle(now_s)
+        out = self._roll_all(clock, lost, restore) + self._settle(now_s)
+        return out + self._conclude()
 
     def _forget(self, name: str) -> None:
         del self.nodes[name]

@@ -4,7 +4,8 @@ A row is the value and, if the table has a rule, the rule's arrays beside it (mo
 squares). So whatever copies, pushes or rolls back rows carries the optimizer's state with them.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -33,6 +34,17 @@ LOOSE_ROWS = 4096  # changes are coalesced when there are more of them
 
 class ApplicationError(AgentError):
     """An application did something that has no meaning; the message names it."""
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Name what of a person's own raised an error, which would end one machine after another."""
+    try:
+        yield
+    except ApplicationError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ApplicationError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 class Aggregate(NamedTuple):
@@ -116,13 +128,25 @@ class Table(NamedTuple):
 
     def rows_at_first(self, keys: Array) -> Array:
         found = np.zeros((len(keys), self.columns), self.dtype)
-        value = self.initial(keys) if callable(self.initial) else self.initial
-        found[:, : self.width] = value
+        with blamed(f"making the first rows of table {self.name!r}"):
+            value = self.initial(keys) if callable(self.initial) else self.initial
+            found[:, : self.width] = value
         return found
 
     def wanted(self, keys: Any) -> Array:
         """Return a copy of these keys, or name one that the table does not have."""
-        found = np.array(keys, np.int64)
+        given = np.asarray(keys)
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
+            raise ApplicationError(
+                f"keys of table {self.name!r} are one row of whole numbers; these have shape "
+                f"{given.shape} and are {given.dtype}"
+            )
+        with np.errstate(invalid="ignore"):
+            found = given.astype(np.int64)
+        if given.dtype.kind != "i" and (odd := given[found != given]).size:
+            raise ApplicationError(
+                f"table {self.name!r} has no key {odd[0]}: it is no whole number"
+            )
         strange = found[(found < 0) | (found >= self.keys)] if self.keys else found[:0]
         if strange.size:
             raise ApplicationError(
@@ -137,6 +161,10 @@ class Table(NamedTuple):
         It is a copy, because it is summed and sent after the application has its array back.
         """
         given = np.asarray(values)
+        if given.dtype.kind not in "biuf":
+            raise ApplicationError(
+                f"a change of table {self.name!r} is of {given.dtype}, no numbers"
+            )
         if given.shape != (len(keys), self.width):
             raise ApplicationError(
                 f"a change of table {self.name!r} has shape {given.shape}; "
@@ -167,11 +195,15 @@ class Table(NamedTuple):
 
     def changed(self, keys: Array, rows: Array, change: Array) -> Array:
         """Return what these rows are after the summed change of a clock, as new memory."""
-        found, is_noticed = _watched(lambda: self._changed(rows, change))
+        with blamed(f"changing table {self.name!r}"):
+            found, is_noticed = _watched(lambda: self._changed(rows, change))
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
-        elif self.rule is None and (combine := self._wraps()) is not None:
+        elif (
+            self.rule is None
+            and (combine := self._wraps(found, [(rows, 1), (change, 1)])) is not None
+        ):
             with np.errstate(over="ignore"):
                 about = combine(rows.astype(float), change.astype(float))
             self._demand(keys, found, _wrapped(found, about))
@@ -179,21 +211,25 @@ class Table(NamedTuple):
 
     def combined(self, keys: Array, changes: Array, starts: Array) -> Array:
         """Return the changes of these keys, of which each has those from its start on."""
-        found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        with blamed(f"summing changes of table {self.name!r}"):
+            found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        most = int(np.diff(starts, append=len(changes)).max())
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, ~np.isfinite(found))
-        elif (combine := self._wraps()) is not None:
+        elif (combine := self._wraps(found, [(changes, most)])) is not None:
             with np.errstate(over="ignore"):
                 about = combine.reduceat(changes.astype(float), starts, axis=0)
             self._demand(keys, found, _wrapped(found, about))
         return found
 
-    def _wraps(self) -> np.ufunc | None:
-        """Return the aggregate if it makes whole numbers wrap around, instead of growing."""
+    def _wraps(self, found: Array, parts: list[tuple[Array, int]]) -> np.ufunc | None:
+        """Return the aggregate if whole numbers may have wrapped around when these were summed."""
         combine = self.aggregate.combine
-        can = combine in (np.add, np.multiply) and np.dtype(self.dtype).kind != "b"
-        return combine if can and isinstance(combine, np.ufunc) else None
+        can = combine in (np.add, np.multiply) and found.dtype.kind != "b" and found.size
+        if not (can and isinstance(combine, np.ufunc)):
+            return None
+        return None if combine is np.add and _holds(found.dtype, parts) else combine
 
     def _is_odd(self, found: Array) -> bool:
         """Whether numbers that NumPy has not watched being made need a look at each."""
@@ -248,6 +284,14 @@ def _watched(make: Callable[[], Array]) -> tuple[Array, bool]:
         return make(), bool(noticed)
 
 
+def _holds(kind: np.dtype[Any], parts: list[tuple[Array, int]]) -> bool:
+    """Return whether sums of so many numbers of each part are sure to fit."""
+    info = np.iinfo(kind)
+    most = sum(times * max(0, int(part.max())) for part, times in parts)
+    least = sum(times * min(0, int(part.min())) for part, times in parts)
+    return bool(info.min <= least and most <= info.max)
+
+
 def _wrapped(found: Array, about: Array) -> Array:
     """Return which whole numbers are others than floats make of the same: by 2 ^ bits at least."""
     wrong: Array = np.abs(found - about) > 2.0 ** (8 * found.dtype.itemsize - 2)
@@ -288,23 +332,21 @@ def verify(table: Table) -> None:
 def _look_at_rows(table: Table, change: Array) -> None:
     """Raise unless a table's first rows are what it declares, and its rule can change them."""
     keys = np.arange(len(change))
-    try:
-        value = table.initial(keys) if callable(table.initial) else table.initial
-        rows = table.rows_at_first(keys)
-    except Exception as error:
-        what = f"the first rows of table {table.name!r} cannot be made"
-        raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
+    rows, turned = table.rows_at_first(keys), table.rows_at_first(keys[::-1])[::-1]
+    value = table.initial(keys) if callable(table.initial) else table.initial
     found = rows[:, : table.width]
     if _is_whole(table) and not (found == value).all():
         raise ApplicationError(
             f"the first rows of table {table.name!r} are numbers that {table.dtype} cannot hold"
         )
+    if not np.allclose(rows, turned, rtol=1e-3, atol=0, equal_nan=True):
+        raise ApplicationError(
+            f"the first rows of table {table.name!r} depend on more than their keys, so machines "
+            "would begin with different ones; draw each row by its key"
+        )
     if table.rule is not None:
-        try:
+        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
             table.changed(keys, rows, change.astype(table.change_dtype))
-        except Exception as error:
-            what = f"the rule {table.rule.name!r} cannot change table {table.name!r}"
-            raise ApplicationError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def neutral_of(table: Table) -> Any:

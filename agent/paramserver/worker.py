@@ -43,7 +43,7 @@ from agent.paramserver.messages import (
     Staged,
     Subscribe,
 )
-from agent.paramserver.tables import ApplicationError, Array, Changes, Table
+from agent.paramserver.tables import ApplicationError, Array, Changes, Table, blamed
 
 FAR = 1 << 40
 AHEAD_BYTES = 1 << 30  # of own changes that are in no clock yet, which servers hold as well
@@ -83,6 +83,8 @@ class Cache:
 
     def get(self, table: Table, keys: Array) -> Array:
         """Return these rows, which nobody changes, or raise `Missing` with those not here."""
+        if not len(keys):
+            return np.zeros((0, table.width), table.dtype)
         if table.keys:
             known = self._known.get(table.name)
             if known is None or not known[keys].all():
@@ -96,8 +98,6 @@ class Cache:
         rows = self._rows[table.name]
         if lacking := [key for key in keys.tolist() if key not in rows]:
             raise Missing(table, np.array(lacking))
-        if not len(keys):
-            return np.zeros((0, table.width), table.dtype)
         return np.stack([rows[key] for key in keys.tolist()])
 
     def put(self, section: Section) -> None:
@@ -295,7 +295,9 @@ class Worker:
     def _load(self, blocks: list[int]) -> Out:
         for block in blocks:
             if block not in self.held:
-                self.application.load(self.work.bounds[block], self.work.bounds[block + 1])
+                lo, hi = self.work.bounds[block : block + 2]
+                with blamed(f"{type(self.application).__name__}.load({lo}, {hi})"):
+                    self.application.load(lo, hi)
                 self.held.add(block)
         return [(CONTROLLER, Loaded(blocks=blocks))]
 

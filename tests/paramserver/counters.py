@@ -243,7 +243,7 @@ def violations(virtual: Virtual) -> list[str]:
     """Return what is wrong with the counts of a run that has ended."""
     clocks, items = len(virtual.brain.ledger.measures), np.arange(Counter.items)
     dense, sparse = totals(virtual)
-    found = []
+    found = [] if clocks == Counter.stop.clocks else [f"{clocks} clocks"]
     expected = np.bincount(items % KEYS, minlength=KEYS) * clocks
     if not np.array_equal(dense, expected):
         found.append(f"dense {dense - expected}")

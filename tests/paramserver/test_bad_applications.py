@@ -284,6 +284,50 @@ def test_an_application_is_not_asked_for_a_range_without_items():
     assert virtual.brain.ledger.measures == alone.measures
 
 
+def _late(error):
+    """Return a function that raises, but not on the samples that are looked at before a start."""
+
+    def combine(first, second):
+        if (first > 100).any():
+            raise error
+        return first + second
+
+    return combine
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (Table("sum", 4, 2, aggregate=Aggregate("mine", _late(KeyError("x")), 0)), "KeyError: 'x'"),
+        (
+            Table(
+                "sum",
+                4,
+                2,
+                rule=Rule("r", 0, lambda v, g, _: np.copyto(v, _late(OSError(5))(v, g))),
+            ),
+            "changing table 'sum' raised OSError: 5",
+        ),
+        (None, "Sorry.load(0, 10) raised FileNotFoundError: part.csv"),
+    ],
+)
+def test_what_an_application_raises_outside_of_its_ranges_is_named_as_well(table, said):
+    """It would end each node that tries, with its machine, until none is left."""
+
+    class Sorry(Small):
+        tables = (table,) if table else Small.tables
+
+        def load(self, lo, hi):
+            if table is None:
+                raise FileNotFoundError("part.csv")
+
+        def change(self, item):
+            return np.full((1, 2), 50.0)
+
+    _, why = run(Sorry, stop=Stop(clocks=9))
+    assert said in why
+
+
 def test_an_unknown_table_is_named_with_those_that_exist():
     params = Params({"one": Small.tables[0]}, lambda table, keys: None, 0)
     with pytest.raises(ApplicationError, match="no table 'two'; there are: one"):
@@ -304,6 +348,62 @@ def test_a_key_that_a_table_does_not_have_is_named(key, act):
     virtual, why = run(Beyond)
     assert f"has no key {key}" in why
     assert virtual.brain.ledger.closed == -1
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([1.7], "no key 1.7: it is no whole number"),
+        ([float("nan")], "no key nan: it is no whole number"),
+        (np.array([2**63 + 5], np.uint64), "no key 9223372036854775813: it is no"),
+        (np.array([True, False]), "these have shape .2,. and are bool"),
+        (["3"], "these have shape .1,. and are <U1"),
+        ([[1], [2]], "these have shape .2, 1. and are int64"),
+        (3, "these have shape .. and are int64"),
+    ],
+)
+@pytest.mark.parametrize("act", ["read", "update"])
+def test_keys_that_are_no_row_of_whole_numbers_are_named(keys, said, act):
+    """A mask or a share would be the rows of other keys, without a word."""
+
+    class Odd(Small):
+        tables = (Table("sum", 0, 2),)
+
+        def process_item(self, item, params):
+            if act == "read":
+                params.read("sum", keys)
+            params.update("sum", keys, np.ones((np.size(keys), 2)))
+
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Odd())
+    _, why = run(Odd)
+    assert re.search(said, why)
+
+
+@pytest.mark.parametrize("change", [[[1j, 0]], [["2", "3"]], [[None, 1]]])
+def test_a_change_that_is_of_no_real_numbers_is_named(change):
+    class Odd(Small):
+        def change(self, item):
+            return change
+
+    with pytest.raises(ApplicationError, match=r"table 'sum' is of .+, no numbers"):
+        run_alone(Odd())
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_no_keys_at_all_are_read_at_once_although_nothing_of_the_table_is_here(number):
+    """A range whose items need no row of a table: it was asked again for what is never sent."""
+
+    class Spare(Small):
+        tables = (*Small.tables, Table("spare", number, 1))
+
+        def process_item(self, item, params):
+            params.measure(len(params.read("spare", [])))
+            super().process_item(item, params)
+
+    virtual, why = run(Spare)
+    assert why == "3 clocks are done"
+    assert virtual.brain.ledger.measures == run_alone(Spare()).measures
 
 
 def test_an_application_may_use_its_arrays_again():
@@ -445,18 +545,35 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
     [
         (Table("sum", -4, 2), "has -4 keys of width 2"),
         (Table("sum", 4, 0), "has 4 keys of width 0"),
-        (Table("sum", 4, 2, "int8", 300), "cannot be made: OverflowError"),
+        (Table("sum", 4, 2, "int8", 300), "first rows of table 'sum' raised OverflowError"),
         (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
-        (Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))), "made: ValueError"),
-        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "'adagrad' cannot change table 'sum'"),
+        (
+            Table("sum", 0, 2, initial=lambda keys: np.ones((len(keys), 3))),
+            "first rows of table 'sum' raised ValueError",
+        ),
+        (
+            Table("sum", 4, 2, initial=lambda keys: np.random.random((len(keys), 2))),
+            "depend on more than their keys",
+        ),
+        (
+            Table(
+                "sum", 4, 2, initial=lambda keys: np.random.default_rng(1).random((len(keys), 2))
+            ),
+            "depend on more than their keys",
+        ),
+        (Table("sum", 4, 2, "int64", rule=adagrad(0.1)), "table 'sum' raised .*Cannot cast"),
         (
             Table("sum", 4, 2, rule=Rule("mine", 1, lambda value, change, arrays: arrays[1])),
-            "the rule 'mine' cannot change table 'sum': IndexError",
+            "table 'sum' raised IndexError",
         ),
     ],
 )
 def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(table, said):
-    """Its first clock would end one machine after the other, or its rows be other numbers."""
+    """Its first clock would end one machine after the other, or its rows be other numbers.
+
+    Rows that are drawn anew on each machine are not those of its copy, and rows that are drawn by
+    their place are the same ones in each partition.
+    """
 
     class Strange(Small):
         tables = (table,)

@@ -7,6 +7,7 @@ from counters import Counter
 from agent.paramserver import worker
 from agent.paramserver.api import Application, Stop, even, run_alone
 from agent.paramserver.controller import Plan
+from agent.paramserver.messages import Push, PushUp, Received, Save, Saved
 from agent.paramserver.tables import Table, adagrad, adam, momentum
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
@@ -100,6 +101,27 @@ def test_a_loss_at_any_moment_leaves_the_bits_of_a_run_without_one(names):
     for moment in (0.13, 0.4, 0.71):
         virtual = run(0, mishap=lambda made, at=moment: made.at(at, lambda: made.kill(names)))
         assert_same_bits(virtual)
+
+
+@pytest.mark.parametrize("step", [PushUp, Push, Received, Save, Saved])
+def test_a_loss_after_the_last_clock_adds_no_clock_to_it(step):
+    """Who is left goes back to the last clock, and has nothing to do but write it down."""
+
+    def mishap(made):
+        def look(_, __, message):
+            if isinstance(message, step) and message.clock == 8:
+                made.on_message = None
+                made.at(made.now_s, lambda: made.kill(["n2", "n3", "n4"]))
+
+        made.on_message = look
+        made.bound = Bound(0)
+        for host in made.hosts.values():  # as a worker that does not know of a last clock
+            host.member.worker.bound = Bound(0)
+
+    virtual = run(0, mishap=mishap)
+    assert virtual.brain.rolls == 1
+    assert len(virtual.brain.ledger.measures) == 9
+    assert_same_bits(virtual)
 
 
 @pytest.mark.parametrize("warning_s", [120, 30, 8, 0])

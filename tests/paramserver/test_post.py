@@ -112,3 +112,25 @@ def test_rows_for_a_process_of_this_host_are_read_where_they_lie_until_nobody_us
     finally:
         mine.close()
         theirs.close()
+
+
+def test_commits_that_nothing_goes_with_are_said_now_and_then_by_the_newest():
+    """A worker without a partition hears nothing else from the controller while all are busy."""
+    mine, theirs = Post("mine", SECRET), Post("theirs", SECRET)
+    mine.book["theirs"] = theirs.address
+    try:
+        for clock in range(1000):
+            mine.send("theirs", Committed(clock=clock))
+            mine.flush()
+        mine.send("theirs", Beat())
+        mine.flush()
+        heard = []
+        while (came := theirs.take(WAIT_S)) != ("mine", Beat()):
+            assert came is not None
+            heard.append(came[1].clock)
+        assert heard[-1] == 999
+        assert heard == sorted(heard)
+        assert 10 < len(heard) < 20
+    finally:
+        mine.close()
+        theirs.close()

@@ -38,6 +38,7 @@ DIAL_S = 8.0  # the time in which a dialled process must answer
 DIAL_WAIT_S = 0.05
 ROOM_MS = 200
 SLOTS = 48  # of memory for rows that others read; they hold some until a clock is closed
+COMMITS_MAX = 64  # that wait for something to go with
 FREED_MAX = 4  # of these, until they are said without anything else
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
 
@@ -88,12 +89,25 @@ class Letter(NamedTuple):
 
 
 class Writing:
-    """A frame that is being put together; `waits` while nothing in it is urgent."""
+    """A frame that is being put together; `waits` while nothing in it is urgent.
+
+    A commit is one of all clocks before it, too, so only the newest waits, and not for ever: who
+    has nothing else to hear keeps what it has said until then.
+    """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.pieces: list[memoryview] = []
         self.waits = True
+        self._commits = 0
+
+    def add(self, entry: Entry, pieces: list[memoryview], *, is_commit: bool) -> None:
+        if is_commit and self.waits:
+            self._commits += 1
+            self.entries.clear()
+        self.waits &= is_commit and self._commits < COMMITS_MAX
+        self.entries.append(entry)
+        self.pieces += pieces
 
 
 def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
@@ -249,10 +263,9 @@ class Letters:
             size = sum(piece.nbytes for piece in pieces)
             self.bytes_out += size
             apart = self._apart(target, pieces) if size >= BLOCK_BYTES else None
-            writing.pieces += pieces if apart is None else []
             block, there = apart or (0, None)
-            writing.entries.append(Entry(meta, size, block, there))
-            writing.waits &= isinstance(message, messages.Committed)
+            entry, inside = Entry(meta, size, block, there), pieces if apart is None else []
+            writing.add(entry, inside, is_commit=isinstance(message, messages.Committed))
 
     def flush(self, idle: bool = False) -> None:
         """Send what has been said since the last time.
