@@ -139,9 +139,10 @@ class Loop:
                 return
             if not self.arrive():
                 return
-            if (self.replica.turn - first) // length != epoch:
+            now, place = divmod(self.replica.turn - first, length)
+            if now != epoch or not place:
                 # The script ends its epoch on the state here, and gets its own back at the next
-                # one.
+                # one; or at the start of the same one, which that state is from before.
                 self._set_aside()
                 return
 
