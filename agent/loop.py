@@ -88,6 +88,7 @@ class Loop:
                 "out in each what is over"
             )
         self._first, self._turns, self._length = self._turns, self._turns + count, 0
+        self._close_data()  # of the loop before; what goes on is fetched ahead again
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do."""
@@ -374,6 +375,9 @@ class Loop:
         if not self.world.finish(self.replica, self.facts):
             return False
         self._optimizers.close()
+        self._close_data()
+        return True
+
+    def _close_data(self) -> None:
         for data in self.data:
             data.close()
-        return True
