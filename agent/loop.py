@@ -191,9 +191,10 @@ class Loop:
         """Come to the start of a step; return False if there is none in this loop."""
         self._process.check()
         replica = self.replica
+        replica.between = False
         if replica.stage == "aside":
             self._take_up()
-        elif replica.stage in ("open", "ended") and self._at_end:
+        elif replica.stage in ("open", "ended") and self._at_end and not self._proves_last():
             # What comes between two loops changes the script's objects as a step does.
             replica.seed_for(BETWEEN, self._turns)
             return False
@@ -217,6 +218,14 @@ class Loop:
             self._leave_open()
         over = stage == "over" or (stage == "open" and self._finished())
         return not over and self._next_step()
+
+    def _proves_last(self) -> bool:
+        """Whether this worker has reproduced the last step of its loop.
+
+        It may be given the state before that step next, so it must not leave the loop.
+        """
+        self.replica.between = self.replica.stage == "ended" and self.world.proves
+        return self.replica.between
 
     @property
     def _at_end(self) -> bool:

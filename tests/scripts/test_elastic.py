@@ -132,6 +132,14 @@ def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
     ends_alike(text("unfreezing", "train.py"), crew, player, tmp_path, begin=5)
 
 
+def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    """It goes back to the state before that step, which no later loop of the script can do again."""
+    source = text("pretrained", "train.py").replace("batch_size=32", "batch_size=14")
+    ends_alike(source, crew, player, tmp_path, begin=3)
+
+
 def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path: Path) -> None:
     """Two networks of one module list, three backward calls a step, and a loss in phase after phase."""
     source, draw = text("gan_parts", "train.py"), random.Random(3)
