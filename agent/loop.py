@@ -88,6 +88,7 @@ class Loop:
                 "out in each what is over"
             )
         self._first, self._turns, self._length = self._turns, self._turns + count, 0
+        self._close_data()  # of the loop before; what goes on is fetched ahead again
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do."""
@@ -139,9 +140,10 @@ class Loop:
                 return
             if not self.arrive():
                 return
-            if (self.replica.turn - first) // length != epoch:
+            now, place = divmod(self.replica.turn - first, length)
+            if now != epoch or not place:
                 # The script ends its epoch on the state here, and gets its own back at the next
-                # one.
+                # one; or at the start of the same one, which that state is from before.
                 self._set_aside()
                 return
 
@@ -189,9 +191,10 @@ class Loop:
         """Come to the start of a step; return False if there is none in this loop."""
         self._process.check()
         replica = self.replica
+        replica.between = False
         if replica.stage == "aside":
             self._take_up()
-        elif replica.stage in ("open", "ended") and self._at_end:
+        elif replica.stage in ("open", "ended") and self._at_end and not self._proves_last():
             # What comes between two loops changes the script's objects as a step does.
             replica.seed_for(BETWEEN, self._turns)
             return False
@@ -215,6 +218,14 @@ class Loop:
             self._leave_open()
         over = stage == "over" or (stage == "open" and self._finished())
         return not over and self._next_step()
+
+    def _proves_last(self) -> bool:
+        """Whether this worker has reproduced the last step of its loop.
+
+        It may be given the state before that step next, so it must not leave the loop.
+        """
+        self.replica.between = self.replica.stage == "ended" and self.world.proves
+        return self.replica.between
 
     @property
     def _at_end(self) -> bool:
@@ -373,6 +384,9 @@ class Loop:
         if not self.world.finish(self.replica, self.facts):
             return False
         self._optimizers.close()
+        self._close_data()
+        return True
+
+    def _close_data(self) -> None:
         for data in self.data:
             data.close()
-        return True

@@ -117,6 +117,8 @@ class Replica:
         self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
         self._comes_in = False
+        self.between = False
+        """Whether the script's code between two loops is still to be done to the state here."""
         self._watched: set[int] = set()
         # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
         everywhere = torch.accelerator.is_available()

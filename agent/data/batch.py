@@ -6,10 +6,13 @@
 The tensors of a batch are cut along one dimension into pieces whose sizes differ by one at most.
 They may lie in tuples, lists and mappings, as `collate_fn` returns them. So are lists with one entry
 for each row that are not made of tensors: lengths, captions, names. What else is no tensor, or has
-no such dimension, is given to each piece whole.
+no such dimension, is given to each piece whole. Where tensors have sizes of their own, as images and
+their boxes in lists with one entry for each sample, these lists are cut.
 """
 
+import copy
 import functools
+from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
@@ -27,9 +30,12 @@ class Pieces(Sequence[Any]):
     """The microbatches of a batch; each is cut when it is asked for, without a copy."""
 
     def __init__(self, batch: Any, dim: int, count: int) -> None:
-        self._batch, self._dim = with_mappings_opened(batch), dim
+        self._given, self._batch, self._dim = batch, with_mappings_opened(batch), dim
         leaves = [leaf for leaf in pytree.tree_leaves(self._batch) if self._is_cut(leaf)]
         sizes = sorted({leaf.shape[dim] for leaf in leaves})
+        self._samples = 0 if len(sizes) == 1 and sizes[0] >= count else _samples_of(batch, dim)
+        if self._samples:
+            sizes = [self._samples]
         if len(sizes) != 1:
             what = f"sizes {', '.join(map(str, sizes))}" if sizes else "no tensor"
             raise Misuse(
@@ -47,7 +53,9 @@ class Pieces(Sequence[Any]):
             )
         self._rows = sizes[0]
         tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        if any(0 < leaf.ndim <= dim and len(leaf) == self._rows for leaf in tensors):
+        if not self._samples and any(
+            0 < leaf.ndim <= dim and len(leaf) == self._rows for leaf in tensors
+        ):
             raise Misuse(
                 f"{WHO}: the batch is cut along dimension {dim}, which a tensor of {self._rows} entries, as many as rows, has "
                 "not: give all with rows first, and transpose in loss_of; what is not cut loss_of takes from the script"
@@ -67,6 +75,8 @@ class Pieces(Sequence[Any]):
 
     def _one(self, index: int) -> Any:
         begin, end = self._bounds[index], self._bounds[index + 1]
+        if self._samples:
+            return _each_part(self._given, lambda part: part[begin:end] if _is_row(part) else part)
         return pytree.tree_map(
             lambda leaf: self._part(leaf, begin, end), self._batch, is_leaf=self._is_listed
         )
@@ -86,6 +96,33 @@ class Pieces(Sequence[Any]):
 
     def _is_cut(self, leaf: object) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.ndim > self._dim
+
+
+def _samples_of(batch: Any, dim: int) -> int:
+    """Return how many samples a batch has whose parts are lists of them; 0 if they are not."""
+    found = list[Any]()
+    _each_part(batch, found.append)
+    rows = [part for part in found if _is_row(part)]
+    lengths = {len(part) for part in rows}
+    listed = any(not isinstance(part, torch.Tensor) for part in rows)
+    return lengths.pop() if listed and not dim and len(lengths) == 1 else 0
+
+
+def _each_part(batch: Any, of: Callable[[Any], Any]) -> Any:
+    if isinstance(batch, UserDict):
+        made = copy.copy(batch)
+        made.data = _each_part(batch.data, of)
+        return made
+    if isinstance(batch, Mapping):
+        return {key: of(part) for key, part in batch.items()}
+    return tuple(map(of, batch)) if isinstance(batch, tuple) else batch
+
+
+def _is_row(part: object) -> bool:
+    """Return whether a part of a batch has an entry for each sample."""
+    if isinstance(part, torch.Tensor):
+        return part.ndim > 0
+    return isinstance(part, list | tuple) and not hasattr(part, "_fields")
 
 
 class Parts(NamedTuple):

@@ -103,6 +103,21 @@ def test_a_job_that_stops_in_its_first_loop_has_no_step_of_the_second(
     )
 
 
+def test_what_a_loop_fetched_ahead_with_ends_with_it(by_hand: Callable[[str], None]) -> None:
+    """Else as many processes would stay as all loops have."""
+    by_hand(
+        START.format(steps=8).replace("batch_size=4", "batch_size=4, num_workers=1")
+        + """
+import multiprocessing
+for data in (a, b, b):
+    for epoch in session.epochs(1, data):
+        for (x,) in data: train(x)
+        assert len(multiprocessing.active_children()) == 1
+assert not multiprocessing.active_children()
+"""
+    )
+
+
 RANGE_TEST = """
 def found(backward):
     kept = model.weight.detach().clone()

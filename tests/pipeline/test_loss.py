@@ -200,6 +200,59 @@ def test_what_cannot_be_cut_is_said(case: str) -> None:
     assert str(error.value).count("\n") == 0
 
 
+def rows_and_places() -> list[Batch]:
+    """Microbatches of other rows, and of other places to write to."""
+    pairs = zip(batches(0, 1), batches(1, 1), strict=True)
+    return [
+        (one[0], torch.tensor([at])) for at, one in enumerate(each for p in pairs for each in p)
+    ]
+
+
+def set_by_index(made: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    made[at % 3] = x.mean()
+    return made
+
+
+def set_through_a_view(made: torch.Tensor, _: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    made.view(1, 3)[0].index_fill_(0, at % 3, 5.0)
+    return made
+
+
+def scaled_in_place(made: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    made *= x[0, :3]
+    return made
+
+
+def scaled_in_part(made: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    made[1:] -= x[0, :2]
+    return made
+
+
+def masked(made: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return made.masked_fill_(x[0, :3] > 0, 2.0)
+
+
+def added(made: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    for each in range(3):
+        made += x[0, each]
+    return made
+
+
+@pytest.mark.parametrize(
+    "write", [set_by_index, set_through_a_view, scaled_in_place, scaled_in_part, masked, added]
+)
+def test_what_is_written_into_a_tensor_of_the_losss_own_is_gone_in_the_next_microbatch(
+    write: Callable[..., torch.Tensor],
+) -> None:
+    """It is a constant of the recording, as it is made without the microbatch: weights, targets, sums."""
+    model = small()
+    recorded(
+        model,
+        lambda batch: (model(batch[0]) * write(torch.ones(3), *batch)).mean(),
+        rows_and_places(),
+    )
+
+
 def described(number: int, rows: int) -> dict[str, Any]:
     """A batch as data sets of libraries give it: with where each sample comes from."""
     x, y = batches(number, rows)[0]

@@ -69,6 +69,7 @@ KINDS = {
     "translation": Kind(None, DRAWS),
     "triplet": Kind(None, DRAWS),
     "uncertainty": Kind(),
+    "unfreezing": Kind(None, DRAWS),
     "unet_tracker": Kind(None, NORMS),
     "vae": Kind(None, DRAWS),
     "vit_mixup": Kind(None, DRAWS),

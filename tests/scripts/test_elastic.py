@@ -125,6 +125,21 @@ def test_a_replacement_finds_the_job_in_a_later_epoch(
     ends_alike(source, crew, player, tmp_path)
 
 
+def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    """It goes back to the state before that step, which is from before `model.train()` and the like."""
+    ends_alike(text("unfreezing", "train.py"), crew, player, tmp_path, begin=5)
+
+
+def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    """It goes back to the state before that step, which no later loop of the script can do again."""
+    source = text("pretrained", "train.py").replace("batch_size=32", "batch_size=14")
+    ends_alike(source, crew, player, tmp_path, begin=3)
+
+
 def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path: Path) -> None:
     """Two networks of one module list, three backward calls a step, and a loss in phase after phase."""
     source, draw = text("gan_parts", "train.py"), random.Random(3)
@@ -171,12 +186,12 @@ def test_a_worker_that_cannot_come_to_where_the_job_is_ends_it_with_the_reason(c
 
 
 def ends_alike(
-    source: str, crew: Crew, player: Player, tmp_path: Path, counts: str = "step"
+    source: str, crew: Crew, player: Player, tmp_path: Path, counts: str = "step", begin: int = 2
 ) -> None:
     """From one worker to two, to the newcomer alone, to nobody, to another."""
     alone = player.play(source, tmp_path / "alone")
     job = Held(crew, source, counts)
-    first = job.begin(2)
+    first = job.begin(begin)
     (second,) = job.joins(first)
     job.go(first, second)
     crew.kill(first)

@@ -38,7 +38,7 @@ from agent.pipeline.tracing.graphs import (
     nobody,
     same_graphs,
 )
-from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording import constants, frozen_modules
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import LossOf, Returned, called
 from agent.pipeline.tracing.recording.trace import (
@@ -177,6 +177,7 @@ class _Loss:
 
         with placeholders_removed(self._model, walked(self._loss_of)):
             graph = record(self._model, loss_of, cloned(example), self._scaler, fixed=fixed)
+        constants.copied(graph)
         graph.meta[TRAINED] = trained(self._model)
         return graph
 

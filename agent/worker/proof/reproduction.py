@@ -13,6 +13,8 @@
 A question is dropped when a newer one comes, because its connection is gone.
 """
 
+import msgspec
+
 from agent.proof.evidence import Evidence
 from agent.protocol import Computed, Prove, Proved, Reached, Redo, State
 from agent.replica import Replica
@@ -119,7 +121,10 @@ class Proving:
             return
         replica = self._crew.replica
         if replica.stage == "boundary" and question.prove.reaches:
-            self._reached.append(self._evidence.look(whole=True))
+            reached = self._evidence.look(whole=True)
+            # What others had there was the state after the script's code between two loops.
+            layers = () if replica.between else reached.layers
+            self._reached.append(msgspec.structs.replace(reached, layers=layers))
         with self._crew.lock:
             self._forget(question)
         self._crew.link.send(

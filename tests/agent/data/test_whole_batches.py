@@ -32,6 +32,33 @@ class Encoding(UserDict[str, Any]):
         return self.data[name]
 
 
+def target(boxes: int) -> dict[str, Any]:
+    return {"boxes": torch.full((boxes, 4), boxes), "name": f"{boxes}.jpg"}
+
+
+SAMPLES = {
+    "lists alone": lambda images, targets: (tuple(images), tuple(targets)),
+    "a tensor beside a list": lambda images, targets: (torch.stack(images), targets),
+    "named": lambda images, targets: {"images": torch.stack(images), "targets": targets},
+    "named by a library": lambda images, targets: Encoding(images=images, targets=targets),
+}
+
+
+@pytest.mark.parametrize("how", SAMPLES)
+@pytest.mark.parametrize("boxes", [(1, 3, 2), (2, 2, 2)])
+def test_lists_of_samples_of_unlike_sizes_are_cut(how: str, boxes: tuple[int, ...]) -> None:
+    """As data sets of detection have them, however many boxes each picture has by chance."""
+    images = [torch.full((1, 4, 4), each) for each in range(3)]
+    batch = SAMPLES[how](images, [target(each) for each in boxes])
+    pieces = [*Pieces(batch, 0, 3)]
+    for number, piece in enumerate(pieces):
+        assert type(piece) is type(batch)
+        image, (found,) = piece.values() if hasattr(piece, "values") else piece
+        assert image[0].unique().item() == number
+        assert len(found["boxes"]) == boxes[number]
+        assert found["name"] == f"{boxes[number]}.jpg"
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_dictionaries_of_libraries_are_cut(alone: bool) -> None:
     """And are of their own class in each piece."""

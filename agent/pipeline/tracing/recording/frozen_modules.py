@@ -98,7 +98,7 @@ def postpone(graph: fx.GraphModule) -> set[fx.Node]:
             continue
         if node.op == "placeholder" or (free and not sources & apart and _is_plain_call(node)):
             given.add(node)
-        if sources & apart or node.op == "output" or _writes(node):
+        if sources & apart or node.op == "output" or writes(node):
             _put(graph.graph, held, node, theirs, autocast)
             held = []
         if autocast_nodes.is_switch(node):
@@ -148,7 +148,8 @@ def _is_plain_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method")
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Return whether a call writes into what it is given, by its name."""
     if not _is_plain_call(node):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
