@@ -243,7 +243,7 @@ class Step:
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
         if replica.phase == 0:
-            changed = replica.still.changed
+            changed = replica.still.take_changed()
             if replica.collected().versions() != self.kept_versions or changed:
                 raise Misuse(
                     f"step {replica.turn}: {changed or 'the model or the optimizer'} was changed before session.backward(...); what "

@@ -53,7 +53,11 @@ WITHOUT_AGENTS = {
     "--runtime_env_agent_port": UNUSED_PORT,
     "--dashboard_agent_listen_port": UNUSED_PORT,
 }
+# A node starts the processes of the actors that come for sure before it is asked for them.
+EARLY = {"RAY_enable_worker_prestart": "1"}
+EARLY_WORKERS = "--num_prestart_python_workers"
 ENVIRONMENT = {
+    **EARLY,
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     # The agents then end with the node, because their standard input does.
@@ -152,7 +156,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
         "--node-name": address,
         "--node_ip_address": address,
         "--maximum_startup_concurrency": 1,
-        "--num_prestart_python_workers": 0,
+        EARLY_WORKERS: 1,  # the agent's
         "--static_resource_list": ",".join(f"{name},{most}" for name, most in resources.items()),
         "--python_worker_command": list2cmdline(worker),
         "--java_worker_command": "",

@@ -58,12 +58,14 @@ class Still:
         self._open: dict[str, int] = {}
 
     def open(self, count: int) -> None:
-        """Note the values at a step's start, or at an epoch's, of which there were `count` before."""
+        """Note the values at a step's start, or an epoch's; `count` is how many there were before."""
         self._open = self._marks() if seldom(count) else {}
 
-    @property
-    def changed(self) -> str:
-        """Return the name of what was written to since the step's start, as far as that was noted."""
+    def take_changed(self) -> str:
+        """Return the name of what was written to since the step's start, as far as that was noted.
+
+        It is answered once for each start.
+        """
         before, self._open = self._open, {}
         now = self._marks() if before else {}
         return next((name for name, mark in before.items() if now.get(name, mark) != mark), "")

@@ -12,6 +12,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ import msgspec
 from agent.boot.node import (
     BECOME_WORKER,
     CLUSTER_VARIABLE,
+    EARLY_WORKERS,
     WITHOUT_AGENTS,
     Cluster,
     versions,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ray._private.node import Node
 
 HEAD = {"node:__internal_head__": 0.001}
+ACTORS = 2  # keeper and manager
 RAYLET = "raylet"
 LOOK_S = 0.01
 
@@ -60,7 +63,8 @@ def start(order: HeadOrder) -> "Node":
     wanted = order.dashboard_port is not None
     if not wanted:
         services.start_api_server = _no_dashboard
-        services.start_ray_process = _without_agents(services.start_ray_process)
+        changed = {**WITHOUT_AGENTS, EARLY_WORKERS: ACTORS}
+        services.start_ray_process = _with(changed, services.start_ray_process)
     params = RayParams(
         node_ip_address=order.host,
         node_name=order.host,
@@ -85,13 +89,13 @@ def _no_dashboard(*_: Any, **__: Any) -> Any:
     return "", None
 
 
-def _without_agents(start_process: Any) -> Any:
-    """Return what starts Ray's processes, the raylet with processes that idle for its agents."""
+def _with(changed: Mapping[str, object], start_process: Any) -> Any:
+    """Return what starts Ray's processes, the raylet with these of its words changed."""
 
     def started(words: list[str], kind: str, *more: Any, **options: Any) -> Any:
         if kind == RAYLET:
-            kept = [word for word in words if word.partition("=")[0] not in WITHOUT_AGENTS]
-            words = [*kept, *(f"{name}={value}" for name, value in WITHOUT_AGENTS.items())]
+            kept = [word for word in words if word.partition("=")[0] not in changed]
+            words = [*kept, *(f"{name}={value}" for name, value in changed.items())]
         return start_process(words, kind, *more, **options)
 
     return started

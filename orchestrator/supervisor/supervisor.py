@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.boot.node import EARLY
 from agent.keeper.storage.memory_log import kept, obstacle, root_of
 from agent.keys import EVENTS
 from cloud import private
@@ -274,6 +275,7 @@ class House:
             **NO_METRICS,
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_worker_niceness": "0",  # manager and keeper get this; Ray's default is 15
+            **EARLY,
             "RAY_worker_maximum_startup_concurrency": "2",  # these two, or one waits for the other
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",

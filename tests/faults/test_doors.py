@@ -299,6 +299,8 @@ def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server, store, m
     running = [command_line(pid) for pid in processes.marked(older.places.identity)]
     assert any("gcs_server" in words for words in running)
     assert not [words for words in running if any(part in words for part in UNUSED)]
+    everything = map(command_line, living({"house": older.process.pid}))
+    assert not [words for words in everything if "ray::IDLE" in words]
 
     for name in set(os.environ) - {"HOME", "PATH"}:
         monkeypatch.delenv(name)  # so that the mark of the next one has no room
