@@ -226,6 +226,7 @@ class Worker(msgspec.Struct, kw_only=True):
     started_at_s: float
     ready: bool = False
     proving: bool = False  # its script has reached the loop, and it is in no layout yet
+    hardware: str = ""  # the key of what it computes on; empty until it has told it
     microbatch_s: float = 0.0  # what a microbatch took lately; 0 until there is a report
     slow: float = 1.0  # how many times longer than its peers it takes, as layouts assume
     doubted_at_s: float | None = None  # since when its speed has differed from that assumption
@@ -348,6 +349,13 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_slot_h: dict[str, dict[str, float]]
 
 
+class Shut(msgspec.Struct, frozen=True):
+    """A pool whose machines are of another kind than the job's: how often in a row, and since when."""
+
+    times: int
+    since_s: float
+
+
 class Market(msgspec.Struct, kw_only=True):
     """What a job wants from the market, and what has happened to it there."""
 
@@ -366,10 +374,14 @@ class Market(msgspec.Struct, kw_only=True):
     scaling: Scaling = Scaling()
     # The hardware keys that the newest machines of a type have told, by pool.
     told: dict[str, dict[str, list[str]]] = {}
-    # Since when an exact job has held too few machines of its kind to train, and how many in a row
-    # of a type that had its kind came that are of another one.
+    # Since when an exact job has had too few machines of its kind to train, whether it was to buy
+    # some more of them after long, and how many in a row of a type that had its kind came that are
+    # of another one.
     lacks_since_s: float | None = None
+    sought: bool = False
     strangers: int = 0
+    # How often a pool has sold machines of another kind only, by pool.
+    shut: dict[str, Shut] = {}
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -411,8 +423,11 @@ class LayoutState(msgspec.Struct, kw_only=True):
     exchange: SumFormat = "float32"
     # Whether the script wants sums in an order that does not depend on the layout.
     exact: bool = True
-    # What an exact job keeps to.
+    # What an exact job keeps to, what its newest step was computed on, and the first step that
+    # machines of another kind have computed.
     kind: Kind | None = None
+    trained: Kind | None = None
+    unlike_step: int | None = None
     # The sizes of an unbuilt model, whose weights are made on the workers that hold them.
     unbuilt: Unbuilt | None = None
     # Why the model cannot be cut into stages; empty if it can.

@@ -100,6 +100,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_step: int
     export_uri: str
     sums_kept: bool = True  # whether the sums since the backup are kept
+    exact: bool = True  # only machines that round alike are in a layout
+    unlike_step: int | None = None  # the first step that machines of another kind have computed
+    bits: str = ""  # the same for people, in a line
     microbatches: int = 0  # of a step; 0 until a worker has reported
     stages_max: int = 1
     uncuttable: str = ""

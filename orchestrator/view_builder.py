@@ -7,7 +7,7 @@ from math import expm1
 
 from agent.messages import TablesNode
 from cloud.model import Market
-from orchestrator.brain.holdings import leases, ledger
+from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.state import Job, Lease, PoolState, State, Thought
 from orchestrator.view import (
@@ -128,6 +128,9 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         recoveries_s=tuple(job.layouts.recoveries_s),
         backup_step=job.progress.backup_step,
         sums_kept=job.progress.sums_kept,
+        exact=job.exact,
+        unlike_step=job.layouts.unlike_step,
+        bits=alike.bits_of(job),
         checkpoint_step=job.progress.checkpoint_step,
         export_uri=job.progress.export_uri,
         microbatches=job.layouts.microbatches,

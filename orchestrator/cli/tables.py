@@ -133,7 +133,9 @@ def jobs(found: Iterable[JobView]) -> Reasoned:
             job.layout or "-",
             usd(job.spent_usd),
             duration(job.took_s),
-            why=job.because,
+            why="; ".join(
+                (job.because, job.bits) if job.unlike_step is not None else (job.because,)
+            ),
         )
     return made
 

@@ -224,6 +224,8 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
     facts.add_row("layout", _layout(job))
     if job.given and not ended(job):
         facts.add_row("help", _help(job))
+    if job.bits:
+        facts.add_row("bits", job.bits)
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
     facts.add_row("so far", _so_far(job))

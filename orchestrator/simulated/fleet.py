@@ -18,6 +18,7 @@ from orchestrator.simulated.scenario import STATE_BYTES, Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline
 
 AGENT_AWAY_S = 10.0
+MIXED_OF = 1000
 SPELLS, SPELL_S = (1.2, 1.6, 3.0, 8.0), 300.0
 TRACEBACK = "Traceback (most recent call last):\nRuntimeError: seeded failure"
 
@@ -125,8 +126,10 @@ class Fleet:
 
     def _key_of(self, machine: SimulatedMachine) -> str:
         """Return a hardware key; the machines of a type have several, as those of a cloud may."""
-        kinds, pool = self._scenario.kinds, self.pools[machine.id]
-        return f"kind {crc32(pool.key.encode()) % kinds}" if kinds else ""
+        kinds = self._scenario.kinds
+        own = crc32(machine.id.encode()) % MIXED_OF < self._scenario.mixed * MIXED_OF
+        name = f"its {machine.id}" if own else self.pools[machine.id].key
+        return f"kind {crc32(name.encode()) % kinds}" if kinds else ""
 
     def _plan(self, rate_per_h: float, what: Callable[[], None]) -> None:
         wait_s = self._luck.wait_s(rate_per_h)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from agent.messages import Rewound
 from cloud.model import DEPLOYMENT_TAG
 from orchestrator.actions import AnyAction, Launch, Note, Regroup, Terminate
-from orchestrator.brain.holdings import ledger
+from orchestrator.brain.holdings import alike, ledger
 from orchestrator.events import AnyEvent
 from orchestrator.simulated.scenario import Scenario
 from orchestrator.simulated.world import SimulatedWorld
@@ -188,6 +188,7 @@ class Watcher:
             _no_negative(job.id, job.account)
             _no_idle_traffic(job)
             self._holds_no_more_than_it_may(state, job)
+            _can_train_with_what_it_holds(state, job)
         _no_negative("everything", state.account)
 
     def _holds_no_more_than_it_may(self, state: State, job: Job) -> None:
@@ -211,6 +212,16 @@ class Watcher:
             raise Breach(f"job {job.id} holds {sum(kept)} slots, slots_max={job.spec.slots_max}")
 
 
+def _can_train_with_what_it_holds(state: State, job: Job) -> None:
+    """Check that an exact job keeps no machine that has told another key than its own."""
+    kind = job.layouts.kind
+    if not (job.active and job.exact and kind is not None and alike.has_kind(state, job)):
+        return
+    for lease in leases_of(state, job):
+        if lease.stays and kind.hardware and lease.hardware not in ("", kind.hardware):
+            raise Breach(f"job {job.id} keeps {lease.machine_id}, which rounds differently")
+
+
 def _layout_is_sound(state: State, action: Regroup) -> None:
     """Check a layout: equal depths, no worker twice, every microbatch once, stages that fit."""
     layout, job = action.layout, state.jobs[action.job]
@@ -226,7 +237,7 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
     if any(replica.count < 1 for replica in layout.replicas):
         raise Breach(f"{name}: a replica has nothing to do")
     there = [state.workers[worker] for worker in workers if worker in state.workers]
-    keys = {state.leases[worker.token].hardware for worker in there} - {""}
+    keys = {alike.key_of(state, worker) for worker in there} - {""}
     if job.exact and len(keys) > 1:
         raise Breach(f"{name}: machines that round differently: {', '.join(sorted(keys))}")
     if job.layouts.uncuttable and layout.depth > 1:

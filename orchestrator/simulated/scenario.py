@@ -116,6 +116,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     crashes_at_step: int | None = None  # the script crashes its process in this step, every time
     misjudged: float = 1.0  # real time of a step divided by its measured time
     kinds: int = 0  # hardware keys, one for each pool; 0: workers tell none
+    mixed: float = 0.0  # of machines, how many have any of these keys instead
     room: float = 4.0  # memory of an accelerator divided by that of the whole model
     budget_usd: float | None = None
     calm_after_s: float | None = None

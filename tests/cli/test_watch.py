@@ -185,6 +185,15 @@ def test_work_that_was_given_to_faster_workers_is_in_the_panel():
     assert "1 of the last 64 grains were given to faster workers" in text
 
 
+def test_what_the_last_bits_are_is_in_the_panel():
+    """Whether it is exact, and from which step on its bits are those of another kind of machine."""
+    bits = "exact up to step 12 only: machines that round differently go on from there"
+    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    mixed = seen(bits=bits, unlike_step=12)
+    _, text = watched(Told(mixed, over), force_terminal=True, color_system=None)
+    assert bits in text
+
+
 def test_a_job_that_has_no_steps_yet_is_shown():
     """Before the script has reached its session nothing is known of it."""
     early = seen(

@@ -204,6 +204,15 @@ def test_work_that_was_given_to_faster_workers_stands_below_the_layout(page, hou
     assert page.complaints == []
 
 
+def test_what_the_last_bits_are_stands_among_a_jobs_facts(page, house, make):
+    """Whether it is exact, and from which step on its bits are those of another kind of machine."""
+    bits = "exact up to step 1,200 only: machines that round differently go on from there"
+    house.source.now = make.view(jobs=(make.job(bits=bits, unlike_step=1_200),))
+    page.wait_for("document.querySelector('#jobs .facts').innerText.includes('Last bits')")
+    assert bits in text(page, "#jobs .facts")
+    assert page.complaints == []
+
+
 def test_who_serves_the_tables_of_a_job_is_shown(page, house, make):
     """The stage, and a row for each machine with all that it does; it stands in place of a layout."""
     servers = (

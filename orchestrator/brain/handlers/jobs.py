@@ -299,7 +299,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     opened = job.status != "PENDING" or job.spec.from_url
     move_job(state, out, job, to, because)
     job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
-    job.market.lacks_since_s = None
+    alike.lacks_nothing(job)
     state.live_jobs.pop(job.id, None)
     if opened:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
@@ -892,6 +892,8 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     job.progress.checkpoint_step = min(job.progress.checkpoint_step, event.to_step)
     job.progress.drained_from = min(job.progress.drained_from, event.to_step)
     job.progress.fence_generation = job.layouts.generation
+    if job.layouts.unlike_step is not None:  # what it does again is done by other machines
+        job.layouts.unlike_step = min(job.layouts.unlike_step, event.to_step)
     job.layouts.urgent = job.layouts.urgent or bool(job.layouts.serving)
     kept = "what the keeper had in memory or on its disk"
     lost_with = kept if job.progress.sums_kept else "all machines that had the model"

@@ -514,7 +514,7 @@ def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: f
 
 def _excluded(state: State, job: Job, worker: Worker) -> bool:
     lease = state.leases[worker.token]
-    return lease.state == "leaving" or not lease.joined or not alike.may_join(job, lease)
+    return lease.state == "leaving" or not lease.joined or not alike.may_join(state, job, worker)
 
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
@@ -589,10 +589,12 @@ def _reckoned_s(job: Job, generation: int) -> float:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """Record that a step was committed under this generation; the first confirms the layout."""
     if step > job.progress.step:
+        before = job.progress.step
         sent_usd = _sent_usd(job, generation, step)
         ledger.charge_traffic(state, job, sent_usd, _traffic_usd_per_h(job))
         job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
         job.progress.at_s = state.now_s
+        alike.step(out, job, before)
     if (
         generation <= job.layouts.acknowledged
         or generation < job.layouts.generation

@@ -3,7 +3,8 @@
 A job has the same bits in every layout as long as its workers round alike. Which do is known by the
 hardware key that a worker tells: see `agent.tensors.device.hardware`. Machines with unlike
 accelerators never have the same key, so these are not even bought together. A machine whose key is
-not that of the job is given back, and its type is not bought for that job any more.
+not that of the job is given back, and its type is not bought for that job for an hour; twice as
+long each time that it is of another kind again.
 
     kind    an accelerator, and the hardware key, as soon as a worker has told it
 """
@@ -15,10 +16,23 @@ from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction
 from orchestrator.brain.holdings import leases
 from orchestrator.formatting import plural
-from orchestrator.state import Job, Kind, Lease, State, Worker, consider, leases_of, note
+from orchestrator.state import (
+    Job,
+    Kind,
+    Lease,
+    PoolState,
+    Shut,
+    State,
+    Worker,
+    consider,
+    leases_of,
+    note,
+)
 
 TOLD_MAX = 3  # newest machines of a pool; a pool may have machines of several kinds
 LACKS_S = 600.0  # without machines of its kind, before a job goes on with others
+SHUT_S, SHUT_S_MAX = 3600.0, 86_400.0  # until a pool of other kinds is tried again
+DOUBLINGS_MAX = 10
 STRANGERS_MAX = 3  # of its own types in a row, before it does: a new image may have another driver
 PARTS = "; "  # between the parts of a key
 
@@ -38,22 +52,24 @@ def against(key: str, other: str) -> str:
 
 
 def kind_of(state: State, job: Job) -> Kind | None:
-    """Return what an exact job keeps to; before it has trained, what it has begun to buy."""
+    """Return what an exact job keeps to; before its first layout, what it has begun to buy."""
     if not job.exact:
         return None
-    staying = [lease for lease in leases_of(state, job) if lease.stays]
-    if _has_kind(state, job):
+    if has_kind(state, job):
         return job.layouts.kind
-    return Kind(accelerator_of(staying[0].type)) if staying else None
+    staying = [lease for lease in leases_of(state, job) if lease.stays]
+    some = [lease for lease in staying if serves(job, lease)] or staying
+    counts = Counter(accelerator_of(lease.type) for lease in some)
+    return Kind(counts.most_common(1)[0][0]) if counts else None
 
 
-def _has_kind(state: State, job: Job) -> bool:
+def has_kind(state: State, job: Job) -> bool:
     """Return whether it has trained on machines of its kind, or is about to."""
     kind = job.layouts.kind
     if kind is None or job.progress.step:
         return kind is not None
     ready = (state.workers[worker] for worker in job.workers if state.workers[worker].ready)
-    return any(state.leases[worker.token].hardware == kind.hardware for worker in ready)
+    return any(key_of(state, worker) == kind.hardware for worker in ready)
 
 
 def accelerator_of(kind: InstanceType) -> str:
@@ -73,28 +89,57 @@ def sold_kinds(state: State, job: Job) -> list[Kind]:
 
 
 def other_kinds(state: State, job: Job, kind: Kind) -> list[Kind]:
-    """Return what else could be had: by keys, and by accelerators whose machines have told none."""
-    told: dict[Kind, None] = {}
-    for name in job.market.told:
-        if name in state.types:
-            accelerator = accelerator_of(state.types[name])
-            told |= {Kind(accelerator, key): None for key in _told(job, name)}
-    named = {each.accelerator for each in (*told, kind)}
-    sold = sold_kinds(state, job)
-    untold = [each for each in sold if each.accelerator not in named]
-    return [*(each for each in told if each != kind), *untold]
+    """Return what else could be had: the very kind that it trained on last, and any that is sold."""
+    own = job.layouts.trained
+    found = [*([own] if own is not None else []), *sold_kinds(state, job)]
+    return [each for each in found if each != kind]
 
 
-def may_buy(job: Job, kind: Kind | None, sold: InstanceType, pool: Pool) -> bool:
+def may_buy(state: State, job: Job, kind: Kind | None, sold: InstanceType, pool: Pool) -> bool:
     """Return whether a machine may be of that kind, by what others of its pool have told.
 
-    Of a pool that has told nothing it is what others of its type have told.
+    Of a pool that has told nothing it is what others of its type have told. One that has told of
+    other kinds only is tried again, because a cloud may sell several under one name.
     """
     if kind is None:
         return True
-    keys = job.market.told.get(sold.name, {}).get(pool.key) or _told(job, sold.name)
-    known = bool(keys and kind.hardware)
-    return accelerator_of(sold) == kind.accelerator and (not known or kind.hardware in keys)
+    if accelerator_of(sold) != kind.accelerator:
+        return False
+    shut = shut_of(job, kind, sold.name, pool)
+    return shut is None or state.now_s >= shut.since_s + shut_s(shut)
+
+
+def most(state: State, job: Job, kind: Kind | None, known: PoolState) -> int | None:
+    """Return how many machines of a pool may be bought to see what they are; None for any number.
+
+    That is of a pool that is tried again, and of a type that has told nothing if others have told of
+    other kinds. A job that cannot train takes what there is.
+    """
+    if kind is None or not kind.hardware:
+        return None
+    unknown = not _told(job, known.kind.name) and job.market.lacks_since_s is None
+    careful = unknown and bool(job.market.shut)
+    if not careful and shut_of(job, kind, known.kind.name, known.pool) is None:
+        return None
+    held = [state.leases[token] for token in known.leases]
+    tried = sum(lease.job == job.id and not lease.hardware for lease in held)
+    return max(0, max(1, job.workers_min // known.kind.slots) - tried)
+
+
+def shut_of(job: Job, kind: Kind, name: str, pool: Pool) -> Shut | None:
+    """Return since when a pool has told of other kinds only; None if it may well have this one."""
+    told, every = job.market.told.get(name, {}), _told(job, name)
+    keys = told.get(pool.key) or every
+    if not (keys and kind.hardware) or kind.hardware in keys:
+        return None
+    pools = [pool.key] if kind.hardware in every else told
+    found = [job.market.shut[key] for key in pools if key in job.market.shut]
+    return Shut(sum(each.times for each in found), max((e.since_s for e in found), default=0.0))
+
+
+def shut_s(shut: Shut) -> float:
+    """Return how long a pool is not bought from: the less likely its machines are, the longer."""
+    return min(SHUT_S * 2.0 ** min(shut.times - 1, DOUBLINGS_MAX), SHUT_S_MAX)
 
 
 def _told(job: Job, name: str) -> list[str]:
@@ -104,17 +149,53 @@ def _told(job: Job, name: str) -> list[str]:
 
 def may_hold(job: Job, kind: Kind | None, lease: Lease) -> bool:
     """Return whether a machine may be of that kind, by what it has told itself, if it has."""
-    if kind is None or not (lease.hardware and kind.hardware):
-        return may_buy(job, kind, lease.type, lease.pool)
-    return lease.hardware == kind.hardware
-
-
-def may_join(job: Job, lease: Lease) -> bool:
-    """Return whether the machine's workers may be in the job's layout."""
-    kind = job.layouts.kind
-    if not job.exact or kind is None or not (kind.hardware and lease.hardware):
+    if kind is None:
         return True
-    return lease.hardware == kind.hardware
+    if lease.hardware and kind.hardware:
+        return lease.hardware == kind.hardware
+    shut = shut_of(job, kind, lease.type.name, lease.pool)
+    tried = shut is None or lease.intended_at_s > shut.since_s
+    return accelerator_of(lease.type) == kind.accelerator and tried
+
+
+def serves(job: Job, lease: Lease) -> bool:
+    """Return whether a worker of the machine is in the layout, whatever its kind."""
+    return any(worker in job.layouts.serving for worker in lease.workers.values())
+
+
+def may_join(state: State, job: Job, worker: Worker) -> bool:
+    """Return whether the worker may be in the job's layout.
+
+    Who is in it stays. They are of several kinds only if they began before their keys were known.
+    """
+    kind, key = job.layouts.kind, key_of(state, worker)
+    if not job.exact or kind is None or not (kind.hardware and key):
+        return True
+    return key == kind.hardware or worker.id in job.layouts.serving
+
+
+def key_of(state: State, worker: Worker) -> str:
+    """Return the key of what a worker computes on, or else what another of its machine has told."""
+    return worker.hardware or state.leases[worker.token].hardware
+
+
+def has_its_own(state: State, job: Job) -> bool:
+    """Return whether the machines that have shown to be of the job's kind suffice to train."""
+    shown = [e for e in leases_of(state, job) if e.hardware]
+    return _slots_alike(state, job, shown) >= job.workers_min
+
+
+def awaits_its_own(state: State, job: Job) -> bool:
+    """Return whether they would suffice with those that may be of its kind, and are on their way."""
+    return _slots_alike(state, job, leases_of(state, job)) >= job.workers_min
+
+
+def _slots_alike(state: State, job: Job, some: Iterable[Lease]) -> int:
+    """Count the slots that can train; a machine may have unlike cards."""
+    mine = [e for e in some if e.stays and may_hold(job, job.layouts.kind, e)]
+    workers = [state.workers[worker] for lease in mine for worker in lease.workers.values()]
+    apart = sum(not may_join(state, job, worker) for worker in workers)
+    return sum(lease.type.slots for lease in mine) - apart
 
 
 # --- what is heard --------------------------------------------------------------------------------
@@ -130,31 +211,46 @@ def hear(state: State, out: list[AnyAction], worker: Worker, key: str) -> bool:
     pools = job.market.told.setdefault(lease.type.name, {})
     if key != lease.hardware or not pools.get(lease.pool.key):
         pools[lease.pool.key] = [*pools.get(lease.pool.key, []), key][-TOLD_MAX:]
-    lease.hardware = key
+        if (own := job.layouts.kind) is not None and key == own.hardware:
+            job.market.shut.pop(lease.pool.key, None)
+    first, worker.hardware = worker.hardware != key, key
+    kind = job.layouts.kind
+    beside = [state.workers[other] for other in lease.workers.values() if other != worker.id]
+    if kind is None or not any(other.hardware == kind.hardware for other in beside):
+        lease.hardware = key
     if not job.exact:
         if not job.spec.exact and before and key not in before:
             note(out, job.id, _mixed(lease, key, before[0]))
         return False
-    if may_join(job, lease) or not _has_kind(state, job):
+    if kind is None or may_join(state, job, worker) or not has_kind(state, job):
         job.market.strangers = 0
         return False
-    kind = job.layouts.kind
-    job.market.strangers += kind is not None and kind.hardware in had
+    if lease.hardware == kind.hardware or serves(job, lease):
+        if first:
+            note(out, job.id, _idle(lease, worker, against(key, kind.hardware)))
+        return False
+    newly = key not in had or job.market.strangers > 0
+    job.market.strangers += kind.hardware in had and newly
     _part(state, out, job, (lease,))
     return True
 
 
 def settle(state: State, out: list[AnyAction], job: Job) -> None:
-    """Choose the kind of an exact job that has none yet: that of most workers that are ready."""
+    """Choose the kind of an exact job that has none yet: that of most workers that are ready.
+
+    Those that will be taken count where no other is ready, because it trains on them until then.
+    """
+    ready = [w for worker in job.workers if (w := state.workers[worker]).ready]
+    staying = [worker for worker in ready if state.leases[worker.token].stays]
     counts: Counter[Kind] = Counter()
-    for worker in (state.workers[worker] for worker in job.workers):
-        lease = state.leases[worker.token]
-        if worker.ready and lease.hardware and lease.stays:
-            counts[Kind(accelerator_of(lease.type), lease.hardware)] += 1
+    for worker in staying or ready:
+        lease, key = state.leases[worker.token], key_of(state, worker)
+        if key:
+            counts[Kind(accelerator_of(lease.type), key)] += 1
     kind = job.layouts.kind
     if not job.exact or not counts:
         return
-    if kind is not None and kind.hardware and _has_kind(state, job):
+    if kind is not None and kind.hardware and has_kind(state, job):
         return
     job.layouts.kind = max(counts, key=counts.__getitem__)
     _part(state, out, job)
@@ -165,13 +261,19 @@ def lacks_its_own(state: State, job: Job) -> bool:
     if job.market.lacks_since_s is None:
         job.market.lacks_since_s = state.now_s
     waited = state.now_s >= job.market.lacks_since_s + LACKS_S
-    return waited or job.market.strangers >= STRANGERS_MAX
+    return (waited or job.market.strangers >= STRANGERS_MAX) and not awaits_its_own(state, job)
+
+
+def lacks_nothing(job: Job) -> None:
+    """Note that the job has enough machines of its kind, or keeps to none."""
+    job.market.lacks_since_s, job.market.sought, job.market.strangers = None, False, 0
 
 
 def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     """Go on with machines of another kind, since none of the job's own could be had for long.
 
-    No layout has both: what is left of its own is given back, as it is too few to train with.
+    Whichever key comes first is kept to, be it its own. No layout has both: what is left is given
+    back, as it is too few to train with.
     """
     before = job.layouts.kind
     assert before is not None
@@ -179,28 +281,67 @@ def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     if job.market.strangers >= STRANGERS_MAX:
         why = f"the newest {job.market.strangers} in a row round differently"
     said = f"no machines could be had that round as those it has trained on ({why})"
-    apart = f"{kind.accelerator or 'unknown'} instead of {before.accelerator}"
-    if kind.hardware and before.hardware:
-        apart = against(kind.hardware, before.hardware)
-    bits = f"from step {job.progress.step} on its last bits are those of others"
-    note(out, job.id, f"{said}: {bits} ({apart})")
-    job.layouts.kind, job.market.lacks_since_s, job.market.strangers = kind, None, 0
+    note(out, job.id, f"{said}: it goes on with {kind.hardware or f'any {kind.accelerator}'}")
+    lacks_nothing(job)
+    job.layouts.kind, job.market.shut = kind, {}
     for lease in leases_of(state, job):
-        if not may_hold(job, kind, lease):
-            leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")
+        leases.give_back(state, out, lease, f"{job.id} goes on with machines of another kind")
+
+
+def step(out: list[AnyAction], job: Job, before: int) -> None:
+    """Note on what a step was computed, and say if it was another kind than that of the step before."""
+    kind, last = job.layouts.kind, job.layouts.trained
+    if kind is None or not kind.hardware or kind == last:
+        return
+    job.layouts.trained = kind
+    if last is not None:
+        apart = against(kind.hardware, last.hardware)
+        note(out, job.id, f"from step {before} on its last bits are those of others ({apart})")
+        _mark(job, before)
+
+
+def look(state: State, out: list[AnyAction], job: Job) -> None:
+    """Give back what an exact job cannot train with, and say if its layout has several kinds.
+
+    It has only if that began before its machines told their keys. All of them go on, and whoever
+    comes is of one kind: half a job's machines are not given up for bits that are mixed already.
+    """
+    if not job.exact:
+        return
+    serving = [lease for lease in leases_of(state, job) if serves(job, lease)]
+    keys = {key for lease in serving if (key := lease.hardware)}
+    mixed = len(keys) > 1 or len({accelerator_of(lease.type) for lease in serving}) > 1
+    if mixed and job.layouts.unlike_step is None and job.progress.step:
+        _mark(job, 0)
+        note(
+            out,
+            job.id,
+            f"trains on machines that round differently, as it did before that was known: all stay, new ones are of "
+            f"one kind, and its bits are not; {TOGETHER}, and buy any",
+        )
+    _part(state, out, job)
+
+
+def _mark(job: Job, step: int) -> None:
+    """Note from which step on the bits are not those of one kind."""
+    before = job.layouts.unlike_step
+    job.layouts.unlike_step = step if before is None else min(before, step)
 
 
 def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] = ()) -> None:
     """Give back what cannot train with the machines that the job keeps to, and say so once."""
-    kind = job.layouts.kind
+    kind = kind_of(state, job)
     going = dict.fromkeys(lease.token for lease in first)
     for lease in leases_of(state, job):
-        serves = any(worker in job.layouts.serving for worker in lease.workers.values())
-        if lease.stays and not serves and not may_hold(job, kind, lease):
+        if lease.stays and not serves(job, lease) and not may_hold(job, kind, lease):
             going[lease.token] = None
     if not going or kind is None:
         return
     some = [state.leases[token] for token in going]
+    for pool, name in {lease.pool: lease.type.name for lease in some if lease.hardware}.items():
+        if shut_of(job, kind, name, pool) is not None:
+            shut = job.market.shut.get(pool.key, Shut(0, 0.0))
+            job.market.shut[pool.key] = Shut(shut.times + 1, state.now_s)
     types = ", ".join(sorted({lease.type.name for lease in some}))
     key = next((lease.hardware for lease in some if lease.hardware), "")
     apart = f", {against(key, kind.hardware)}" if key and kind.hardware else ""
@@ -213,6 +354,26 @@ def _part(state: State, out: list[AnyAction], job: Job, first: Iterable[Lease] =
     for lease in some:
         leases.give_back(state, out, lease, f"it rounds differently from the machines of {job.id}")
     consider(state, job)
+
+
+def _idle(lease: Lease, worker: Worker, apart: str) -> str:
+    return (
+        f"slot {worker.slot} of {lease.machine_id} rounds differently from its others ({apart}), and has nothing to do: "
+        f"{TOGETHER}"
+    )
+
+
+def bits_of(job: Job) -> str:
+    """Return what a person may expect of the last bits of its weights."""
+    kind, step = job.layouts.kind, job.layouts.unlike_step
+    if not job.spec.exact:
+        return "not exact: machines that round differently train together (job.exact = false)"
+    if not job.exact:
+        return "not exact: its script lets sums depend on the layout (deterministic=False)"
+    if step is not None:
+        return f"exact up to step {step:,} only: machines that round differently go on from there"
+    named = f" ({kind.accelerator})" if kind is not None else ""
+    return f"exact: only machines that round alike train it{named}"
 
 
 def _mixed(lease: Lease, key: str, other: str) -> str:

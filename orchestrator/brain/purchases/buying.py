@@ -145,6 +145,7 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
         return
     job.market.think_at_s = state.now_s + state.settings.rethink_s
     _think_again(state, job)
+    alike.look(state, out, job)
     purchase = _of_another_kind(state, out, job) or think(state, job)
     active = (j for j in reversed(state.live_jobs) if state.jobs[j].active)
     if job.id == next(active, ""):
@@ -186,20 +187,24 @@ def _dearness(purchase: Purchase) -> float:
 
 def _of_another_kind(state: State, out: list[AnyAction], job: Job) -> Purchase | None:
     """Return what an exact job buys instead, if no machines of its kind could be had for long."""
-    kind = job.layouts.kind if job.exact else None
-    held = [e for e in leases_of(state, job) if e.stays and e.state != "intended"]
-    if kind is None or sum(e.type.slots for e in held) >= job.workers_min:
-        job.market.lacks_since_s = None
+    kind = job.layouts.kind if job.exact and alike.has_kind(state, job) else None
+    if kind is None or job.status == "RUNNING" or alike.has_its_own(state, job):
+        alike.lacks_nothing(job)
         return None
     if not alike.lacks_its_own(state, job):
         return None
-    if job.market.strangers < alike.STRANGERS_MAX and think(state, job).acquire:
+    if not job.market.sought and think(state, job).acquire:
+        job.market.sought = True
+        return None
+    going = [e for e in leases_of(state, job) if e.state != "ending"]
+    if _only_on(state, job, going):
         return None
     found = {each: _think(state, job, each) for each in alike.other_kinds(state, job, kind)}
     enough = {each: p for each, p in found.items() if _slots(state, p) >= job.workers_min}
     if not enough:
         return None
-    best = min(enough, key=lambda each: _dearness(enough[each]))
+    own = job.layouts.trained
+    best = own if own in enough else min(enough, key=lambda each: _dearness(enough[each]))
     alike.change(state, out, job, best)
     return enough[best]
 
@@ -243,18 +248,11 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
 
 
 def _has_newest(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:
-    """Nothing shall be held, but only these machines have the newest steps: they stay until those are safe.
-
-    They stay no longer than it would take to do those steps again.
-    """
-    progress, going = job.progress, {release.lease for release in purchase.release}
-    unkept = min(progress.step, progress.unkept_step) if progress.sums_kept else progress.step
-    unsafe = unkept - max(progress.backup_step, progress.checkpoint_step)
+    """Nothing shall be held, but only these machines have the newest steps: they stay for a while."""
+    going = {release.lease for release in purchase.release}
     held = [e for e in leases_of(state, job) if e.stays and e.goes_at_s is None]
     last = going and not purchase.acquire and all(e.token in going for e in held)
-    if not last or state.now_s >= progress.at_s + unsafe * progress.step_s:
-        return False
-    if not any(w in job.layouts.serving for e in held for w in e.workers.values()):
+    if not last or not _only_on(state, job, held):
         return False
     if not job.market.waiting:
         job.market.waiting = (
@@ -263,6 +261,19 @@ def _has_newest(state: State, out: list[AnyAction], job: Job, purchase: Purchase
         )
         note(out, job.id, job.market.waiting)
     return True
+
+
+def _only_on(state: State, job: Job, held: list[Lease]) -> bool:
+    """Return whether the newest steps would go with these machines, and are worth waiting for.
+
+    They are until they are safe, but no longer than it would take to do them again.
+    """
+    progress = job.progress
+    unkept = min(progress.step, progress.unkept_step) if progress.sums_kept else progress.step
+    unsafe = unkept - max(progress.backup_step, progress.checkpoint_step)
+    if state.now_s >= progress.at_s + unsafe * progress.step_s:
+        return False
+    return any(w in job.layouts.serving for e in held for w in e.workers.values())
 
 
 def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:

@@ -136,16 +136,19 @@ def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
     for known in state.pools.values():
         if not known.sold or state.places[known.pool.place.key].closed:
             continue
-        if not alike.may_buy(job, kind, known.kind, known.pool):
+        if not alike.may_buy(state, job, kind, known.kind, known.pool):
             continue
         hazard_per_h = known.record.hazard_per_h(state.now_s)
         return_per_h = known.record.return_per_h(state.now_s)
         traits = leases.traits_of(state, known.pool.place)
         losses_seen = _losses_seen(state, known)
+        trial = alike.most(state, job, kind, known)
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
             room = room_left(state, known, market, bought) if price is not None else 0
-            bounds = [n for n in (room, leases.askable(state, known, market)) if n is not None]
+            bounds = [
+                n for n in (room, leases.askable(state, known, market), trial) if n is not None
+            ]
             room = min(bounds, default=None)
             if price is None or room == 0:
                 continue
@@ -277,7 +280,13 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
 
 
 def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachine]:
-    """What the job holds and keeps. What is about to go counts as noticed: it is replaced now."""
+    """What the job holds and keeps. What is about to go counts as noticed: it is replaced now.
+
+    What is in the layout counts whatever its kind. To go on with another kind begins with nothing.
+    """
+    own = alike.kind_of(state, job)
+    if own is not None and kind != own:
+        return []
     return [
         HeldMachine(
             lease=token,
@@ -299,7 +308,7 @@ def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachi
         for token in job.leases
         if not (lease := state.leases[token]).released
         and lease.state != "ending"
-        and alike.may_hold(job, kind, lease)
+        and (alike.may_hold(job, kind, lease) or alike.serves(job, lease))
     ]
 
 

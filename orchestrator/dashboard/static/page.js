@@ -98,10 +98,11 @@ function facts(job) {
     over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}${job.sums_kept ? " and all since" : ""}` : NONE],
     ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
     job.export_uri ? ["Result", job.export_uri] : null,
+    job.bits ? ["Last bits", job.bits] : null,
   ];
   for (const [name, value] of Object.entries(job.logged)) rows.push([name, number(value)]);
   return el("dl", { class: "facts" }, ...rows.filter(Boolean).map(([name, value]) =>
-    el("div", { class: name === "Result" ? "long" : "" }, el("dt", {}, name), el("dd", {}, value))));
+    el("div", { class: ["Result", "Last bits"].includes(name) ? "long" : "" }, el("dt", {}, name), el("dd", {}, value))));
 }
 
 const FILES_MAX = 8;

@@ -11,7 +11,7 @@ from orchestrator.actions import Launch, StartWorker
 from orchestrator.brain.holdings import alike
 from orchestrator.brain.holdings.alike import against
 from orchestrator.events import CatalogueSeen, JobResumed
-from orchestrator.state import Kind
+from orchestrator.state import Kind, Shut
 from orchestrator.world import decode_state, encode_state
 
 PLACE = Place("local", "east")
@@ -144,8 +144,13 @@ def test_a_job_whose_kind_is_gone_goes_on_with_another_and_says_so(hand: Any) ->
     assert types_in(h) == {other}
     assert h.job.status == "RUNNING"
     said = [s.because for s in h.state.sentences if "could be had that round as those" in s.because]
-    assert len(said) == 1 and "from step 1 on its last bits are those of others" in said[0]
-    assert against(h.keys[other], h.keys[kind]) in said[0]
+    assert len(said) == 1 and "it goes on with any cpu" in said[0]
+    differs = against(h.keys[other], h.keys[kind])
+    said = [
+        s.because for s in h.state.sentences if "its last bits are those of others" in s.because
+    ]
+    assert said == [f"from step 1 on its last bits are those of others ({differs})"]
+    assert h.job.layouts.unlike_step == 1
 
 
 def without_its_kind(hand: Any) -> tuple[Any, str]:
@@ -154,6 +159,7 @@ def without_its_kind(hand: Any) -> tuple[Any, str]:
     h.running(slots_max=2)
     (kind,) = types_in(h)
     h.job.market.told = {name: {"elsewhere": [key]} for name, key in h.keys.items()}
+    h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind
     for lease in h.leases:
@@ -231,7 +237,8 @@ def test_a_pool_is_bought_from_until_its_newest_machines_are_all_of_another_kind
     h = apart(hand).running(slots_max=1)
     pool, elsewhere = (known.pool for known in h.state.pools.values() if known.pool.type == "small")
     h.job.market.told["small"] = {pool.key: here, elsewhere.key: there}
-    assert alike.may_buy(h.job, h.job.layouts.kind, h.state.types["small"], pool) == may
+    h.job.market.shut = {each.key: Shut(1, h.at_s) for each in (pool, elsewhere)}
+    assert alike.may_buy(h.state, h.job, h.job.layouts.kind, h.state.types["small"], pool) == may
 
 
 def test_a_resumed_job_looks_for_its_own_kind_first(hand: Any) -> None:
@@ -306,18 +313,17 @@ def test_machines_of_new_types_are_no_reason_to_give_up_the_own_kind(hand: Any) 
     assert h.job.market.strangers == 0
 
 
-def test_what_else_could_be_had_is_known_by_its_key(hand: Any) -> None:
-    """So that a job that could not go on with another accelerator comes back to the very kind that it had."""
+def test_a_job_comes_back_to_the_very_kind_that_it_trained_on(hand: Any) -> None:
+    """If it could not go on with another accelerator; else any that is sold will do."""
     h = hand()
     small, large = h.kinds
     h.kinds = (replace(small, accelerator="T4"), replace(large, accelerator="a10g"))
     h.start()
     h.submit(slots_max=1)
-    t4, a10g = Kind("t4", FAST), Kind("a10g")
-    assert alike.other_kinds(h.state, h.job, t4) == [a10g]
-    h.job.market.told["small"] = {"somewhere": [FAST, SLOW]}
-    assert alike.other_kinds(h.state, h.job, t4) == [Kind("t4", SLOW), a10g]
-    assert alike.other_kinds(h.state, h.job, a10g) == [t4, Kind("t4", SLOW)]
+    t4, a10g = Kind("t4"), Kind("a10g")
+    own = h.job.layouts.trained = Kind("t4", FAST)
+    assert alike.other_kinds(h.state, h.job, own) == [a10g, t4]
+    assert alike.other_kinds(h.state, h.job, a10g) == [own, t4]
 
 
 def test_a_job_without_a_step_is_not_held_to_machines_that_are_gone(hand: Any) -> None:

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from agent.messages import Rewound
 from orchestrator import view_builder
-from orchestrator.view_builder import view_of
+from orchestrator.view import JobView
+from orchestrator.view_builder import job_view, view_of
 
 MANY = 5
 
@@ -45,3 +48,33 @@ def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(
     h.cancel("long")
     assert h.state.jobs["long"].ended
     assert "long" in shown(h)
+
+
+def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
+    """Exact or not and why, and the first step that machines of another kind have computed."""
+    h = hand()
+    h.keys = {"small": "a", "large": "b"}
+    h.start()
+    h.submit(slots_max=1)
+
+    def shown() -> JobView:
+        return job_view(h.state, h.job, h.at_s)
+
+    assert (shown().exact, shown().bits) == (True, "exact: only machines that round alike train it")
+    h.wait(2.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    assert shown().bits == "exact: only machines that round alike train it (cpu)"
+    h.job.layouts.unlike_step = 1200
+    assert (shown().unlike_step, shown().bits.partition(":")[0]) == (
+        1200,
+        "exact up to step 1,200 only",
+    )
+    rewound = Rewound(at_s=h.at_s, job="job", from_step=1, to_step=0)
+    h.see(rewound)
+    assert shown().unlike_step == 0
+    h.job.layouts.exact = False
+    assert "deterministic=False" in shown().bits and not shown().exact
+    h.job.spec = replace(h.job.spec, exact=False)
+    assert "job.exact = false" in shown().bits
