@@ -149,11 +149,19 @@ class Participant(PeerWorker):
                 return
             if self.superseded():
                 self._enter()
+                self._stay_ready()
             if self._take_part(replica):
                 return
             self.wait(self._called, interruptible=False)
             if self._done:
                 return
+
+    def _stay_ready(self) -> None:
+        """Say that the state is still here if the layout is of others, who may die on their way to it."""
+        entered = self.entered
+        assert entered is not None
+        if self.me in entered.holders and self.me not in entered.layout.workers:
+            self._handover.say_held()
 
     def _called(self) -> bool:
         """Return whether there is something to do other than to wait for a layout."""

@@ -4,8 +4,10 @@ import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from crews import Crew, ends_alike, played_alone, until
+from injection import Fault, Plan
 
 from agent.keeper import job
 from agent.keeper.storage.vault import Vault
@@ -30,6 +32,13 @@ def begin(crew: Crew, count: int, every: int = 10) -> list[str]:
 
 def held(crew: Crew, step: int) -> None:
     until(f"a backup from {step} on", lambda: [b for b in crew.of(BackupHeld) if b.step >= step])
+
+
+def only(crew: Crew, worker: str) -> None:
+    """The layout is one worker's from the next boundary on."""
+    with crew._lock:
+        crew.ready[:] = [worker]
+        crew.regroup("boundary")
 
 
 def sums_stay_away(crew: Crew) -> None:
@@ -103,6 +112,26 @@ def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes
     crew.settle = 2
     crew.start(2)
     ends_alike(crew, alone, STEPS)
+
+
+def test_a_newcomer_that_takes_over_and_dies_leaves_every_step_with_those_it_came_for(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The layout is the newcomer's alone, and it is killed before it has the state: one of those that are
+    left out, who have it, goes on, and no step is lost."""
+    first, _ = begin(crew, 2, every=1000)
+    dying = Fault(point="morph: state received", passing=1, kind="kill")
+    plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(dying,))
+    crew.reach(8)
+    sums_stay_away(crew)
+    (newcomer,) = crew.start(1, msgspec.json.encode(plan).decode())
+    until("the newcomer", lambda: newcomer in crew.ready)
+    only(crew, newcomer)
+    until("its death", lambda: crew.of(WorkerLost))
+    only(crew, first)
+    ends_alike(crew, alone, STEPS)
+    assert crew.of(Rewound) == []
+    assert [lost.worker for lost in crew.of(WorkerLost)] == [newcomer]
 
 
 def test_a_checkpoint_that_is_asked_for_has_every_step(
