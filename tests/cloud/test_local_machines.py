@@ -216,8 +216,8 @@ def test_what_machines_print_and_leave_is_bounded(new_cloud: NewCloud):
     cloud.start()
     given = launch(cloud)
     console = disk(cloud, given) / "console.log"
-    until("the console to be cut", console.with_name("console.log.old").exists)
-    assert console.stat().st_size < 4_000_000
+    until("what it printed to be aside", console.with_name("console.log.old").exists)
+    until("the console to be cut", lambda: console.stat().st_size < 4_000_000)
     left = {path.name for path in console.parent.parent.iterdir()} - {given.id}
     assert left == {f"gone-{number}" for number in range(12, 20)}
 

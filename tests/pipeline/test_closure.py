@@ -272,7 +272,7 @@ def test_a_loss_that_is_recorded_anew_in_each_step_is_said_to_be(
         because = "" if kept is None else kept.closure.changed(closed_over(loss_of))
         if kept is None or because:
             found = record_loss(model, loss_of, [(batch,)])
-            kept = type(found)(found.variants, found.spec, found.closure, because)
+            kept = type(found)(found.variants, found.form, found.closure, because)
         return kept
 
     def loss_of(batch: Any) -> Any:
