@@ -175,7 +175,7 @@ class Replica:
         self._lost = False
 
     def seed_for(self, stream: int, step: int | None = None) -> None:
-        """Begin the random stream of a microbatch of this phase, or one of those of none."""
+        """Begin the stream of a microbatch of this phase, or `BEFORE`, `AFTER` or `BETWEEN`."""
         at, phase = (self.turn, self.phase) if step is None else (step, 0)
         text = struct.pack("<qqqq", self.seed, at, phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

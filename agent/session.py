@@ -32,6 +32,7 @@ from agent.checks.arguments import (
     check_stragglers,
     check_trained,
     check_unborn,
+    counted,
 )
 from agent.checks.process import OwnProcess
 from agent.checks.registry import registered
@@ -118,6 +119,8 @@ class Session:
                 "the script made a second session; one holds everything that is trained: what is trained one after the other, as "
                 "the folds of a cross-validation, is a job each, with the fold as an argument of the script"
             )
+        microbatches = counted(microbatches, "Session(microbatches=...)")
+        steps = counted(steps, "Session(steps=...)")
         joined = _world if _world is not None else Alone()
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.
@@ -209,7 +212,7 @@ class Session:
 
         Steps count on in a further loop, which `Session(..., steps=...)` has to know of.
         """
-        return self._loop.steps(total)
+        return self._loop.steps(counted(total, "session.steps(...)"))
 
     def data(self, dataset: Any, *, microbatches: int = 0, **options: Any) -> Data:
         """Return the steps of an epoch of this data set, or of that of a DataLoader.
@@ -217,6 +220,7 @@ class Session:
         A step is a sequence of so many microbatches. Without `microbatches` it is a whole batch,
         which every worker loads. See `agent.data.data.Data` for the options.
         """
+        microbatches = counted(microbatches, "session.data(microbatches=...)")
         dataset, options = opened(dataset, options)
         loop, whole = self._loop, not microbatches
         microbatches = microbatches or loop.microbatches
@@ -241,7 +245,8 @@ class Session:
                 f"session.epochs(n): {len(found)} data sets were given to session.data(...); say which one an epoch "
                 "goes through: session.epochs(n, data)"
             )
-        return self._loop.epochs(count, len(found[0] if data is None else data))
+        length = len(found[0] if data is None else data)
+        return self._loop.epochs(counted(count, "session.epochs(...)"), length)
 
     def each(self, items: Sequence[Any]) -> Iterator[Any]:
         """Go through these items in the present epoch, one in each step.

@@ -53,8 +53,12 @@ WITHOUT_AGENTS = {
     "--runtime_env_agent_port": UNUSED_PORT,
     "--dashboard_agent_listen_port": UNUSED_PORT,
 }
-# A node starts the processes of the actors that come for sure before it is asked for them.
-EARLY = {"RAY_enable_worker_prestart": "1"}
+# A node starts the processes of the actors that come for sure before it is asked for them. Else it
+# would end what idles for a second, and start it again when it is asked.
+EARLY = {
+    "RAY_enable_worker_prestart": "1",
+    "RAY_idle_worker_killing_time_threshold_ms": "60000",
+}
 EARLY_WORKERS = "--num_prestart_python_workers"
 ENVIRONMENT = {
     **EARLY,

@@ -1,5 +1,6 @@
 """Check the objects that a script gives to its session, before anything is done with them."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -12,6 +13,19 @@ from agent.profile import Stragglers, SumFormat
 from agent.store.layers import why_unsaved
 from agent.tensors.absent import is_away
 from agent.tensors.layer_names import Models, named_parameters
+
+
+def counted(number: Any, where: str) -> int:
+    """Return a number of steps or microbatches as the plain one that other workers are told."""
+    try:
+        found = int(operator.index(number))
+    except TypeError:
+        found = -1
+    if found < 0:
+        raise Misuse(
+            f"{where}: {number!r} is no number of them; give a whole one, as int(...) does"
+        )
+    return found
 
 
 def check_modules(models: Models, *, built: bool) -> None:

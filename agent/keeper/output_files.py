@@ -119,7 +119,7 @@ class Outputs:
     def close(self, patience_s: float = 0.0) -> None:
         """Write what has arrived, for at most `patience_s`; a writer that takes longer goes on."""
         thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             try:
                 self._waiting.put(None, timeout=max(patience_s, 0.001))
             except queue.Full:

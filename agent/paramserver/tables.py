@@ -332,8 +332,21 @@ def verify(table: Table) -> None:
 def _look_at_rows(table: Table, change: Array) -> None:
     """Raise unless a table's first rows are what it declares, and its rule can change them."""
     keys = np.arange(len(change))
+    rows = _samples_of_rows(table, keys)
+    if table.rule is not None:
+        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
+            table.changed(keys, rows, change.astype(table.change_dtype))
+
+
+def _samples_of_rows(table: Table, keys: Array) -> Array:
+    try:
+        value = table.initial(keys) if callable(table.initial) else table.initial
+    except LookupError:
+        if table.keys:
+            raise
+        # Of any keys it may have those that are read, and nobody knows here which these are.
+        return np.zeros((len(keys), table.columns), table.dtype)
     rows, turned = table.rows_at_first(keys), table.rows_at_first(keys[::-1])[::-1]
-    value = table.initial(keys) if callable(table.initial) else table.initial
     found = rows[:, : table.width]
     if _is_whole(table) and not (found == value).all():
         raise ApplicationError(
@@ -344,9 +357,7 @@ def _look_at_rows(table: Table, change: Array) -> None:
             f"the first rows of table {table.name!r} depend on more than their keys, so machines "
             "would begin with different ones; draw each row by its key"
         )
-    if table.rule is not None:
-        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
-            table.changed(keys, rows, change.astype(table.change_dtype))
+    return rows
 
 
 def neutral_of(table: Table) -> Any:

@@ -210,6 +210,7 @@ class Worker:
         self._batches: dict[str, Batch] = {}
         self._said: list[Finished] = []  # that may not have been heard
         self._unseen: list[tuple[int, dict[str, Changes]]] = []  # own changes newer than the cache
+        self._unseen_bytes = 0  # which have to be held until others are as far
         self._blocked: list[Turn | Extra] = []  # until rows come
         self.route: list[str] = []
         self._version = -1
@@ -358,6 +359,7 @@ class Worker:
         for section in message.sections:
             self.cache.put(section)
         seen = min(ages)
+        self._unseen_bytes -= sum(_size(changes) for at, changes in self._unseen if at <= seen)
         self._unseen = [one for one in self._unseen if one[0] > seen]
         self.helper.drop_old(seen)
         self._blocked = []
@@ -413,13 +415,7 @@ class Worker:
         if age == NOTHING:
             return -1
         newest = self.bound.newest(age)
-        return newest if self._ahead_bytes < AHEAD_BYTES else min(newest, age + 1)
-
-    @property
-    def _ahead_bytes(self) -> int:
-        """Return how much of what was changed here has to be held until others are as far."""
-        sums = [changes for _, all_ in self._unseen for changes in all_.values()]
-        return sum(changes.all()[1].nbytes for changes in sums)
+        return newest if self._unseen_bytes < AHEAD_BYTES else min(newest, age + 1)
 
     @property
     def _settling(self) -> bool:
@@ -603,6 +599,7 @@ class Worker:
         batch.release = set(turn.blocks)
         for block in turn.blocks:
             self.own[block] = turn.clock + 1
+        self._unseen_bytes += _size(turn.changes)
         self._unseen.append((turn.clock, turn.changes))
         return self._send(batch)
 
@@ -663,3 +660,7 @@ class Worker:
             out.append((CONTROLLER, Released(clocks=free)))
             out += self._read_no_more()
         return out
+
+
+def _size(changes: dict[str, Changes]) -> int:
+    return sum(each.all()[1].nbytes for each in changes.values())

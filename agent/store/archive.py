@@ -187,7 +187,7 @@ class Archive:
         return [mark for mark in self._counted() if mark not in aside]
 
     def _counted(self) -> list[Mark]:
-        """Return the same, with those that were set aside, though not by us."""
+        """Return those that count, and those that others than we have set aside."""
         fences, floors = self._marks(FENCES), self._marks(FLOORS)
         found = set(self._marks(MANIFESTS)) - self._passed
         return sorted((mark for mark in found if counts(mark, fences, floors)), reverse=True)
@@ -323,9 +323,9 @@ class Archive:
         return bool(below)
 
     def sweep(self, generation: int) -> bool:
-        """Delete parts that no manifest names. Return whether there were any.
+        """Delete parts that no manifest names, or only one that was set aside.
 
-        They were left by writers that were killed, because no other writer is at work now. An older
+        Return whether there were any. They were left by writers that were killed, because no other writer is at work now. An older
         writer that is still at work unknown to us gets an error, because its files are missing.
         """
         parts = self._parts()

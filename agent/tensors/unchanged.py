@@ -3,8 +3,8 @@
 A forward that writes to one does so once per microbatch of its worker, and the number of these
 depends on the layout. Most writes show in a tensor's version counter, but writes through `.data` do
 not, and codebooks and averaged teachers are often written so. So the values are compared, as one
-number for each parameter, in the steps 0, 1, 3, 7, ... of a worker. So are they between the start of a
-step, or of an epoch, and its first phase, as others may read them there.
+number for each parameter, in the steps 0, 1, 3, 7, ... of a worker. They are also compared between the
+start of a step, or of an epoch, and its first phase, because other workers may read the state there.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def seldom(count: int) -> bool:
-    """Return whether values are compared that so many comparisons might have come before."""
+    """Return whether values are compared in a step, or an epoch, that so many came before."""
     return count & (count + 1) == 0
 
 

@@ -152,3 +152,32 @@ def test_a_range_test_elsewhere_is_told_where_it_belongs(
     with pytest.raises(Misuse, match="a range test of the learning rate") as refused:
         by_hand(START.format(steps=0) + RANGE_TEST + body)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("session", "loop"),
+    [("microbatches=2.0", "3"), ("microbatches=2, steps=3.5", "3"), ("microbatches=2", "3e0")],
+)
+def test_a_number_of_steps_that_is_not_whole_is_refused(
+    by_hand: Callable[[str], None], session: str, loop: str
+) -> None:
+    """Other workers cannot be told of it, so a job would never begin."""
+    body = f"for step in session.steps({loop}): train(torch.ones(4, 2))"
+    start = START.format(steps=0).replace("microbatches=2, steps=0", session)
+    with pytest.raises(Misuse, match=r"\(.*\): [23]\.[05] is no number of them; give a whole one"):
+        by_hand(start + body)
+
+
+def test_numbers_of_numpy_are_steps_as_plain_ones_are(by_hand: Callable[[str], None]) -> None:
+    by_hand(
+        START.format(steps="np.int64(5)").replace(
+            "import torch\n", "import numpy as np, torch\n", 1
+        )
+        + """
+for step in session.steps(np.int32(3)): train(torch.ones(4, 2))
+for epoch in session.epochs(np.uint8(1), range(2)):
+    for item in session.each([1, 2]): train(torch.ones(4, 2))
+facts = session._loop.facts
+assert [type(n) for n in (facts.steps_total, facts.microbatches)] == [int, int], facts
+"""
+    )

@@ -582,6 +582,21 @@ def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(tabl
         checked(Strange())
 
 
+def test_a_table_of_any_keys_may_have_first_rows_of_some_only():
+    """As vectors of words or products that were trained before, under the ids that these have."""
+
+    vectors = {10_482 + at: np.full(2, 1.0 * at) for at in range(4)}
+
+    class Known(Small):
+        tables = (Table("sum", 0, 2, initial=lambda keys: [vectors[key] for key in keys]),)
+
+        def process_item(self, item, params):
+            params.update("sum", [10_482 + item % 4], np.ones((1, 2)))
+
+    keys = np.arange(10_482, 10_486)
+    assert (run_alone(Known()).rows["sum"].get(keys)[:, 0] == 30 + np.arange(4)).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "stop", "said"),
     [

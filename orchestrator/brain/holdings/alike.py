@@ -3,8 +3,8 @@
 A job has the same bits in every layout as long as its workers round alike. Which do is known by the
 hardware key that a worker tells: see `agent.tensors.device.hardware`. Machines with unlike
 accelerators never have the same key, so these are not even bought together. A machine whose key is
-not that of the job is given back, and its type is not bought for that job for an hour; twice as
-long each time that it is of another kind again.
+not that of the job is given back, and its pool is not bought from for that job for an hour; twice
+as long each time that a machine of it is of another kind again.
 
     kind    an accelerator, and the hardware key, as soon as a worker has told it
 """
@@ -31,9 +31,9 @@ from orchestrator.state import (
 
 TOLD_MAX = 3  # newest machines of a pool; a pool may have machines of several kinds
 LACKS_S = 600.0  # without machines of its kind, before a job goes on with others
+STRANGERS_MAX = 3  # of its own types in a row, before it does: a new image may have another driver
 SHUT_S, SHUT_S_MAX = 3600.0, 86_400.0  # until a pool of other kinds is tried again
 DOUBLINGS_MAX = 10
-STRANGERS_MAX = 3  # of its own types in a row, before it does: a new image may have another driver
 PARTS = "; "  # between the parts of a key
 
 TOGETHER = "exact = false would use them together"

@@ -279,7 +279,7 @@ def ceiling_of(state: State, offer: Offer | Acquire) -> float:
     )
 
 
-def holdings(state: State, job: Job, kind: Kind | None = None) -> list[HeldMachine]:
+def holdings(state: State, job: Job, kind: Kind | None) -> list[HeldMachine]:
     """What the job holds and keeps. What is about to go counts as noticed: it is replaced now.
 
     What is in the layout counts whatever its kind. To go on with another kind begins with nothing.

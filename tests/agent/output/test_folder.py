@@ -573,3 +573,24 @@ def test_a_job_that_is_closed_and_opened_again_has_one_writer(job: Job) -> None:
             job.outputs.close()
     assert len(writers()) == len(earlier) + 1
     slow.goes_on.set()
+
+
+def test_a_job_that_is_closed_twice_and_opened_again_answers_at_once(job: Job) -> None:
+    """As one that was resumed, and ended before it wrote anything."""
+
+    class Told:
+        worker = "a"
+
+        def __init__(self) -> None:
+            self.answered = threading.Event()
+
+        def post(self, message: Any, *payload: Any) -> None:
+            self.answered.set()
+
+    for closings in (2, 1):
+        told = Told()
+        sent = OutputSent(serial=0, generation=0, path="p", how="whole", since=0, step=0)
+        job.outputs.hear(told, sent, memoryview(b""))
+        assert told.answered.wait(10.0)
+        for _ in range(closings):
+            job.outputs.close(10.0)
