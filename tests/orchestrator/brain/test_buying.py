@@ -483,3 +483,39 @@ def test_a_machine_whose_worker_has_died_has_no_newest_steps(hand: Any) -> None:
     (worker,) = lease.workers.values()
     h.lost(worker)
     assert h.only(h.wait(60.0), Terminate)
+
+
+def test_fewer_machines_than_can_train_are_not_bought_with_what_a_budget_has_left(
+    hand: Any,
+) -> None:
+    """The cheap pool sells nothing, and three machines of the next one would use up what can be reserved: none of
+    them is bought and given back without end, and the job says what it waits for.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.02, 9.0, 0.029, 9.0)
+    h.start()
+    h.submit(slots_min=4, slots_max=4, budget_usd=0.012)
+    for _ in range(12):
+        h.wait(5.0)
+        for launch in h.only(h.said[h.served :], Launch):
+            if launch.request.pool.zone == "east-a" and launch.request.token in h.state.leases:
+                h.refused(launch)
+        h.serve()
+    assert {launch.request.pool.zone for launch in h.only(h.said, Launch)} == {"east-a"}
+    assert not h.leases
+    assert (
+        "no more than 3 slots of 4 can be had: the budget"
+        in view_of(h.state, h.at_s).jobs[0].because
+    )
+
+
+def test_fewer_machines_than_can_train_are_not_held_at_the_limit_of_machines(hand: Any) -> None:
+    """Two machines may be held, and four slots are needed at least: idle ones would only cost."""
+    h = hand(machines_max=2, on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.04, 9.0)
+    h.start()
+    h.submit(slots_min=4, slots_max=4)
+    h.wait(10.0)
+    assert not h.only(h.said, Launch)
+    waits = "no more than 2 slots of 4 can be had: machines_max is 2"
+    assert waits in view_of(h.state, h.at_s).jobs[0].because
