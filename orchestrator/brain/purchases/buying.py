@@ -361,8 +361,8 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     going = [e for e in held if e.released and not e.announced and e.state != "ending"]
     changed = False
     for lease in going:
-        unmissed = ("working", "leaving") if not staying else ()
-        if lease.state in ("pending", "booting", "ready", *unmissed):
+        unmissed = not staying or not alike.serves(job, lease)
+        if unmissed or lease.state in ("pending", "booting", "ready"):
             leases.give_back(state, out, lease, lease.released)
     able = sum(_able(state, job, lease) for lease in staying)
     spare = able - sum(

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.messages import BackupHeld, CheckpointWritten, JobCompleted, SumsKept
 from agent.profile import Link
+from bidding.markets.observations import Scaling
 from cloud.errors import Throttled
 from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
@@ -519,3 +520,26 @@ def test_fewer_machines_than_can_train_are_not_held_at_the_limit_of_machines(han
     assert not h.only(h.said, Launch)
     waits = "no more than 2 slots of 4 can be had: machines_max is 2"
     assert waits in view_of(h.state, h.at_s).jobs[0].because
+
+
+def test_a_machine_that_was_handed_over_and_has_no_work_is_given_back(hand: Any) -> None:
+    """Steps of the other job take as long on two machines as on one: the one that it inherits goes at once, though
+    it worked for the job that has ended and no layout of this one changes.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.08, 9.0)
+    h.running(slots_max=1)
+    h.submit("next", slots_max=3)
+    heir = h.state.jobs["next"]
+    for step in range(1, 12):
+        h.wait(10.0)
+        h.serve()
+        h.committed(step, job="next")
+        heir.market.scaling = Scaling(seen=((1.0, 0.5), (2.0, 0.5), (3.0, 0.5)))
+    assert len(heir.leases) == 1
+    done = JobCompleted(at_s=h.at_s, job="job", step=100, loss=1.0, export_uri="", weights_sha="")
+    h.see(done)
+    assert len(heir.leases) == 2
+    h.wait(10.0)
+    h.serve()
+    assert len(heir.leases) == 1
