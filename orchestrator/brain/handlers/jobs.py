@@ -350,22 +350,19 @@ def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
     The newest come first, until there is room for this machine; none of them is much cheaper than
     it, and together they have no more slots. `None` means that there is no room.
     """
-    room = heir.workers_max - slots_held(state, heir)
+    stays = [other for other in leases_of(state, heir) if other.stays]
+    room = heir.workers_max - sum(other.type.slots for other in stays)
     spared: list[Lease] = []
     most_usd = lease.usd_per_h / (lease.type.slots * lease.type.speed)
-    for other in reversed(leases_of(state, heir)):
+    for other in reversed(stays):
         if room >= lease.type.slots:
             break
         dear = other.usd_per_h / (other.type.slots * other.type.speed) >= most_usd * (1 - CHEAPER)
         small = sum(e.type.slots for e in spared) + other.type.slots <= lease.type.slots
-        if other.state in ("intended", "pending", "booting") and other.stays and dear and small:
+        if other.state in ("intended", "pending", "booting") and dear and small:
             spared.append(other)
             room += other.type.slots
     return spared if room >= lease.type.slots else None
-
-
-def slots_held(state: State, job: Job) -> int:
-    return sum(state.leases[token].type.slots for token in job.leases)
 
 
 def set_aside(state: State, out: list[AnyAction], event: PartSetAside) -> None:

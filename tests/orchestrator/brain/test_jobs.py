@@ -167,6 +167,21 @@ def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
         assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
 
 
+def test_every_machine_that_is_there_goes_to_who_waits_for_some_to_start(hand: Any) -> None:
+    """Both machines of the job that ends are handed over: what the next one gives back for the first of them takes
+    no room from the second.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.08, 9.0)
+    h.running(slots_max=2)
+    before = {lease.token for lease in h.leases}
+    h.submit("next", slots_max=2)
+    ordered = [h.launched(launch) for launch in h.only(h.wait(2.0), Launch)]
+    assert len(before) == len(ordered) == 2
+    h.see(completed(h))
+    assert {lease.token for lease in h.leases if lease.state != "ending"} == before
+
+
 def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: Any) -> None:
     """Prices move by a twentieth while it starts: what that has cost would be paid once more."""
     h = hand(on_demand_allowed=False)
