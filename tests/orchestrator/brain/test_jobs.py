@@ -931,6 +931,21 @@ def come_back(h: Any) -> None:
     assert h.job.status == "RUNNING"
 
 
+@pytest.mark.parametrize("away_s", [2.0, 100.0])
+def test_a_manager_that_restarts_while_a_job_is_saved_asks_for_the_checkpoint_again(
+    hand: Any, away_s: float
+) -> None:
+    """The order may not have been carried out; and the job is not ended before the keeper could be heard."""
+    h = hand(on_demand_allowed=False).running(slots_max=1)
+    h.cancel()
+    h.at_s += away_s
+    out = h.see(ManagerStarted(at_s=h.at_s, epoch=2, settings=h.settings))
+    assert h.only(out, WriteCheckpoint)
+    assert h.job.status == "DRAINING"
+    h.wait(60.0)
+    assert h.job.status == "CANCELLED"
+
+
 def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand: Any) -> None:
     h = hand().running(slots_max=1)
     h.committed(42)
