@@ -391,10 +391,15 @@ def _able(state: State, job: Job, lease: Lease) -> int:
 
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
-    """No capacity, or nothing that may be bought: said once, and looked at every period."""
+    """No capacity, or nothing that may be bought: noted once, and looked at every period.
+
+    The job's line has the present reason, as what it waited for first may be there by now.
+    """
     held = leases_of(state, job)
     if sum(e.type.slots for e in held if e.state != "intended") >= job.workers_min:
         job.market.waiting = ""
-    elif not job.market.waiting and not held:
+    elif not held:
+        noted = bool(job.market.waiting)
         job.market.waiting = f"{purchase.because}; it looks again every period"
-        note(out, job.id, job.market.waiting)
+        if not noted:
+            note(out, job.id, job.market.waiting)

@@ -543,3 +543,18 @@ def test_a_machine_that_was_handed_over_and_has_no_work_is_given_back(hand: Any)
     h.wait(10.0)
     h.serve()
     assert len(heir.leases) == 1
+
+
+def test_the_line_of_a_job_says_what_it_waits_for_now(hand: Any) -> None:
+    """At first no price is known. When prices are, the limit per hour is in the way, and the line says that."""
+    other, h = hand(), hand(usd_per_h_max=0.01, on_demand_allowed=False)
+    other.start()
+    h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
+    here = Sold(types=tuple(other.state.types.values()), pools=tuple(sold(other)))
+    h.see(CatalogueSeen(at_s=h.at_s, place=Place("local", "east"), sold=here))
+    h.submit(slots_max=1)
+    h.wait(4.0)
+    assert "nothing is sold at a price that is known" in h.job.market.waiting
+    h.price(*h.prices)
+    h.wait(4.0)
+    assert "above the limit of $0.0100/h" in h.job.market.waiting
