@@ -139,8 +139,9 @@ def _refusal(state: State, job: Job) -> str | None:
     if state.stopping:
         return "the manager is shutting down; submit it again after `orchestrator up`"
     wall_s = state.now_s - state.skew_s
-    if spec.deadline_s is not None and spec.deadline_s <= wall_s:
-        return f"its deadline passed {wall_s - spec.deadline_s:.0f} s ago"
+    late = spec.deadline_s is not None and spec.deadline_s <= wall_s
+    if late and not job.active:  # one that has begun goes on, with the work that it has paid for
+        return f"its deadline passed {wall_s - (spec.deadline_s or 0.0):.0f} s ago"
     for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
         refusal = _too_poor(state, job, account, name)
         if refusal is not None:
@@ -642,7 +643,8 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
         return
     wall_s = state.now_s - state.skew_s
     if isinstance(event.deadline_s, int | float) and event.deadline_s <= wall_s:
-        note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed")
+        too = "" if event.budget_usd == "kept" else "; its budget is not changed, either"
+        note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed{too}")
         return
     job.spec = replace(job.spec, budget_usd=budget_usd, deadline_s=deadline_s)
     job.account.cap_usd = budget_usd

@@ -1022,6 +1022,26 @@ def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand: Any) -> None
     assert h.state.jobs["job-2"].spec.deadline_s is None
 
 
+def test_a_job_that_is_late_goes_on_though_a_launch_is_refused(hand: Any) -> None:
+    """Its machine is taken after the deadline, and the next one is refused once: it waits, as before the deadline."""
+    h = hand()
+    h.steps_total = 10**5
+    h.running(slots_max=1, deadline_s=h.at_s + 30.0)
+    h.train(60.0)
+    for lease in h.leases:
+        if lease.machine_id in h.machines:
+            h.taken(lease.machine_id)
+    for launch in h.only(h.said[h.served :], Launch):
+        if launch.request.token in h.state.leases:
+            h.refused(launch)
+    h.wait(4.0)
+    assert h.job.active
+    h.serve()
+    h.wait(200.0)
+    h.serve()
+    assert h.leases
+
+
 def changed(h: Any, budget_usd: float | None, deadline_s: float | None = None) -> Any:
     return JobChanged(
         at_s=h.at_s, job="job", budget_usd=budget_usd, deadline_s=deadline_s, by="ann"
@@ -1074,6 +1094,7 @@ def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
     for event, why in (
         (changed(h, 1e-6), "its budget stays as it was"),
         (changed(h, 5.0, h.at_s - 1.0), "its deadline stays as it was"),
+        (changed(h, 5.0, h.at_s - 1.0), "its budget is not changed, either"),
     ):
         h.see(event)
         assert why in h.words(h.said)
