@@ -401,6 +401,12 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
     small = [o for o in scene.offers if o.type.slots <= limits.slots_max]
     if not small:
         return "no price can be true, or every machine has more slots than are wanted"
+    least = min(-(-limits.slots_min // o.type.slots) * o.type.slots for o in small)
+    if least > limits.slots_max:
+        return (
+            f"no number of equal machines has {limits.slots_min} to {limits.slots_max} slots; the fewest above have "
+            f"{least}: set slots_max to that, or slots_min lower"
+        )
     usd_per_h, count, cheapest = min(
         (
             (
@@ -409,6 +415,7 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
                 o,
             )
             for o in small
+            if -(-limits.slots_min // o.type.slots) * o.type.slots <= limits.slots_max
         ),
         key=lambda x: (x[0], x[2].pool, x[2].market),
     )

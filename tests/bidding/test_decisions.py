@@ -589,3 +589,12 @@ def test_a_deadline_is_kept_with_the_machines_that_the_limits_allow(bound):
 
     assert bought(left_h=6.0) == []
     assert bought(left_h=4.05) == [("on_demand", 2)]
+
+
+def test_a_number_of_slots_that_no_machines_add_up_to_is_said():
+    """Machines of two slots, and three slots are wanted: no price is named, as no money would help."""
+    pool = Pool("aws", "r", "a", "kind.2")
+    two = Offer(pool=pool, type=KINDS[2], market="spot", price_usd_per_h=0.3)
+    made = decide([two], [], DEMAND, Limits(slots_min=3, slots_max=3), Linear(), 0.0)
+    assert not made.acquire
+    assert "no number of equal machines has 3 to 3 slots; the fewest above have 4" in made.because
