@@ -104,12 +104,12 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
     )
     state.jobs[spec.job] = job
     state.live_jobs[spec.job] = None
+    _forget_old_jobs(state)
     note(out, job.id, f"PENDING: {because}")
     refusal = _refusal(state, job)
     if refusal is not None:
         finish(state, out, job, "FAILED", refusal)
         return
-    _forget_old_jobs(state)
     admit(state, out)
 
 

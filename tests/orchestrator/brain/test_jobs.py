@@ -42,6 +42,7 @@ from orchestrator.actions import (
     WriteCheckpoint,
 )
 from orchestrator.brain.decide import decide
+from orchestrator.brain.handlers import jobs
 from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.events import (
     JobBranched,
@@ -115,6 +116,16 @@ def test_a_job_that_cannot_run_is_refused_in_one_line(hand: Any, spec: Any, says
     assert h.job.status == "FAILED"
     assert says in h.job.because
     assert "\n" not in h.job.because
+
+
+def test_jobs_that_are_refused_are_forgotten_like_others(hand: Any) -> None:
+    """A script that submits again and again what cannot run fills no memory."""
+    h = hand()
+    h.start()
+    for n in range(jobs.JOBS_MAX + 5):
+        h.submit(f"job-{n}", budget_usd=0.0)
+    assert len(h.state.jobs) == jobs.JOBS_MAX
+    assert "job-4" not in h.state.jobs
 
 
 def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
