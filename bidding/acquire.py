@@ -401,6 +401,11 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
     small = [o for o in scene.offers if o.type.slots <= limits.slots_max]
     if not small:
         return "no price can be true, or every machine has more slots than are wanted"
+    return _beyond(small, limits)
+
+
+def _beyond(small: Sequence[Offer], limits: Limits) -> str:
+    """Which limit the cheapest of these offers passes, as many as are needed at least."""
     least = min(-(-limits.slots_min // o.type.slots) * o.type.slots for o in small)
     if least > limits.slots_max:
         return (
