@@ -31,6 +31,7 @@ from bidding.decision import (
     FITS,
     LOST_MAX,
     RENEW_H,
+    ROUNDING,
     Choice,
     Machines,
     Need,
@@ -400,6 +401,17 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
     small = [o for o in scene.offers if o.type.slots <= limits.slots_max]
     if not small:
         return "no price can be true, or every machine has more slots than are wanted"
+    return _beyond(small, limits)
+
+
+def _beyond(small: Sequence[Offer], limits: Limits) -> str:
+    """Which limit the cheapest of these offers passes, as many as are needed at least."""
+    least = min(-(-limits.slots_min // o.type.slots) * o.type.slots for o in small)
+    if least > limits.slots_max:
+        return (
+            f"no number of equal machines has {limits.slots_min} to {limits.slots_max} slots; the fewest above have "
+            f"{least}: set slots_max to that, or slots_min lower"
+        )
     usd_per_h, count, cheapest = min(
         (
             (
@@ -408,6 +420,7 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
                 o,
             )
             for o in small
+            if -(-limits.slots_min // o.type.slots) * o.type.slots <= limits.slots_max
         ),
         key=lambda x: (x[0], x[2].pool, x[2].market),
     )
@@ -445,9 +458,7 @@ def _mode(
     on_demand, spot = (_cheapest(machines, units, reliable) for reliable in (True, False))
     if on_demand is None:
         return None, "", False
-    kind = rows[on_demand].type
-    count = max(1, limits.slots_max // kind.slots)
-    rate = scene.throughput.work_per_s({kind.name: count})
+    rate = scene.throughput.work_per_s(_most_on_demand(scene, rows, machines, units))
     if rate <= 0:
         return None, "", False
     need_s, left_s = demand.work_left / rate, limits.finish_by_s - scene.at_s
@@ -479,11 +490,34 @@ def _mode(
     return mode, why, spare_s <= overhead_s
 
 
+def _most_on_demand(
+    scene: _Scene, rows: Sequence[Offer | HeldMachine], machines: Machines, units: Units
+) -> Counter[str]:
+    """The on-demand machines that the limits allow, as counts by type: with these a deadline is kept."""
+    limits, counts = scene.limits, Counter[str]()
+    most = math.inf if limits.usd_per_h_max is None else limits.usd_per_h_max * (1.0 + ROUNDING)
+    left_usd = most - float(units.usd_per_h[machines.fixed].sum())
+    slots = limits.slots_max
+    for i in sorted(_fine(machines, units, on_demand=True), key=lambda i: price_of_work(units, i)):
+        kind, usd_per_h = rows[i].type, float(units.usd_per_h[i])
+        count = min(int(machines.machines[i]), max(slots // kind.slots, int(not counts)))
+        if count * usd_per_h > left_usd:
+            count = max(0, int(left_usd / usd_per_h))
+        counts[kind.name] += count
+        slots, left_usd = slots - count * kind.slots, left_usd - count * usd_per_h
+    return +counts
+
+
 def _cheapest(machines: Machines, units: Units, on_demand: bool) -> int | None:
     """The row of that market that sells the cheapest work, the first of equals."""
-    fine = (machines.on_demand == on_demand) & ~machines.blocked & ~machines.fixed
-    some = np.flatnonzero(fine & (units.share > 0) & (units.machines > 0)).tolist()
+    some = _fine(machines, units, on_demand=on_demand)
     return min(some, key=lambda i: price_of_work(units, i), default=None)
+
+
+def _fine(machines: Machines, units: Units, *, on_demand: bool) -> list[int]:
+    """The rows of that market that could be held and would work."""
+    fine = (machines.on_demand == on_demand) & ~machines.blocked & ~machines.fixed
+    return np.flatnonzero(fine & (units.share > 0) & (units.machines > 0)).tolist()
 
 
 def _climate(offers: Sequence[Offer]) -> Climate:

@@ -65,10 +65,20 @@ def resume(job: JobView, has_script: bool, asker: Asker) -> Wish:
     if job.status not in RESUMABLE:
         raise Refused(f"{job.id} is {job.status}; only what failed or was cancelled is resumed")
     _look_for_script(job, has_script)
+    if job.deadline_s is not None and job.deadline_s <= asker.at_s:
+        raise Refused(
+            f"the deadline of {job.id} passed {duration(asker.at_s - job.deadline_s)} ago; give it another, or none: "
+            f"orchestrator change {job.id} --deadline none"
+        )
+    if job.budget_usd is not None and job.budget_usd <= job.spent_usd:
+        raise Refused(
+            f"{job.id} has spent {usd(job.spent_usd)} of {usd(job.budget_usd)}; give it more: "
+            f"orchestrator change {job.id} --budget USD"
+        )
     would = f"Machines are bought again, and it goes on from step {job.step:,}. "
     would += "Its budget has no limit."
     if job.budget_usd is not None:
-        left = max(0.0, job.budget_usd - job.spent_usd)
+        left = job.budget_usd - job.spent_usd
         would = would.replace("has no limit", f"has {usd(left)} left")
     return Wish(event=JobResumed(at_s=asker.at_s, job=job.id, by=asker.by), would=would)
 

@@ -38,7 +38,7 @@ from agent.messages import (
     WorkerProving,
     WorkerReady,
 )
-from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
+from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop, WriteCheckpoint
 from orchestrator.brain.handlers import inventory, jobs, layout_changes
 from orchestrator.brain.holdings import leases, ledger, staffing
 from orchestrator.brain.layouts import stragglers
@@ -75,7 +75,7 @@ ROUNDING_S = 1e-3
 CLOSED_AGAIN_S = 600.0
 LATE_S = 5.0  # a manager that is woken so late stood still
 HEARS_S = 10.0  # how long it then hears what waited before it gives up what was silent
-PATIENT: tuple[Alarm, ...] = ("boot", "worker", "stall")
+PATIENT: tuple[Alarm, ...] = ("boot", "worker", "stall", "drain")
 
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
@@ -336,6 +336,9 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))
             layout_changes.repeat_orders(state, out, job)
+        if job.status == "DRAINING":
+            why = "the manager restarted: the keeper may not have been asked for it"
+            out.append(WriteCheckpoint(job=job.id, because=why))
     for job in state.jobs.values():
         if job.ended_at_s is not None and state.now_s - job.ended_at_s < CLOSED_AGAIN_S:
             why = "the manager restarted: the keeper may not have been told that the job has ended"

@@ -566,3 +566,35 @@ def test_the_price_of_work_counts_evictions_and_starts():
     first, second = decide([wild, calm], (), DEMAND, Limits(), Linear(), 0.0).priced
     assert (first.pool, second.pool) == (calm.pool, wild.pool)
     assert 0.2 < first.usd_per_slot_h < second.usd_per_slot_h
+
+
+@pytest.mark.parametrize("bound", ["limit", "room"])
+def test_a_deadline_is_kept_with_the_machines_that_the_limits_allow(bound):
+    """Eight slots would do the work in an hour, and only two may be held: they begin four hours before the end,
+    as long as spot machines are away.
+    """
+    pool = Pool("aws", "r", "a", "kind.1")
+    spot = Offer(pool=pool, type=KINDS[1], market="spot", price_usd_per_h=0.3, blocked=True)
+    room = 2 if bound == "room" else None
+    sure = msgspec.structs.replace(
+        spot, market="on_demand", price_usd_per_h=1.0, blocked=False, machines_max=room
+    )
+    demand = msgspec.structs.replace(DEMAND, work_left=8 * H)
+    limits = Limits(slots_max=8, usd_per_h_max=None if room else 2.1)
+
+    def bought(left_h):
+        soon = msgspec.structs.replace(limits, finish_by_s=left_h * H)
+        made = decide([spot, sure], [], demand, soon, Linear(), 0.0)
+        return [(part.market, part.count) for part in made.acquire]
+
+    assert bought(left_h=6.0) == []
+    assert bought(left_h=4.05) == [("on_demand", 2)]
+
+
+def test_a_number_of_slots_that_no_machines_add_up_to_is_said():
+    """Machines of two slots, and three slots are wanted: no price is named, as no money would help."""
+    pool = Pool("aws", "r", "a", "kind.2")
+    two = Offer(pool=pool, type=KINDS[2], market="spot", price_usd_per_h=0.3)
+    made = decide([two], [], DEMAND, Limits(slots_min=3, slots_max=3), Linear(), 0.0)
+    assert not made.acquire
+    assert "no number of equal machines has 3 to 3 slots; the fewest above have 4" in made.because

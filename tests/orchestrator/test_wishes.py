@@ -40,3 +40,17 @@ def test_a_deadline_beyond_ten_years_is_refused_as_it_is_by_submit(ahead_s):
 
 def test_a_moment_that_no_calendar_has_is_said_in_words():
     assert moment(1e18, NOW_S) == "after the year 9999"
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"deadline_s": NOW_S - 60}, "the deadline of train-1 passed 1 min 0 s ago"),
+        ({"budget_usd": 2.0, "spent_usd": 2.0}, r"has spent \$2.00 of \$2.00; give it more"),
+    ],
+)
+def test_a_job_whose_bounds_are_used_up_is_not_resumed_only_to_fail_at_once(over, says):
+    """The manager would end it in the same turn; what is said instead is how to give it more."""
+    job = msgspec.structs.replace(running(), status="FAILED", **over)
+    with pytest.raises(wishes.Refused, match=says):
+        wishes.resume(job, has_script=True, asker=ASKER)

@@ -104,12 +104,12 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
     )
     state.jobs[spec.job] = job
     state.live_jobs[spec.job] = None
+    _forget_old_jobs(state)
     note(out, job.id, f"PENDING: {because}")
     refusal = _refusal(state, job)
     if refusal is not None:
         finish(state, out, job, "FAILED", refusal)
         return
-    _forget_old_jobs(state)
     admit(state, out)
 
 
@@ -139,8 +139,9 @@ def _refusal(state: State, job: Job) -> str | None:
     if state.stopping:
         return "the manager is shutting down; submit it again after `orchestrator up`"
     wall_s = state.now_s - state.skew_s
-    if spec.deadline_s is not None and spec.deadline_s <= wall_s:
-        return f"its deadline passed {wall_s - spec.deadline_s:.0f} s ago"
+    late = spec.deadline_s is not None and spec.deadline_s <= wall_s
+    if late and not job.active:  # one that has begun goes on, with the work that it has paid for
+        return f"its deadline passed {wall_s - (spec.deadline_s or 0.0):.0f} s ago"
     for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
         refusal = _too_poor(state, job, account, name)
         if refusal is not None:
@@ -350,22 +351,19 @@ def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
     The newest come first, until there is room for this machine; none of them is much cheaper than
     it, and together they have no more slots. `None` means that there is no room.
     """
-    room = heir.workers_max - slots_held(state, heir)
+    stays = [other for other in leases_of(state, heir) if other.stays]
+    room = heir.workers_max - sum(other.type.slots for other in stays)
     spared: list[Lease] = []
     most_usd = lease.usd_per_h / (lease.type.slots * lease.type.speed)
-    for other in reversed(leases_of(state, heir)):
+    for other in reversed(stays):
         if room >= lease.type.slots:
             break
         dear = other.usd_per_h / (other.type.slots * other.type.speed) >= most_usd * (1 - CHEAPER)
         small = sum(e.type.slots for e in spared) + other.type.slots <= lease.type.slots
-        if other.state in ("intended", "pending", "booting") and other.stays and dear and small:
+        if other.state in ("intended", "pending", "booting") and dear and small:
             spared.append(other)
             room += other.type.slots
     return spared if room >= lease.type.slots else None
-
-
-def slots_held(state: State, job: Job) -> int:
-    return sum(state.leases[token].type.slots for token in job.leases)
 
 
 def set_aside(state: State, out: list[AnyAction], event: PartSetAside) -> None:
@@ -645,7 +643,8 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
         return
     wall_s = state.now_s - state.skew_s
     if isinstance(event.deadline_s, int | float) and event.deadline_s <= wall_s:
-        note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed")
+        too = "" if event.budget_usd == "kept" else "; its budget is not changed, either"
+        note(out, job.id, f"its deadline stays as it was: that of {event.by} has passed{too}")
         return
     job.spec = replace(job.spec, budget_usd=budget_usd, deadline_s=deadline_s)
     job.account.cap_usd = budget_usd

@@ -144,6 +144,18 @@ def begin_life(state: State) -> None:
         place.heard_at_s = None
 
 
+def payable(
+    state: State, purses: ledger.Purses, part: Acquire, egress_usd: float
+) -> tuple[int, ledger.Purses]:
+    """Return how many machines of a part can be paid from these purses, and what that leaves."""
+    known, market = state.pools[part.pool.key], part.market
+    price = cost_now_usd_per_h(state, part.pool, market)
+    disk_usd_per_h = state.settings.disk_usd_per_h
+    unbid = ledger.ceiling_usd_per_h(known.kind, market, known.spot_usd_per_h, disk_usd_per_h)
+    terms = terms_of(state, part.pool.place)
+    return ledger.payable(state, purses, terms, (unbid, price), egress_usd, part.count)
+
+
 def intend(
     state: State,
     out: list[AnyAction],
@@ -169,9 +181,8 @@ def intend(
         kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
     )
     most = min(part.count, traits_of(state, pool.place).launch_max)
-    unbid = ledger.ceiling_usd_per_h(kind, market, known.spot_usd_per_h, settings.disk_usd_per_h)
-    terms = terms_of(state, pool.place)
-    count = ledger.payable(state, job, terms, (unbid, price), egress_usd, most)
+    asked = replace(part, count=most)
+    count, _ = payable(state, ledger.purses(state, job), asked, egress_usd)
     if count == 0:
         return 0
     request = LaunchRequest(

@@ -39,6 +39,7 @@ from orchestrator.state import Account, Job, Lease, State, set_alarm
 PRICES_MAX = 512
 SPOT_RISE = 1.5  # of 12,590 recorded quotes of 2020 none was more than 1.05 of the one before
 CENT_FRACTION = 1e-9  # below this a difference of dollars is rounding
+Purses = Sequence[tuple[float, float]]  # of each cap: what is left, and what others may cost
 
 
 def credible(price_usd_per_h: float) -> bool:
@@ -167,15 +168,16 @@ def affordable(state: State, job: Job, terms: Terms, ceiling_usd_per_h: float) -
 
 def payable(
     state: State,
-    job: Job,
+    found: Purses,
     terms: Terms,
     usd_per_h: tuple[float, float],
     egress_usd: float,
     most: int,
-) -> int:
+) -> tuple[int, Purses]:
     """Return how many machines with this ceiling and price can be reserved for at once, of `most`.
 
-    Each that is asked for makes the next one dearer, as it costs from its start, unseen.
+    Each that is asked for makes the next one dearer, as it costs from its start, unseen. What these
+    leave in the purses comes with it.
     """
     ceiling, price = usd_per_h
     settings = state.settings
@@ -183,21 +185,21 @@ def payable(
     reserved_usd = reserve_usd(settings, terms.billing, ceiling) + egress_usd
     unseen_s = _unseen_s(settings, _longest_grace_s(state))
     unseen_usd = (price + settings.disk_usd_per_h) * unseen_s / HOUR_S
-    found = purses(state, job)
     count = 0
     while count < most and pays(found, one_usd):
         found = [(left - reserved_usd, others + unseen_usd) for left, others in found]
         count += 1
-    return count
+    return count, found
 
 
-def pays(purses: Sequence[tuple[float, float]], needed_usd: float) -> bool:
+def pays(purses: Purses, needed_usd: float) -> bool:
     return all(needed_usd + others <= left for left, others in purses)
 
 
-def purses(state: State, job: Job) -> list[tuple[float, float]]:
+def purses(state: State, job: Job) -> Purses:
     """Return for each cap what is left, and what others may cost before the next check."""
-    settings, found = state.settings, []
+    settings = state.settings
+    found: list[tuple[float, float]] = []
     for account in (state.account, job.account):
         left = left_usd(account, state.now_s)
         if left is not None:

@@ -5,12 +5,13 @@ import math
 from msgspec.structs import replace
 
 from bidding import acquire
-from bidding.model import Purchase
+from bidding.model import Purchase, Release
 from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.brain.handlers import layout_changes
 from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.events import CatalogueSeen, PlaceClosed, QuotesKept, QuotesSeen
+from orchestrator.formatting import plural
 from orchestrator.state import (
     Job,
     Kind,
@@ -147,6 +148,7 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
     _think_again(state, job)
     alike.look(state, out, job)
     purchase = _of_another_kind(state, out, job) or think(state, job)
+    purchase = _enough_or_nothing(state, job, purchase)
     active = (j for j in reversed(state.live_jobs) if state.jobs[j].active)
     if job.id == next(active, ""):
         state.thought = _thought(state, job, purchase)
@@ -218,6 +220,43 @@ def _think(state: State, job: Job, kind: Kind | None = None) -> Purchase:
     return acquire.decide(
         asked.offers, asked.holdings, asked.demand, asked.limits, asked.speed, asked.at_s
     )
+
+
+def _enough_or_nothing(state: State, job: Job, purchase: Purchase) -> Purchase:
+    """Hold nothing where all that can be paid is too little to train: it would only cost.
+
+    The bidder knows of each machine that it can be paid, and not of all of them together.
+    """
+    going = {release.lease for release in purchase.release}
+    kept = [e for e in leases_of(state, job) if e.stays and e.token not in going]
+    slots, room = sum(e.type.slots for e in kept), _room_for(state, job) - len(kept)
+    purses, home = ledger.purses(state, job), leases.home_of(state, job)
+    wanted = slots + _slots(state, purchase)
+    for part in purchase.acquire:
+        asked = replace(part, count=max(0, min(part.count, room)))
+        egress_usd = leases.egress_usd(state, job, part.pool, home)
+        count, purses = leases.payable(state, purses, asked, egress_usd)
+        slots, room = slots + count * state.types[part.pool.type].slots, room - count
+    least = situation.slots_least(job)
+    if not purchase.acquire or not slots < least <= wanted:
+        return purchase
+    bound = f"machines_max is {state.settings.machines_max}"
+    if room > 0:
+        bound = "the budget has no room for the reserves of more"
+    why = f"waiting: no more than {plural(slots, 'slot')} of {least} can be had: {bound}"
+    return replace(
+        purchase,
+        acquire=(),
+        release=tuple(Release(lease=e.token, because=why) for e in leases_of(state, job)),
+        because=why,
+        cost_usd_per_work=None,
+    )
+
+
+def _room_for(state: State, job: Job) -> int:
+    """Return how many machines the job may hold beside those that other jobs keep."""
+    others = (e.stays for e in state.leases.values() if e.job != job.id)
+    return state.settings.machines_max - sum(others)
 
 
 def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
@@ -322,8 +361,8 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     going = [e for e in held if e.released and not e.announced and e.state != "ending"]
     changed = False
     for lease in going:
-        unmissed = ("working", "leaving") if not staying else ()
-        if lease.state in ("pending", "booting", "ready", *unmissed):
+        unmissed = not staying or not alike.serves(job, lease)
+        if unmissed or lease.state in ("pending", "booting", "ready"):
             leases.give_back(state, out, lease, lease.released)
     able = sum(_able(state, job, lease) for lease in staying)
     spare = able - sum(
@@ -352,10 +391,15 @@ def _able(state: State, job: Job, lease: Lease) -> int:
 
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
-    """No capacity, or nothing that may be bought: said once, and looked at every period."""
+    """No capacity, or nothing that may be bought: noted once, and looked at every period.
+
+    The job's line has the present reason, as what it waited for first may be there by now.
+    """
     held = leases_of(state, job)
     if sum(e.type.slots for e in held if e.state != "intended") >= job.workers_min:
         job.market.waiting = ""
-    elif not job.market.waiting and not held:
+    elif not held:
+        noted = bool(job.market.waiting)
         job.market.waiting = f"{purchase.because}; it looks again every period"
-        note(out, job.id, job.market.waiting)
+        if not noted:
+            note(out, job.id, job.market.waiting)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.messages import BackupHeld, CheckpointWritten, JobCompleted, SumsKept
 from agent.profile import Link
+from bidding.markets.observations import Scaling
 from cloud.errors import Throttled
 from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
@@ -483,3 +484,77 @@ def test_a_machine_whose_worker_has_died_has_no_newest_steps(hand: Any) -> None:
     (worker,) = lease.workers.values()
     h.lost(worker)
     assert h.only(h.wait(60.0), Terminate)
+
+
+def test_fewer_machines_than_can_train_are_not_bought_with_what_a_budget_has_left(
+    hand: Any,
+) -> None:
+    """The cheap pool sells nothing, and three machines of the next one would use up what can be reserved: none of
+    them is bought and given back without end, and the job says what it waits for.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.02, 9.0, 0.029, 9.0)
+    h.start()
+    h.submit(slots_min=4, slots_max=4, budget_usd=0.012)
+    for _ in range(12):
+        h.wait(5.0)
+        for launch in h.only(h.said[h.served :], Launch):
+            if launch.request.pool.zone == "east-a" and launch.request.token in h.state.leases:
+                h.refused(launch)
+        h.serve()
+    assert {launch.request.pool.zone for launch in h.only(h.said, Launch)} == {"east-a"}
+    assert not h.leases
+    assert (
+        "no more than 3 slots of 4 can be had: the budget"
+        in view_of(h.state, h.at_s).jobs[0].because
+    )
+
+
+def test_fewer_machines_than_can_train_are_not_held_at_the_limit_of_machines(hand: Any) -> None:
+    """Two machines may be held, and four slots are needed at least: idle ones would only cost."""
+    h = hand(machines_max=2, on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.04, 9.0)
+    h.start()
+    h.submit(slots_min=4, slots_max=4)
+    h.wait(10.0)
+    assert not h.only(h.said, Launch)
+    waits = "no more than 2 slots of 4 can be had: machines_max is 2"
+    assert waits in view_of(h.state, h.at_s).jobs[0].because
+
+
+def test_a_machine_that_was_handed_over_and_has_no_work_is_given_back(hand: Any) -> None:
+    """Steps of the other job take as long on two machines as on one: the one that it inherits goes at once, though
+    it worked for the job that has ended and no layout of this one changes.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.08, 9.0)
+    h.running(slots_max=1)
+    h.submit("next", slots_max=3)
+    heir = h.state.jobs["next"]
+    for step in range(1, 12):
+        h.wait(10.0)
+        h.serve()
+        h.committed(step, job="next")
+        heir.market.scaling = Scaling(seen=((1.0, 0.5), (2.0, 0.5), (3.0, 0.5)))
+    assert len(heir.leases) == 1
+    done = JobCompleted(at_s=h.at_s, job="job", step=100, loss=1.0, export_uri="", weights_sha="")
+    h.see(done)
+    assert len(heir.leases) == 2
+    h.wait(10.0)
+    h.serve()
+    assert len(heir.leases) == 1
+
+
+def test_the_line_of_a_job_says_what_it_waits_for_now(hand: Any) -> None:
+    """At first no price is known. When prices are, the limit per hour is in the way, and the line says that."""
+    other, h = hand(), hand(usd_per_h_max=0.01, on_demand_allowed=False)
+    other.start()
+    h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
+    here = Sold(types=tuple(other.state.types.values()), pools=tuple(sold(other)))
+    h.see(CatalogueSeen(at_s=h.at_s, place=Place("local", "east"), sold=here))
+    h.submit(slots_max=1)
+    h.wait(4.0)
+    assert "nothing is sold at a price that is known" in h.job.market.waiting
+    h.price(*h.prices)
+    h.wait(4.0)
+    assert "above the limit of $0.0100/h" in h.job.market.waiting

@@ -42,6 +42,7 @@ from orchestrator.actions import (
     WriteCheckpoint,
 )
 from orchestrator.brain.decide import decide
+from orchestrator.brain.handlers import jobs
 from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.events import (
     JobBranched,
@@ -117,6 +118,16 @@ def test_a_job_that_cannot_run_is_refused_in_one_line(hand: Any, spec: Any, says
     assert "\n" not in h.job.because
 
 
+def test_jobs_that_are_refused_are_forgotten_like_others(hand: Any) -> None:
+    """A script that submits again and again what cannot run fills no memory."""
+    h = hand()
+    h.start()
+    for n in range(jobs.JOBS_MAX + 5):
+        h.submit(f"job-{n}", budget_usd=0.0)
+    assert len(h.state.jobs) == jobs.JOBS_MAX
+    assert "job-4" not in h.state.jobs
+
+
 def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
     """The inbox may deliver twice; the second time changes nothing."""
     h = hand()
@@ -165,6 +176,21 @@ def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
         h.wait(20.0)
         assert before == {lease.token for lease in h.leases if lease.state != "ending"}
         assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
+
+
+def test_every_machine_that_is_there_goes_to_who_waits_for_some_to_start(hand: Any) -> None:
+    """Both machines of the job that ends are handed over: what the next one gives back for the first of them takes
+    no room from the second.
+    """
+    h = hand(on_demand_allowed=False)
+    h.prices = (0.03, 9.0, 0.08, 9.0)
+    h.running(slots_max=2)
+    before = {lease.token for lease in h.leases}
+    h.submit("next", slots_max=2)
+    ordered = [h.launched(launch) for launch in h.only(h.wait(2.0), Launch)]
+    assert len(before) == len(ordered) == 2
+    h.see(completed(h))
+    assert {lease.token for lease in h.leases if lease.state != "ending"} == before
 
 
 def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: Any) -> None:
@@ -916,6 +942,21 @@ def come_back(h: Any) -> None:
     assert h.job.status == "RUNNING"
 
 
+@pytest.mark.parametrize("away_s", [2.0, 100.0])
+def test_a_manager_that_restarts_while_a_job_is_saved_asks_for_the_checkpoint_again(
+    hand: Any, away_s: float
+) -> None:
+    """The order may not have been carried out; and the job is not ended before the keeper could be heard."""
+    h = hand(on_demand_allowed=False).running(slots_max=1)
+    h.cancel()
+    h.at_s += away_s
+    out = h.see(ManagerStarted(at_s=h.at_s, epoch=2, settings=h.settings))
+    assert h.only(out, WriteCheckpoint)
+    assert h.job.status == "DRAINING"
+    h.wait(60.0)
+    assert h.job.status == "CANCELLED"
+
+
 def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand: Any) -> None:
     h = hand().running(slots_max=1)
     h.committed(42)
@@ -992,6 +1033,26 @@ def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand: Any) -> None
     assert h.state.jobs["job-2"].spec.deadline_s is None
 
 
+def test_a_job_that_is_late_goes_on_though_a_launch_is_refused(hand: Any) -> None:
+    """Its machine is taken after the deadline, and the next one is refused once: it waits, as before the deadline."""
+    h = hand()
+    h.steps_total = 10**5
+    h.running(slots_max=1, deadline_s=h.at_s + 30.0)
+    h.train(60.0)
+    for lease in h.leases:
+        if lease.machine_id in h.machines:
+            h.taken(lease.machine_id)
+    for launch in h.only(h.said[h.served :], Launch):
+        if launch.request.token in h.state.leases:
+            h.refused(launch)
+    h.wait(4.0)
+    assert h.job.active
+    h.serve()
+    h.wait(200.0)
+    h.serve()
+    assert h.leases
+
+
 def changed(h: Any, budget_usd: float | None, deadline_s: float | None = None) -> Any:
     return JobChanged(
         at_s=h.at_s, job="job", budget_usd=budget_usd, deadline_s=deadline_s, by="ann"
@@ -1044,6 +1105,7 @@ def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
     for event, why in (
         (changed(h, 1e-6), "its budget stays as it was"),
         (changed(h, 5.0, h.at_s - 1.0), "its deadline stays as it was"),
+        (changed(h, 5.0, h.at_s - 1.0), "its budget is not changed, either"),
     ):
         h.see(event)
         assert why in h.words(h.said)
