@@ -78,9 +78,13 @@ def pack(
     """Pack the script and its other files as they are now; `words` are the values of --with."""
     data = read_script(script, config)
     place = script.absolute().parent.resolve() / script.name
+    real = place.resolve()  # Python imports from the folder of the file that a link leads to
+    beside = list(neighbours(real, data, str(script if real == place else real)))
+    if beside:
+        place = real
     here = Path.cwd().resolve()
     found = _Found(here if place.is_relative_to(here) else place.parent, config)
-    for path in (place, *neighbours(place, data, str(script))):
+    for path in (place, *beside):
         found.add(path)
     for word in words:
         found.named(word, here)

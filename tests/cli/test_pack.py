@@ -1,6 +1,8 @@
 """What goes along with a script: what it imports, what is named, and never silently what should not."""
 
 import os
+import subprocess
+import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -67,6 +69,21 @@ IMPORTED = [
 def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
     with chdir(here):
         return pack_for(Path(script), CONFIG, words, argv)
+
+
+@pytest.mark.parametrize("link", ["latest.py", "runs/latest.py", "../latest.py"])
+def test_what_a_linked_script_imports_goes_along(home: Path, tmp_path: Path, link: str) -> None:
+    """By hand Python finds it beside the file that the link leads to, and so does a worker."""
+    (home / "runs").mkdir()
+    (home / "nets" / "train.py").write_text("from words import said\nprint(said)\n")
+    (home / "nets" / "words.py").write_text("said = 'hello'\n")
+    (home / link).symlink_to(home / "nets" / "train.py")
+    by_hand = subprocess.run([sys.executable, home / link], capture_output=True, check=True)
+    parcel = read(pack(home, link).payload, link)
+    (tmp_path / "worker").mkdir()
+    there = unpack(parcel, tmp_path / "worker")
+    at_work = subprocess.run([sys.executable, there], capture_output=True, check=True)
+    assert at_work.stdout == by_hand.stdout == b"hello\n"
 
 
 def test_what_is_imported_goes_along(home: Path) -> None:
