@@ -37,6 +37,7 @@ SECRET = re.compile(
     r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
 )
 STORAGES = ("file:///", "s3://", "az://", "gs://")
+SERVICE = re.compile(r"(tcp|udp|sctp)://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
@@ -475,6 +476,7 @@ def load(
     sources: dict[tuple[str, ...], str] = {}
     _refuse_secrets(file, text, settings)
     for name, value in sorted(env.items()):
+        _refuse_near_name(name, value)
         if name.startswith(ENV_PREFIX):
             keys = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
             _put(settings, sources, keys, value, f"environment {_safe(name)}")
@@ -565,6 +567,20 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError(
             f'{file}:{line}: not TOML: {what}; expected lines such as: total_usd = 5.0 or nan = "skip"'
         ) from None
+
+
+def _refuse_near_name(name: str, value: str) -> None:
+    """Refuse a variable that would be a setting but for its underscores or small letters.
+
+    It would be ignored, and a budget in it with it. Kubernetes names the ports of its services so.
+    """
+    if name.startswith(ENV_PREFIX) or SERVICE.match(value):
+        return
+    plain = name.upper().replace("_", "")
+    if plain.startswith(ENV_PREFIX.rstrip("_")):
+        for meant in environment({f"{section}.{key}": "" for section, key in keys()}):
+            if meant.replace("_", "") == plain:
+                raise ConfigError(f"environment {name}: is not read; that setting is {meant}")
 
 
 def _put(

@@ -232,6 +232,27 @@ def test_several_mistakes_are_a_line_each(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "ORCHESTRATOR_BUDGET__TOTAL_USD",
+        "ORCHESTRATOR_BUDGET_TOTAL_USD",
+        "orchestrator__budget__total_usd",
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_refused(tmp_path, name):
+    """It would be ignored, and all would be bought without the budget that a person has set."""
+    message = mistake(tmp_path, "", {name: "5"})
+    assert (
+        message
+        == f"environment {name}: is not read; that setting is ORCHESTRATOR__BUDGET__TOTAL_USD"
+    )
+    load(
+        write(tmp_path, ""),
+        {"ORCHESTRATOR_RAY_PORT": "tcp://10.0.0.1:80", "ORCHESTRATOR_HOME": "x"},
+    )
+
+
+@pytest.mark.parametrize(
     ("env", "line"),
     [
         (
