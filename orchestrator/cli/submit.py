@@ -164,7 +164,7 @@ def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None
     """Send the order to the manager; after that Ctrl-C ends only the watching, and says so."""
     posted = False
     try:
-        with _ctrl_c_waits():
+        with ctrl_c_waits():
             client.post(JobSubmitted(at_s=time.time(), spec=spec))
             posted = True
         yield
@@ -180,7 +180,7 @@ def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None
 
 
 @contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
+def ctrl_c_waits() -> Iterator[None]:
     """Delay a Ctrl-C until the block has ended, so that a person knows whether it was done."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
