@@ -169,6 +169,8 @@ class _Found:
 
         A path that is named literally is added even if a pattern would leave it out.
         """
+        if not word:
+            raise CommandError("--with: the name is empty; for this whole folder, --with .", USAGE)
         plain = here / expanded(f"--with {word}", word)
         literal = os.path.lexists(plain)
         matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does

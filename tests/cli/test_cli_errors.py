@@ -83,6 +83,11 @@ MISTAKES = {
         2,
         "named.py:2: imports code.py, which lies beside",
     ),
+    "an empty name to go along": (
+        ("submit", "ok.py", "--with", ""),
+        2,
+        "--with: the name is empty; for this whole folder, --with .",
+    ),
     "nothing of that name to go along": (
         ("submit", "ok.py", "--with", "*.yaml"),
         2,
