@@ -11,7 +11,7 @@ import redis
 import typer
 from rich.text import Text
 
-from cloud.clock import HOUR_S
+from cloud.clock import HOUR_S, ticks
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.client import Client
@@ -25,6 +25,7 @@ TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
 BY = "the command line"
 AMOUNT_MAX = 1e9
+AWAY = "the manager is away, so nothing has changed yet; it does what was asked when it is back"
 
 
 def ids(incomplete: str) -> list[str]:
@@ -62,6 +63,8 @@ def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobVi
     known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
         raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
+    if name == "":
+        raise CommandError("a job's name is empty; leave it out, or name one", USAGE)
     if name is None:
         return ([job for job in known if job.status in first] or known)[-1]
     exact = [job for job in known if job.id == name]
@@ -92,7 +95,7 @@ def cancel(command: Command, job: Job = None) -> None:
     """Stop a job: a checkpoint is written and its machines are given back."""
     client = command.client()
     live = [one for one in all_jobs(client) if one.status not in ENDED]
-    one = find(client, job or _only(live, "cancel; running now"))
+    one = find(client, _only(live, "cancel; running now") if job is None else job)
     client.post(wishes.cancel(one, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
 
@@ -118,7 +121,9 @@ def resume(
         _branch(command, client, find(client, job), step)
         return
     ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
-    one = find(client, job or _only(ended, "resume; failed or cancelled"), RESUMABLE)
+    one = find(
+        client, _only(ended, "resume; failed or cancelled") if job is None else job, RESUMABLE
+    )
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)
@@ -195,13 +200,16 @@ def _answer_change(
     command: Command, client: Client, job_id: str, changed: Callable[[JobView], bool]
 ) -> None:
     """Wait a little for the manager to act, and answer with the state of the job."""
-    deadline = time.monotonic() + TAKEN_S_MAX
+    asked, deadline = ticks(), time.monotonic() + TAKEN_S_MAX
     now = find(client, job_id)
     while not changed(now) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         now = find(client, job_id)
+    view = client.view()
+    away = not changed(now) and (view is None or view.tick_s < asked)
     command.answer(
         {"job": now, "id": now.id},
         Text(f"{now.id} {now.status}: {now.because}"),
+        *((Text(AWAY, style="yellow"),) if away else ()),
         then=("orchestrator status", "orchestrator events"),
     )

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from cloud.clock import ticks
+from orchestrator.cli import jobs
 
 pytestmark = pytest.mark.processes
 
@@ -352,6 +353,31 @@ def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed, subm
     until(saves_ten_events)
     again = housed("tools", "replay", "incident.jsonl")
     assert (again.code, "every decision is the same" in again.out) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["cancel", "resume", "change", "logs"])
+def test_an_empty_name_is_no_job(housed, submitted, command):
+    """As of a shell's variable that is not set: it was taken for the only job that runs."""
+    more = ["--budget", "5"] if command == "change" else []
+    answer = housed(command, "", *more)
+    assert (answer.code, answer.line) == (
+        2,
+        "a job's name is empty; leave it out, or name one",
+    )
+    assert _status_of(housed, submitted) not in {"CANCELLED", "DRAINING"}
+
+
+def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypatch):
+    """The job trains and costs money until the manager is back."""
+    monkeypatch.setattr(jobs, "TAKEN_S_MAX", 0.2)
+    pid = housed.client().house().pid
+    signal_to(pid, signal.SIGSTOP)
+    try:
+        answer = housed("cancel", submitted)
+    finally:
+        signal_to(pid, signal.SIGCONT)
+    assert answer.code == 0
+    assert "the manager is away, so nothing has changed yet" in answer.out
 
 
 @pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])
