@@ -40,6 +40,8 @@ STORAGES = ("file:///", "s3://", "az://", "gs://")
 SERVICE = re.compile(r"(tcp|udp|sctp)://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
+OWN: dict[str, Any] = {"manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
+
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -446,14 +448,29 @@ def in_force(config: Config) -> dict[str, str]:
     A job's settings are left out, because they are read when the job is submitted, and so are the
     address of Redis and that of a hook, because they may hold a password.
     """
-    sections = config.model_dump(
-        mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
-    )
+    sections = config.model_dump(mode="json", exclude={"job": True, **OWN})
     return {
         f"{section}.{key}": "not set" if value is None else str(value)
         for section, keys in sections.items()
         for key, value in keys.items()
     }
+
+
+def frozen(config: Config, path: Path | None) -> str:
+    """Return the text of a file that gives these settings, whatever becomes of the one at `path`.
+
+    Left out are the state directory and what may hold a password, which those who need them have
+    from elsewhere.
+    """
+    lines = [
+        f"# In force since the start, from {_safe(str(path))}. Nothing follows from changes here."
+    ]
+    for section, values in config.model_dump(mode="json", exclude=OWN).items():
+        lines.append(f"[{section}]")
+        for key, value in values.items():
+            if value is not None and not URL_PASSWORD.search(str(value)):
+                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
 
 
 def load(
