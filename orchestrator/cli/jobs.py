@@ -1,6 +1,7 @@
 """Finding a job by what a person typed, and the commands `cancel`, `resume` and `change`."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from rich.text import Text
 from cloud.clock import HOUR_S, ticks
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.cli.money.times import to_come
 from orchestrator.client import Client
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError
@@ -25,6 +27,7 @@ TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
 BY = "the command line"
 AMOUNT_MAX = 1e9
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
 AWAY = "the manager is away, so nothing has changed yet; it does what was asked when it is back"
 
 
@@ -154,7 +157,8 @@ def change(
         str | None, typer.Option(metavar="USD", help="What it may spend in all, or none.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="HOURS", help="Until when, from now, or none.")
+        str | None,
+        typer.Option(metavar="TIME", help="Until when: 90m, 2h, a date, hours from now, or none."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -162,11 +166,11 @@ def change(
     if budget is None and deadline is None:
         raise CommandError("nothing to change: give --budget, --deadline or both", USAGE)
     client = command.client()
-    asker = wishes.Asker(by=BY, at_s=time.time() + client.ahead_s())
+    ahead_s = client.ahead_s()
+    asker = wishes.Asker(by=BY, at_s=time.time() + ahead_s)
     one = find(client, job)
     budget_usd: wishes.Bound = "kept" if budget is None else _amount("--budget", budget)
-    hours: wishes.Bound = "kept" if deadline is None else _amount("--deadline", deadline)
-    until_s = asker.at_s + hours * HOUR_S if isinstance(hours, float) else hours
+    until_s: wishes.Bound = "kept" if deadline is None else _until_s(deadline, asker.at_s, ahead_s)
     wish = wishes.change(one, budget_usd, until_s, asker)
     command.say(Text(wish.would))
     if not (yes or command.json) and sys.stdin.isatty() and not typer.confirm("Change it?"):
@@ -190,6 +194,14 @@ def _amount(option: str, text: str) -> float | None:
     if not 0.0 < value < AMOUNT_MAX:
         raise CommandError(f"{option} {text}: a number above 0, or none", USAGE)
     return value
+
+
+def _until_s(text: str, now_s: float, ahead_s: float) -> float | None:
+    """Return the moment by the manager's clock, which is ahead of ours; a bare number is hours."""
+    if text != "none" and not NUMBER.fullmatch(text):
+        return to_come("--deadline", text, now_s - ahead_s) + ahead_s
+    hours = _amount("--deadline", text)
+    return None if hours is None else now_s + hours * HOUR_S
 
 
 def _asker() -> wishes.Asker:

@@ -152,6 +152,10 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     rich = housed("change", submitted, "--budget", "12.5", "--deadline", "30", "--json").json["job"]
     assert rich["budget_usd"] == 12.5
     assert rich["deadline_s"] - time.time() == pytest.approx(30 * 3600, abs=300)
+    later = housed("change", submitted, "--deadline", "90m", "--json").json["job"]
+    assert later["deadline_s"] - time.time() == pytest.approx(90 * 60, abs=300)
+    wrong = housed("change", submitted, "--deadline", "soon")
+    assert (wrong.code, "--deadline soon: write 90m, 2h" in wrong.line) == (2, True)
     free = housed("change", submitted, "--budget", "none")
     assert "It may spend without a limit." in free.out
     cancelled = housed("cancel", submitted[:-1], "--json")
