@@ -194,6 +194,7 @@ def _command_of(error: typer.TyperException) -> str:
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:
     """Print one line for a person, and with --json a document for a program."""
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be text
     ours = words[: words.index("--")] if "--" in words else words
     if "--json" in ours:
         try:
