@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Never
@@ -250,13 +251,20 @@ class _Found:
             )
         if self._secrets:
             found.append(f"sent, though it looks like a secret: {_some([*self._secrets])}")
-        stays = [word for word in argv if (here / word).is_file() and not Path(word).is_absolute()]
-        stays = [word for word in stays if self._at(_place(here / word)) not in self.paths]
+        values = (value for word in argv for value in (word, word.partition("=")[2]))
+        stays = [value for value in values if self._stays(value, here)]
         if stays:
             found.append(
-                f"{_some(stays)} is an argument of the script's and a file here; workers have it with: --with {stays[0]}"
+                f"{_some(stays)} is an argument of the script's and lies here; workers have it with: --with {shlex.quote(stays[0])}"
             )
         return tuple(found)
+
+    def _stays(self, value: str, here: Path) -> bool:
+        """Return whether a value is a file or folder of this machine that no worker will have."""
+        if not value or Path(value).is_absolute() or not os.path.exists(here / value):  # noqa: PTH110 - any text
+            return False
+        at = self._at(_place(here / value))
+        return not any(path == at or path.startswith(f"{at}/") for path in self.paths)
 
 
 def _place(path: Path) -> Path:

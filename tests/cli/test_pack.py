@@ -193,7 +193,17 @@ def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> N
     """As when a shell has made several words of a pattern."""
     words = ("conf/base.yaml", "conf/notes.md", "train.py", "no.yaml", "3")
     (note,) = pack(home, "train.py", "conf/base.yaml", argv=words).notes
-    assert note.startswith("conf/notes.md is an argument of the script's and a file here")
+    assert note.startswith("conf/notes.md is an argument of the script's and lies here")
+
+
+@pytest.mark.parametrize("word", ["conf", "--data=conf", "data.path=conf/more"])
+def test_a_folder_in_an_argument_that_stays_here_is_said(home: Path, word: str) -> None:
+    """The job would find nothing there, after machines have been bought for it."""
+    place = word.rpartition("=")[2]
+    (note,) = pack(home, "train.py", argv=(word, "--lr=3", "--steps", "10")).notes
+    assert note.startswith(f"{place} is an argument") and note.endswith(f"--with {place}")
+    notes = pack(home, "train.py", "conf", argv=(word,)).notes
+    assert not any("is an argument" in note for note in notes)
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:
