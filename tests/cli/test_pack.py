@@ -86,6 +86,19 @@ def test_what_a_linked_script_imports_goes_along(home: Path, tmp_path: Path, lin
     assert at_work.stdout == by_hand.stdout == b"hello\n"
 
 
+def test_a_package_behind_a_link_in_a_package_goes_along(home: Path) -> None:
+    """As of two projects that share one; data behind a link stays, and a circle ends."""
+    (home / "shared").mkdir()
+    for name in ("__init__.py", "blocks.py"):
+        (home / "shared" / name).touch()
+    (home / "nets" / "shared").symlink_to("../shared")
+    (home / "nets" / "again").symlink_to("../nets")
+    (home / "nets" / "data").symlink_to("../conf")
+    (home / "conf" / "large.py").touch()
+    sent = [path for path in pack(home, "train.py").files if path not in IMPORTED]
+    assert sent == ["nets/shared/__init__.py", "nets/shared/blocks.py"]
+
+
 def test_what_is_imported_goes_along(home: Path) -> None:
     """Through other modules, in functions, within packages; nothing that is installed, and no data."""
     packed = pack(home, "train.py")
