@@ -629,7 +629,12 @@ def _from_text(keys: tuple[str, ...], value: str) -> Any:
 
 def _resolve(config: Config, folder: Path) -> Config:
     def absolute(path: str) -> str:
-        return str(Path.home() / path[2:] if path.startswith("~/") else folder / path)
+        try:
+            return str(folder / Path(path).expanduser())
+        except RuntimeError:
+            raise ConfigError(
+                f"{_safe(path)}: {Path(path).parts[0]} is nobody's home folder here; write the whole path"
+            ) from None
 
     manager = config.manager.model_copy(update={"state_dir": absolute(config.manager.state_dir)})
     local, aws, azure = config.local, config.aws, config.azure

@@ -277,6 +277,16 @@ def test_a_mistake_in_the_environment_names_the_variable(tmp_path, env, line):
     assert message.startswith(f"environment ORCHESTRATOR__{line}")
 
 
+def test_a_home_folder_is_found_or_refused(tmp_path, monkeypatch):
+    """A folder with the name ~ took the journal, where nobody would look for it."""
+    monkeypatch.setenv("HOME", "/home/me")
+    file = write(tmp_path, "")
+    for typed, meant in (("~", "/home/me"), ("~/spot", "/home/me/spot"), ("~root/x", "/root/x")):
+        assert load(file, {}, {"manager.state_dir": typed}).state_dir == Path(meant)
+    with pytest.raises(ConfigError, match=r"^~nosuch/x: ~nosuch is nobody's home folder here"):
+        load(file, {}, {"manager.state_dir": "~nosuch/x"})
+
+
 def test_a_missing_file_is_named_with_the_remedy(tmp_path):
     """A path that was given must exist; no path at all means the defaults."""
     with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file; `orchestrator init`"):
