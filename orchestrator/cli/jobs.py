@@ -146,6 +146,7 @@ def _branch(command: Command, client: Client, one: JobView, step: int) -> None:
     command.answer(
         {"job": begun[0] if begun else None, "id": name, "from": one.id, "step": step},
         *(Text(f"{now.id} {now.status}: {now.because}") for now in begun),
+        *(() if begun else (Text(AWAY, style="yellow"),)),
         then=(f"orchestrator logs -f {name}", f"orchestrator compare {one.id} {name}"),
     )
 

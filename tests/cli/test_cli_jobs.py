@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -369,6 +370,12 @@ def test_an_empty_name_is_no_job(housed, submitted, command):
         "a job's name is empty; leave it out, or name one",
     )
     assert _status_of(housed, submitted) not in {"CANCELLED", "DRAINING"}
+
+
+def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
+    """As by a service: there is nobody to ask, and it was a traceback."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert housed("change", submitted, "--budget", "9").code == 0
 
 
 def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypatch):
