@@ -57,13 +57,24 @@ def all_jobs(client: Client) -> Sequence[JobView]:
     return view.jobs if view is not None else ()
 
 
+def shown_jobs(client: Client) -> Sequence[JobView]:
+    """Return all jobs; before the manager has shown any, say that rather than that there are none.
+
+    After an upgrade, what the manager of before has shown cannot be read.
+    """
+    view = client.view()
+    if view is None:
+        raise CommandError("the manager has not said anything yet; look again in a moment")
+    return view.jobs
+
+
 def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobView:
     """Find a job by its id, by the beginning of its id, or the newest job if `name` is None.
 
     The newest job with a status in `first` is preferred. If several ids begin with `name`, the only
     one that runs, or that has such a status, is taken, and stderr says so.
     """
-    known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
+    known = sorted(shown_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
         raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
     if name == "":
@@ -97,7 +108,7 @@ def _only(jobs: Sequence[JobView], to: str) -> str:
 def cancel(command: Command, job: Job = None) -> None:
     """Stop a job: a checkpoint is written and its machines are given back."""
     client = command.client()
-    live = [one for one in all_jobs(client) if one.status not in ENDED]
+    live = [one for one in shown_jobs(client) if one.status not in ENDED]
     one = find(client, _only(live, "cancel; running now") if job is None else job)
     client.post(wishes.cancel(one, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
@@ -123,7 +134,7 @@ def resume(
     if step is not None:
         _branch(command, client, find(client, job), step)
         return
-    ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
+    ended = [one for one in shown_jobs(client) if one.status in RESUMABLE]
     one = find(
         client, _only(ended, "resume; failed or cancelled") if job is None else job, RESUMABLE
     )

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from agent.keys import VIEW
 from cloud.clock import ticks
 from orchestrator.cli import jobs
 
@@ -113,6 +114,23 @@ def test_a_script_that_raises_gives_its_own_traceback_and_100(housed):
     assert document.code == document.json["exit_code"] == 100
     assert document.json["traceback"].endswith("ValueError: on purpose")
     assert document.json["job"]["status"] == "FAILED"
+
+
+@pytest.mark.parametrize("shown", [None, b'{"of": "another version"}'])
+def test_before_a_manager_has_said_anything_no_job_is_taken_for_gone(late_house, shown):
+    """After an upgrade a person was told to submit again what only had to be resumed."""
+    if shown:
+        late_house.client()._redis.set(VIEW, shown)
+    for words in (
+        ("resume",),
+        ("cancel",),
+        ("resume", "train"),
+        ("logs",),
+        ("change", "--budget", "1"),
+    ):
+        answer = late_house(*words)
+        assert answer.code == 1
+        assert answer.line == "the manager has not said anything yet; look again in a moment"
 
 
 def test_a_manager_that_is_starting_is_waited_for_and_not_by_down_by_force(late_house):
