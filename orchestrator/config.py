@@ -40,6 +40,7 @@ STORAGES = ("file:///", "s3://", "az://", "gs://")
 SERVICE = re.compile(r"(tcp|udp|sctp)://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
+UNSET = "not set"
 OWN: dict[str, Any] = {"manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
@@ -450,9 +451,18 @@ def in_force(config: Config) -> dict[str, str]:
     """
     sections = config.model_dump(mode="json", exclude={"job": True, **OWN})
     return {
-        f"{section}.{key}": "not set" if value is None else str(value)
+        f"{section}.{key}": UNSET if value is None else str(value)
         for section, keys in sections.items()
         for key, value in keys.items()
+    }
+
+
+def stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
+    """Return a sentence for every setting that has changed since the running house started."""
+    return {
+        key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
+        for key, was in running.items()
+        if wanted.get(key, was) != was
     }
 
 

@@ -30,7 +30,7 @@ from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
 from orchestrator.cli.watch import ended, follow
 from orchestrator.client import Client
-from orchestrator.config import STORAGES, Config
+from orchestrator.config import STORAGES, UNSET, Config, in_force, stale
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
@@ -155,7 +155,11 @@ def _hints(command: Command, client: Client, words: str, spec: JobSpec) -> Itera
     for job in same:
         if job.status not in ENDED and job.argv == spec.argv:
             yield f"hint: {job.id} is the same script with the same arguments, and is {job.status}"
-    if spec.budget_usd is None and command.config.budget.total_usd is None:
+    running = client.house().settings
+    for key, said in stale(running, in_force(command.config)).items():
+        if key.startswith("budget."):
+            yield said
+    if spec.budget_usd is None and running.get("budget.total_usd", UNSET) == UNSET:
         yield "hint: nothing bounds what it may spend: --budget USD does, or budget.total_usd for all jobs"
 
 

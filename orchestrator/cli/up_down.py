@@ -19,7 +19,7 @@ from orchestrator.cli.command import INTERRUPTED, Command, CommandError
 from orchestrator.cli.submit import ctrl_c_waits
 from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning
-from orchestrator.config import environment, in_force
+from orchestrator.config import environment, in_force, stale
 from orchestrator.dashboard.keys import address_with_key
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import plural, usd
@@ -48,7 +48,7 @@ def up(command: Command) -> None:
     told = Text.assemble(
         ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
     )
-    stale = _stale(house.settings, in_force(command.config))
+    others = stale(house.settings, in_force(command.config))
     page = Text.assemble("dashboard  ", (address or "off", "bold"), no_wrap=True)
     command.answer(
         {
@@ -56,22 +56,13 @@ def up(command: Command) -> None:
             "pid": house.pid,
             "dashboard_url": address,
             "was_up": was_up,
-            "not_in_force": list(stale),
+            "not_in_force": list(others),
         },
         told,
         page,
-        *(Text(said, style="yellow") for said in stale.values()),
+        *(Text(said, style="yellow") for said in others.values()),
         then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
-
-
-def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
-    """Return a sentence for every setting that has changed since the running house started."""
-    return {
-        key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
-        for key, was in running.items()
-        if wanted.get(key, was) != was
-    }
 
 
 def _start(command: Command, places: Places) -> House:

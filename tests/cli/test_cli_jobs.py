@@ -390,6 +390,16 @@ def test_an_empty_name_is_no_job(housed, submitted, command):
     assert _status_of(housed, submitted) not in {"CANCELLED", "DRAINING"}
 
 
+def test_a_budget_that_is_not_in_force_where_it_runs_is_said(housed):
+    """It was written into the file after `up`, and a person believed that it binds."""
+    housed.script("spends.py", WAITS)
+    answer = housed("submit", "spends.py", "--set", "budget.total_usd=5")
+    job = housed("status", "--json").json["jobs"][-1]["id"]
+    housed("cancel", job)
+    assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in answer.out
+    assert "hint: nothing bounds what it may spend" in answer.out
+
+
 def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
     """As by a service: there is nobody to ask, and it was a traceback."""
     monkeypatch.setattr(sys, "stdin", None)
