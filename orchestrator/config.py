@@ -37,7 +37,11 @@ SECRET = re.compile(
     r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
 )
 STORAGES = ("file:///", "s3://", "az://", "gs://")
+SERVICE = re.compile(r"(tcp|udp|sctp)://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+UNSET = "not set"
+OWN: dict[str, Any] = {"manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
@@ -445,14 +449,38 @@ def in_force(config: Config) -> dict[str, str]:
     A job's settings are left out, because they are read when the job is submitted, and so are the
     address of Redis and that of a hook, because they may hold a password.
     """
-    sections = config.model_dump(
-        mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
-    )
+    sections = config.model_dump(mode="json", exclude={"job": True, **OWN})
     return {
-        f"{section}.{key}": "not set" if value is None else str(value)
+        f"{section}.{key}": UNSET if value is None else str(value)
         for section, keys in sections.items()
         for key, value in keys.items()
     }
+
+
+def stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
+    """Return a sentence for every setting that has changed since the running house started."""
+    return {
+        key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
+        for key, was in running.items()
+        if wanted.get(key, was) != was
+    }
+
+
+def frozen(config: Config, path: Path | None) -> str:
+    """Return the text of a file that gives these settings, whatever becomes of the one at `path`.
+
+    Left out are the state directory and what may hold a password, which those who need them have
+    from elsewhere.
+    """
+    lines = [
+        f"# In force since the start, from {_safe(str(path))}. Nothing follows from changes here."
+    ]
+    for section, values in config.model_dump(mode="json", exclude=OWN).items():
+        lines.append(f"[{section}]")
+        for key, value in values.items():
+            if value is not None and not URL_PASSWORD.search(str(value)):
+                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
 
 
 def load(
@@ -475,6 +503,7 @@ def load(
     sources: dict[tuple[str, ...], str] = {}
     _refuse_secrets(file, text, settings)
     for name, value in sorted(env.items()):
+        _refuse_near_name(name, value)
         if name.startswith(ENV_PREFIX):
             keys = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
             _put(settings, sources, keys, value, f"environment {_safe(name)}")
@@ -567,6 +596,20 @@ def _parse(file: Path, text: str) -> dict[str, Any]:
         ) from None
 
 
+def _refuse_near_name(name: str, value: str) -> None:
+    """Refuse a variable that would be a setting but for its underscores or small letters.
+
+    It would be ignored, and a budget in it with it. Kubernetes names the ports of its services so.
+    """
+    if name.startswith(ENV_PREFIX) or SERVICE.match(value):
+        return
+    plain = name.upper().replace("_", "")
+    if plain.startswith(ENV_PREFIX.rstrip("_")):
+        for meant in environment({f"{section}.{key}": "" for section, key in keys()}):
+            if meant.replace("_", "") == plain:
+                raise ConfigError(f"environment {name}: is not read; that setting is {meant}")
+
+
 def _put(
     settings: dict[str, Any],
     sources: dict[tuple[str, ...], str],
@@ -596,7 +639,12 @@ def _from_text(keys: tuple[str, ...], value: str) -> Any:
 
 def _resolve(config: Config, folder: Path) -> Config:
     def absolute(path: str) -> str:
-        return str(Path.home() / path[2:] if path.startswith("~/") else folder / path)
+        try:
+            return str(folder / Path(path).expanduser())
+        except RuntimeError:
+            raise ConfigError(
+                f"{_safe(path)}: {Path(path).parts[0]} is nobody's home folder here; write the whole path"
+            ) from None
 
     manager = config.manager.model_copy(update={"state_dir": absolute(config.manager.state_dir)})
     local, aws, azure = config.local, config.aws, config.azure

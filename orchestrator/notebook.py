@@ -120,7 +120,7 @@ class Client:
 
     def __init__(self, config: Path | str | None = None, **settings: Any) -> None:
         """Read the settings as the command line does: `Client(manager__state_dir="/data/spot")`."""
-        flags = {name.replace("__", "."): str(value) for name, value in settings.items()}
+        flags = {name.replace("__", "."): _typed(value) for name, value in settings.items()}
         path = None if config is None else Path(config).absolute()
         self.config: Config = load(path, os.environ, flags)
         # A submission reads the same settings again, with those of its job.
@@ -143,7 +143,7 @@ class Client:
     def submit(
         self,
         script: Path | str,
-        *argv: str,
+        *argv: object,
         with_: Sequence[str] = (),
         from_url: str | None = None,
         budget_usd: float | None = None,
@@ -154,11 +154,12 @@ class Client:
 
         `options` are settings of a job, such as `slots_max=8`. The deadline is in seconds since 1970.
         """
-        own = {f"job.{name}": str(value) for name, value in options.items()}
+        own = {f"job.{name}": _typed(value) for name, value in options.items()}
         config = load(self._path, os.environ, self._flags, own)
         path = Path(script)
-        packed = pack(path, config, with_, argv)
-        spec = order_of(config, path, tuple(argv), (budget_usd, deadline_s), from_url)
+        words = tuple(map(str, argv))
+        packed = pack(path, config, with_, words)
+        spec = order_of(config, path, words, (budget_usd, deadline_s), from_url)
         spec = with_script(self.house, packed, spec)
         self.house.post(JobSubmitted(at_s=time.time(), spec=spec))
         return self.taken(spec.job)
@@ -188,6 +189,11 @@ class Client:
     def footprint(self, last_s: float | None = None, points: int = POINTS) -> Footprint:
         """Return machines, throughput and cost over time, as the page draws them."""
         return footprint(self.history, Asked(last_s=last_s), points)
+
+
+def _typed(value: object) -> str:
+    """Return a value as a person types it, which for truth is not Python's way."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _asker() -> wishes.Asker:

@@ -141,6 +141,11 @@ class Places:
         return self.state_dir / "house.json"
 
     @property
+    def settings(self) -> Path:
+        """Return the file with the settings that the house was started with."""
+        return self.state_dir / "settings.toml"
+
+    @property
     def door(self) -> Path:
         """Return the file with the address of the join door and its certificate's fingerprint."""
         return self.state_dir / "door.json"

@@ -134,7 +134,8 @@ def _open_tool(name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an expected error becomes one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    sys.stdout = sys.stdout or io.StringIO()  # the caller may have closed stdout or stderr
+    sys.stdin = sys.stdin or io.StringIO()  # the caller may have closed them
+    sys.stdout = sys.stdout or io.StringIO()
     sys.stderr = sys.stderr or io.StringIO()
     logging.getLogger("agent").addHandler(logging.NullHandler())  # no log lines among the sentences
     if words[:1] == ["tools"]:
@@ -194,6 +195,7 @@ def _command_of(error: typer.TyperException) -> str:
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:
     """Print one line for a person, and with --json a document for a program."""
+    text = text.encode(errors="backslashreplace").decode()  # names of files need not be text
     ours = words[: words.index("--")] if "--" in words else words
     if "--json" in ours:
         try:

@@ -100,10 +100,23 @@ def _installed(top: str) -> bool:
 
 def _modules(package: Path) -> list[Path]:
     found = []
-    for folder, inner, files in os.walk(package):
-        inner[:] = sorted(name for name in inner if name.isidentifier() and name != "__pycache__")
+    for folder, inner, files in os.walk(package, followlinks=True):
+        inner[:] = sorted(name for name in inner if _is_inside(Path(folder, name)))
         found += [Path(folder, name) for name in sorted(files) if name.endswith(MODULES)]
     return found
+
+
+def _is_inside(folder: Path) -> bool:
+    """Return whether a folder in a package may have modules of it.
+
+    A link to a package is one; a link to data is not, nor one that leads back to where it lies.
+    """
+    if not folder.name.isidentifier() or folder.name == "__pycache__":
+        return False
+    if not folder.is_symlink():
+        return True
+    leads_back = folder.parent.resolve().is_relative_to(folder.resolve())
+    return not leads_back and (folder / "__init__.py").exists()
 
 
 def _is_asked_for(folder: Path, name: str, path: Path) -> bool:

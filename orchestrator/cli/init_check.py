@@ -173,7 +173,7 @@ def _importable(package: str, words: str) -> Finding:
     program = f"import {package}; print({words})"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],
             capture_output=True,
             text=True,
             timeout=IMPORT_S_MAX,

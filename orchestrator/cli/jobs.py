@@ -1,6 +1,7 @@
 """Finding a job by what a person typed, and the commands `cancel`, `resume` and `change`."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ import redis
 import typer
 from rich.text import Text
 
-from cloud.clock import HOUR_S
+from cloud.clock import HOUR_S, ticks
 from orchestrator import wishes
 from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.cli.money.times import to_come
 from orchestrator.client import Client
 from orchestrator.config import load
 from orchestrator.errors import OrchestratorError
@@ -25,6 +27,8 @@ TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
 BY = "the command line"
 AMOUNT_MAX = 1e9
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?")
+AWAY = "the manager is away, so nothing has changed yet; it does what was asked when it is back"
 
 
 def ids(incomplete: str) -> list[str]:
@@ -53,15 +57,28 @@ def all_jobs(client: Client) -> Sequence[JobView]:
     return view.jobs if view is not None else ()
 
 
+def shown_jobs(client: Client) -> Sequence[JobView]:
+    """Return all jobs; before the manager has shown any, say that rather than that there are none.
+
+    After an upgrade, what the manager of before has shown cannot be read.
+    """
+    view = client.view()
+    if view is None:
+        raise CommandError("the manager has not said anything yet; look again in a moment")
+    return view.jobs
+
+
 def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobView:
     """Find a job by its id, by the beginning of its id, or the newest job if `name` is None.
 
     The newest job with a status in `first` is preferred. If several ids begin with `name`, the only
     one that runs, or that has such a status, is taken, and stderr says so.
     """
-    known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
+    known = sorted(shown_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
         raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
+    if name == "":
+        raise CommandError("a job's name is empty; leave it out, or name one", USAGE)
     if name is None:
         return ([job for job in known if job.status in first] or known)[-1]
     exact = [job for job in known if job.id == name]
@@ -91,8 +108,8 @@ def _only(jobs: Sequence[JobView], to: str) -> str:
 def cancel(command: Command, job: Job = None) -> None:
     """Stop a job: a checkpoint is written and its machines are given back."""
     client = command.client()
-    live = [one for one in all_jobs(client) if one.status not in ENDED]
-    one = find(client, job or _only(live, "cancel; running now"))
+    live = [one for one in shown_jobs(client) if one.status not in ENDED]
+    one = find(client, _only(live, "cancel; running now") if job is None else job)
     client.post(wishes.cancel(one, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
 
@@ -117,8 +134,10 @@ def resume(
     if step is not None:
         _branch(command, client, find(client, job), step)
         return
-    ended = [one for one in all_jobs(client) if one.status in RESUMABLE]
-    one = find(client, job or _only(ended, "resume; failed or cancelled"), RESUMABLE)
+    ended = [one for one in shown_jobs(client) if one.status in RESUMABLE]
+    one = find(
+        client, _only(ended, "resume; failed or cancelled") if job is None else job, RESUMABLE
+    )
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
     _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)
@@ -138,6 +157,7 @@ def _branch(command: Command, client: Client, one: JobView, step: int) -> None:
     command.answer(
         {"job": begun[0] if begun else None, "id": name, "from": one.id, "step": step},
         *(Text(f"{now.id} {now.status}: {now.because}") for now in begun),
+        *(() if begun else (Text(AWAY, style="yellow"),)),
         then=(f"orchestrator logs -f {name}", f"orchestrator compare {one.id} {name}"),
     )
 
@@ -149,7 +169,8 @@ def change(
         str | None, typer.Option(metavar="USD", help="What it may spend in all, or none.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(metavar="HOURS", help="Until when, from now, or none.")
+        str | None,
+        typer.Option(metavar="TIME", help="Until when: 90m, 2h, a date, hours from now, or none."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -157,11 +178,11 @@ def change(
     if budget is None and deadline is None:
         raise CommandError("nothing to change: give --budget, --deadline or both", USAGE)
     client = command.client()
-    asker = wishes.Asker(by=BY, at_s=time.time() + client.ahead_s())
+    ahead_s = client.ahead_s()
+    asker = wishes.Asker(by=BY, at_s=time.time() + ahead_s)
     one = find(client, job)
     budget_usd: wishes.Bound = "kept" if budget is None else _amount("--budget", budget)
-    hours: wishes.Bound = "kept" if deadline is None else _amount("--deadline", deadline)
-    until_s = asker.at_s + hours * HOUR_S if isinstance(hours, float) else hours
+    until_s: wishes.Bound = "kept" if deadline is None else _until_s(deadline, asker.at_s, ahead_s)
     wish = wishes.change(one, budget_usd, until_s, asker)
     command.say(Text(wish.would))
     if not (yes or command.json) and sys.stdin.isatty() and not typer.confirm("Change it?"):
@@ -187,6 +208,14 @@ def _amount(option: str, text: str) -> float | None:
     return value
 
 
+def _until_s(text: str, now_s: float, ahead_s: float) -> float | None:
+    """Return the moment by the manager's clock, which is ahead of ours; a bare number is hours."""
+    if text != "none" and not NUMBER.fullmatch(text):
+        return to_come("--deadline", text, now_s - ahead_s) + ahead_s
+    hours = _amount("--deadline", text)
+    return None if hours is None else now_s + hours * HOUR_S
+
+
 def _asker() -> wishes.Asker:
     return wishes.Asker(by=BY, at_s=time.time())
 
@@ -195,13 +224,16 @@ def _answer_change(
     command: Command, client: Client, job_id: str, changed: Callable[[JobView], bool]
 ) -> None:
     """Wait a little for the manager to act, and answer with the state of the job."""
-    deadline = time.monotonic() + TAKEN_S_MAX
+    asked, deadline = ticks(), time.monotonic() + TAKEN_S_MAX
     now = find(client, job_id)
     while not changed(now) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         now = find(client, job_id)
+    view = client.view()
+    away = not changed(now) and (view is None or view.tick_s < asked)
     command.answer(
         {"job": now, "id": now.id},
         Text(f"{now.id} {now.status}: {now.because}"),
+        *((Text(AWAY, style="yellow"),) if away else ()),
         then=("orchestrator status", "orchestrator events"),
     )

@@ -12,6 +12,7 @@ from rich.text import Text
 from orchestrator.cli import tables
 from orchestrator.cli.command import USAGE, Command, CommandError, write_json
 from orchestrator.cli.jobs import Job, OnlyJob, find
+from orchestrator.cli.money.comparison import remembered
 from orchestrator.cli.money.times import Since, past
 from orchestrator.client import Client
 from orchestrator.history.reader import History
@@ -130,6 +131,7 @@ def _past(
     """Show the newest events of the past, from the history."""
     from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
+    job = None if job is None else remembered(history, job).id
     found = history.events(from_s, job=job, kind=kinds, last=last)
     texts = [
         tables.sentence(Sentence(at_s=one.at_s, who=one.who, what=one.what, because=one.because))

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Never
@@ -78,9 +79,13 @@ def pack(
     """Pack the script and its other files as they are now; `words` are the values of --with."""
     data = read_script(script, config)
     place = script.absolute().parent.resolve() / script.name
+    real = place.resolve()  # Python imports from the folder of the file that a link leads to
+    beside = list(neighbours(real, data, str(script if real == place else real)))
+    if beside:
+        place = real
     here = Path.cwd().resolve()
     found = _Found(here if place.is_relative_to(here) else place.parent, config)
-    for path in (place, *neighbours(place, data, str(script))):
+    for path in (place, *beside):
         found.add(path)
     for word in words:
         found.named(word, here)
@@ -165,6 +170,8 @@ class _Found:
 
         A path that is named literally is added even if a pattern would leave it out.
         """
+        if not word:
+            raise CommandError("--with: the name is empty; for this whole folder, --with .", USAGE)
         plain = here / expanded(f"--with {word}", word)
         literal = os.path.lexists(plain)
         matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does
@@ -244,13 +251,20 @@ class _Found:
             )
         if self._secrets:
             found.append(f"sent, though it looks like a secret: {_some([*self._secrets])}")
-        stays = [word for word in argv if (here / word).is_file() and not Path(word).is_absolute()]
-        stays = [word for word in stays if self._at(_place(here / word)) not in self.paths]
+        values = (value for word in argv for value in (word, word.partition("=")[2]))
+        stays = [value for value in values if self._stays(value, here)]
         if stays:
             found.append(
-                f"{_some(stays)} is an argument of the script's and a file here; workers have it with: --with {stays[0]}"
+                f"{_some(stays)} is an argument of the script's and lies here; workers have it with: --with {shlex.quote(stays[0])}"
             )
         return tuple(found)
+
+    def _stays(self, value: str, here: Path) -> bool:
+        """Return whether a value is a file or folder of this machine that no worker will have."""
+        if not value or Path(value).is_absolute() or not os.path.exists(here / value):  # noqa: PTH110 - any text
+            return False
+        at = self._at(_place(here / value))
+        return not any(path == at or path.startswith(f"{at}/") for path in self.paths)
 
 
 def _place(path: Path) -> Path:

@@ -30,7 +30,7 @@ from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
 from orchestrator.cli.watch import ended, follow
 from orchestrator.client import Client
-from orchestrator.config import STORAGES, Config
+from orchestrator.config import STORAGES, UNSET, Config, in_force, stale
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
@@ -155,7 +155,11 @@ def _hints(command: Command, client: Client, words: str, spec: JobSpec) -> Itera
     for job in same:
         if job.status not in ENDED and job.argv == spec.argv:
             yield f"hint: {job.id} is the same script with the same arguments, and is {job.status}"
-    if spec.budget_usd is None and command.config.budget.total_usd is None:
+    running = client.house().settings
+    for key, said in stale(running, in_force(command.config)).items():
+        if key.startswith("budget."):
+            yield said
+    if spec.budget_usd is None and running.get("budget.total_usd", UNSET) == UNSET:
         yield "hint: nothing bounds what it may spend: --budget USD does, or budget.total_usd for all jobs"
 
 
@@ -164,7 +168,7 @@ def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None
     """Send the order to the manager; after that Ctrl-C ends only the watching, and says so."""
     posted = False
     try:
-        with _ctrl_c_waits():
+        with ctrl_c_waits():
             client.post(JobSubmitted(at_s=time.time(), spec=spec))
             posted = True
         yield
@@ -180,7 +184,7 @@ def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None
 
 
 @contextmanager
-def _ctrl_c_waits() -> Iterator[None]:
+def ctrl_c_waits() -> Iterator[None]:
     """Delay a Ctrl-C until the block has ended, so that a person knows whether it was done."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
@@ -227,6 +231,12 @@ def order_of(
 ) -> JobSpec:
     """Return a checked order; `limits` are the budget, and the deadline as typed or as a moment."""
     spec = with_limits(job_spec(config, script, argv), *limits)
+    for word in (str(script), *argv):
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            raise CommandError(
+                f"{word}: a name or an argument that is not UTF-8, which no worker could be told",
+                USAGE,
+            )
     return msgspec.structs.replace(spec, from_url=stored_at(from_url))
 
 

@@ -16,9 +16,10 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import INTERRUPTED, Command, CommandError
+from orchestrator.cli.submit import ctrl_c_waits
 from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning
-from orchestrator.config import environment, in_force
+from orchestrator.config import environment, in_force, stale
 from orchestrator.dashboard.keys import address_with_key
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import plural, usd
@@ -47,7 +48,7 @@ def up(command: Command) -> None:
     told = Text.assemble(
         ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
     )
-    stale = _stale(house.settings, in_force(command.config))
+    others = stale(house.settings, in_force(command.config))
     page = Text.assemble("dashboard  ", (address or "off", "bold"), no_wrap=True)
     command.answer(
         {
@@ -55,22 +56,13 @@ def up(command: Command) -> None:
             "pid": house.pid,
             "dashboard_url": address,
             "was_up": was_up,
-            "not_in_force": list(stale),
+            "not_in_force": list(others),
         },
         told,
         page,
-        *(Text(said, style="yellow") for said in stale.values()),
+        *(Text(said, style="yellow") for said in others.values()),
         then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
-
-
-def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
-    """Return a sentence for every setting that has changed since the running house started."""
-    return {
-        key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
-        for key, was in running.items()
-        if wanted.get(key, was) != was
-    }
 
 
 def _start(command: Command, places: Places) -> House:
@@ -208,6 +200,15 @@ def down(
     """End the jobs with a checkpoint, give every machine back, and end the manager."""
     places, found = Places(command.config.state_dir), Found(forced=force)
     try:
+        left, settled = _ended(command, places, found)
+    except KeyboardInterrupt:
+        raise CommandError(found.interrupted(), INTERRUPTED) from None
+    _say_down(command, places, found, left, settled)
+
+
+def _ended(command: Command, places: Places, found: "Found") -> tuple[list[int], list[str]]:
+    """End the house and what a killed one has left; return processes and machines of that."""
+    try:
         client = _settled(command)
     except Killed:
         found.killed = True
@@ -216,7 +217,7 @@ def down(
     else:
         found.was_up = True
         _give_back(command, places, client, found)
-        found.killed = not (force or places.given_back.exists())
+        found.killed = not (found.forced or places.given_back.exists())
     left = _sweep_up(places)
     settled: list[str] = []
     if found.killed:
@@ -226,9 +227,9 @@ def down(
                 f"{len(left)} of its processes were left and are swept up"
             )
         )
-        if not force:
+        if not found.forced:
             settled, found.view = _settle(command, places)
-    _say_down(command, places, found, left, settled)
+    return left, settled
 
 
 def _settled(command: Command) -> Client:
@@ -253,10 +254,24 @@ class Found(msgspec.Struct, kw_only=True):
     was_up: bool = False
     killed: bool = False
     forced: bool = False
+    asked: bool = False
     view: View | None = None
     words: str = ""
     # By the manager's time, which may be behind the clock, where a manager could be asked.
     began_s: float = msgspec.field(default_factory=time.time)
+
+    def interrupted(self) -> str:
+        """Return what Ctrl-C has left running, because that may cost money."""
+        if self.killed:
+            return (
+                "interrupted before all was given back that the ended manager held: its machines may still cost money; "
+                "give them back with: orchestrator down"
+            )
+        if self.asked and not self.forced:
+            return "interrupted; the manager goes on giving everything back, and ends then; look with: orchestrator status"
+        if self.asked:
+            return "interrupted; the manager ends all the same; look with: orchestrator status"
+        return "interrupted; nothing was asked of a manager, and what runs goes on"
 
     def cancelled(self) -> list[JobView]:
         """Return the jobs that `down` has cancelled.
@@ -280,11 +295,14 @@ def _give_back(command: Command, places: Places, client: Client, found: Found) -
         if found.view is not None:
             found.began_s = found.view.at_s
         if not found.forced:
-            client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+            with ctrl_c_waits():
+                client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+                found.asked = True
     except redis.RedisError:
         if not found.forced and alive(client.house().pid):
             raise
     if found.forced:
+        found.asked = True
         os.kill(client.house().pid, signal.SIGTERM)
     with command.busy("giving everything back") as shown:
         found.view = _wait_until_gone(client, places, found.view, shown)

@@ -37,7 +37,7 @@ from orchestrator.client import House as HouseFile
 from orchestrator.client import post
 from orchestrator.clouds import enabled
 from orchestrator.clouds import obstacle as cloud_obstacle
-from orchestrator.config import URL_PASSWORD, Config, in_force, load
+from orchestrator.config import URL_PASSWORD, Config, frozen, in_force, load
 from orchestrator.dashboard.keys import Keys
 from orchestrator.door import certificate
 from orchestrator.door.address import DoorFile, first_boot_of, publish_door, read_door
@@ -254,6 +254,13 @@ class House:
         for session in sorted(self.places.ray_dir.glob("session_2*"))[:-SESSIONS_KEPT]:
             shutil.rmtree(session, ignore_errors=True)
 
+    def _freeze_settings(self) -> None:
+        """Keep the settings of this house for managers that start later in its life.
+
+        The person's file may be half edited then, or be meant for the next house.
+        """
+        private.write(self.places.settings, frozen(self.config, self._config_path).encode("utf-8"))
+
     # --- the parts --------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:
@@ -464,6 +471,7 @@ class House:
         It runs under an init, as every machine does, because some of Ray's processes would outlive
         it by a minute.
         """
+        self._freeze_settings()
         order = self.places.secret("head")
         order.unlink(missing_ok=True)  # it is left if a start broke off
         self.places.secret("boot").unlink(missing_ok=True)  # an earlier head's; the door waits
@@ -479,7 +487,7 @@ class House:
 
     def _head_order(self) -> HeadOrder:
         host, _, port = self._ray_address.rpartition(":")
-        storage, path = self.config.storage, self._config_path
+        storage = self.config.storage
         return HeadOrder(
             host=host,
             port=int(port),
@@ -500,7 +508,7 @@ class House:
                 state_dir=str(self.places.state_dir),
                 redis_url=self.redis_url,
                 ray_address=self._ray_address,
-                config_path=str(path.absolute()) if path else None,
+                config_path=str(self.places.settings),
                 house=self._life,
             ),
             copies=(storage.checkpoint_url, storage.copy_every_s)

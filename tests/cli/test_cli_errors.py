@@ -83,6 +83,11 @@ MISTAKES = {
         2,
         "named.py:2: imports code.py, which lies beside",
     ),
+    "an empty name to go along": (
+        ("submit", "ok.py", "--with", ""),
+        2,
+        "--with: the name is empty; for this whole folder, --with .",
+    ),
     "nothing of that name to go along": (
         ("submit", "ok.py", "--with", "*.yaml"),
         2,
@@ -336,6 +341,18 @@ def test_a_house_is_not_begun_under_limits_that_it_cannot_live_with(shell):
     assert ran.stderr.startswith(
         "orchestrator: files may have 1,048,576 bytes at most here (ulimit -f)"
     )
+
+
+@pytest.mark.parametrize("place", ["script", "argument", "missing"])
+def test_a_name_that_is_no_text_is_refused_in_a_line(shell, place):
+    """A folder of an old machine has names in Latin-1; they came as a traceback, after the upload."""
+    name = "tr\udcff.py"
+    shell.script(name if place == "script" else "ok.py")
+    words = ["ok.py", "--", name] if place == "argument" else [name]
+    said = "no such file" if place == "missing" else "a name or an argument that is not UTF-8"
+    answer = shell("submit", "--json", *words)
+    assert (answer.code, answer.line.startswith(f"tr\\udcff.py: {said}")) == (2, True)
+    assert answer.json["error"] == answer.line
 
 
 def test_a_house_that_was_killed_is_told_from_one_that_never_was(shell):

@@ -4,11 +4,14 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
+from agent.keys import VIEW
 from cloud.clock import ticks
+from orchestrator.cli import jobs
 
 pytestmark = pytest.mark.processes
 
@@ -113,6 +116,23 @@ def test_a_script_that_raises_gives_its_own_traceback_and_100(housed):
     assert document.json["job"]["status"] == "FAILED"
 
 
+@pytest.mark.parametrize("shown", [None, b'{"of": "another version"}'])
+def test_before_a_manager_has_said_anything_no_job_is_taken_for_gone(late_house, shown):
+    """After an upgrade a person was told to submit again what only had to be resumed."""
+    if shown:
+        late_house.client()._redis.set(VIEW, shown)
+    for words in (
+        ("resume",),
+        ("cancel",),
+        ("resume", "train"),
+        ("logs",),
+        ("change", "--budget", "1"),
+    ):
+        answer = late_house(*words)
+        assert answer.code == 1
+        assert answer.line == "the manager has not said anything yet; look again in a moment"
+
+
 def test_a_manager_that_is_starting_is_waited_for_and_not_by_down_by_force(late_house):
     """Right behind `up` it has not said anything yet: that is said, and it is not away. By force the process is told to end
     at once, whatever the manager does.
@@ -151,6 +171,10 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     rich = housed("change", submitted, "--budget", "12.5", "--deadline", "30", "--json").json["job"]
     assert rich["budget_usd"] == 12.5
     assert rich["deadline_s"] - time.time() == pytest.approx(30 * 3600, abs=300)
+    later = housed("change", submitted, "--deadline", "90m", "--json").json["job"]
+    assert later["deadline_s"] - time.time() == pytest.approx(90 * 60, abs=300)
+    wrong = housed("change", submitted, "--deadline", "soon")
+    assert (wrong.code, "--deadline soon: write 90m, 2h" in wrong.line) == (2, True)
     free = housed("change", submitted, "--budget", "none")
     assert "It may spend without a limit." in free.out
     cancelled = housed("cancel", submitted[:-1], "--json")
@@ -352,6 +376,47 @@ def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed, subm
     until(saves_ten_events)
     again = housed("tools", "replay", "incident.jsonl")
     assert (again.code, "every decision is the same" in again.out) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["cancel", "resume", "change", "logs"])
+def test_an_empty_name_is_no_job(housed, submitted, command):
+    """As of a shell's variable that is not set: it was taken for the only job that runs."""
+    more = ["--budget", "5"] if command == "change" else []
+    answer = housed(command, "", *more)
+    assert (answer.code, answer.line) == (
+        2,
+        "a job's name is empty; leave it out, or name one",
+    )
+    assert _status_of(housed, submitted) not in {"CANCELLED", "DRAINING"}
+
+
+def test_a_budget_that_is_not_in_force_where_it_runs_is_said(housed):
+    """It was written into the file after `up`, and a person believed that it binds."""
+    housed.script("spends.py", WAITS)
+    answer = housed("submit", "spends.py", "--set", "budget.total_usd=5")
+    job = housed("status", "--json").json["jobs"][-1]["id"]
+    housed("cancel", job)
+    assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in answer.out
+    assert "hint: nothing bounds what it may spend" in answer.out
+
+
+def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
+    """As by a service: there is nobody to ask, and it was a traceback."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert housed("change", submitted, "--budget", "9").code == 0
+
+
+def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypatch):
+    """The job trains and costs money until the manager is back."""
+    monkeypatch.setattr(jobs, "TAKEN_S_MAX", 0.2)
+    pid = housed.client().house().pid
+    signal_to(pid, signal.SIGSTOP)
+    try:
+        answer = housed("cancel", submitted)
+    finally:
+        signal_to(pid, signal.SIGCONT)
+    assert answer.code == 0
+    assert "the manager is away, so nothing has changed yet" in answer.out
 
 
 @pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 
 from orchestrator.cli import up_down
 from orchestrator.cli.up_down import alive, news
+from orchestrator.client import House
 from orchestrator.dashboard.keys import Keys
 from orchestrator.paths import SHORT
 from orchestrator.supervisor import processes
@@ -125,6 +127,46 @@ def test_down_ends_a_house_whose_up_was_killed_while_it_started(shell, until):
         shell("down")
     assert (answer.code, answer.json["was_up"], answer.json["killed"]) == (0, True, False)
     assert processes.marked(shell.places.identity) == []
+
+
+def test_ctrl_c_while_all_is_given_back_says_that_it_goes_on(own_house, until):
+    """What was asked is asked; a person is told, rather than left with an exit code."""
+    pid = own_house.client().house().pid
+    os.kill(pid, signal.SIGSTOP)
+    ending = own_house.start("down")
+    until(lambda: own_house.client()._redis.xlen("orch:inbox") > 0)
+    ending.send_signal(signal.SIGINT)
+    answer = own_house.ended(ending)
+    os.kill(pid, signal.SIGCONT)
+    assert answer.code == 130
+    assert answer.line.startswith("interrupted; the manager goes on giving everything back")
+    until(lambda: not alive(pid))
+
+
+def test_ctrl_c_before_all_of_a_killed_manager_is_given_back_says_what_may_cost_money(shell, until):
+    """Nobody holds its machines to account any more, so that the next `down` is needed."""
+    shell.places.make()
+    shell.places.house.write_bytes(msgspec.json.encode(dead_house()))
+    ending = shell.start("down")
+    until(lambda: len(processes.marked(shell.places.identity)) > 0)
+    ending.send_signal(signal.SIGINT)
+    answer = shell.ended(ending)
+    assert answer.code == 130
+    assert "machines may still cost money; give them back with: orchestrator down" in answer.line
+    assert processes.marked(shell.places.identity) == []
+
+
+def dead_house() -> House:
+    return House(
+        pid=2**22 - 1,
+        redis_url="unix:///nowhere",
+        dashboard_url="",
+        ray_address="",
+        ray_dashboard="",
+        local_cloud="",
+        deployment="default",
+        started_at_s=0.0,
+    )
 
 
 def test_down_gives_everything_back(own_house, until):

@@ -3,9 +3,11 @@
 import os
 import socket
 
+import msgspec
 import pytest
 
 from cloud.local.short_path import keep
+from orchestrator.cli.init_check import _importable
 from orchestrator.config import template
 from orchestrator.paths import SHORT, Places, StateDirError, dangling_links
 
@@ -85,6 +87,14 @@ def test_check_writes_to_where_copies_shall_go(shell):
         assert (found["ok"], str(place) in found["found"]) == (good, True)
         assert ("storage.checkpoint_url" in found["remedy"]) is not good
     assert not [path for path in (shell.folder / "store").rglob("*") if path.is_file()]
+
+
+def test_a_file_of_a_persons_own_is_not_taken_for_a_package(tmp_path, monkeypatch):
+    """A `random.py` beside the settings made torch and Ray look broken, to be installed again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('a file of my own')\n")
+    found = _importable("msgspec", "msgspec.__version__")
+    assert (found.ok, found.found) == (True, msgspec.__version__)
 
 
 def test_check_goes_on_after_a_wrong_setting(shell):

@@ -122,6 +122,27 @@ def test_two_jobs_are_compared(remembering, past):
     assert (wrong.code, "the history has no job nothing; it has: job-" in wrong.line) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cost", "NAME"),
+        ("cost", "NAME", "--of", "useful"),
+        ("export", "--job", "NAME"),
+        ("events", "NAME", "--since", "999d"),
+    ],
+)
+def test_a_job_of_the_past_is_named_as_one_of_now(remembering, words):
+    """A name that is no job's, or only begins one, was answered as if that job had cost nothing."""
+
+    def ask(name):
+        return remembering(*(name if word == "NAME" else word for word in words))
+
+    assert ask("job-").line.startswith("job- may be any of: job-")
+    assert "the history has no job jub-1; it has: job-" in ask("jub-1").line
+    assert ask("jub-1").code == 2
+    assert ask("job-1").code == 0
+
+
 def test_an_export_has_the_columns_of_focus_and_adds_up(remembering, past):
     rows = list(csv.DictReader(io.StringIO(remembering("export").out)))
     assert tuple(rows[0]) == focus.COLUMNS

@@ -52,9 +52,12 @@ def test_a_notebook_submits_waits_streams_and_changes(housed, monkeypatch, tmp_p
     settings.write_text(
         f"[manager]\nstate_dir = '{housed.places.state_dir}'\n[job]\nmax_preemptions = 7\n"
     )
-    theirs = Client(settings, job__slots_max=3).submit(housed.folder / "waits.py", max_failures=2)
+    theirs = Client(settings, job__slots_max=3, budget__on_demand_allowed=True).submit(
+        housed.folder / "waits.py", "--steps", 500, "--lr", 1e-3, max_failures=2, exact=False
+    )
     kept = next(spec for spec in submitted_to(housed) if spec["job"] == theirs.id)
     assert (kept["max_preemptions"], kept["slots_max"], kept["max_failures"]) == (7, 3, 2)
+    assert (kept["exact"], kept["argv"]) == (False, ["--steps", "500", "--lr", "0.001"])
     theirs.cancel()
     with pytest.raises(OrchestratorError, match="an amount in US dollars"):
         client.submit(housed.folder / "waits.py", budget_usd=-1.0)

@@ -1,6 +1,8 @@
 """What goes along with a script: what it imports, what is named, and never silently what should not."""
 
 import os
+import subprocess
+import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -67,6 +69,34 @@ IMPORTED = [
 def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
     with chdir(here):
         return pack_for(Path(script), CONFIG, words, argv)
+
+
+@pytest.mark.parametrize("link", ["latest.py", "runs/latest.py", "../latest.py"])
+def test_what_a_linked_script_imports_goes_along(home: Path, tmp_path: Path, link: str) -> None:
+    """By hand Python finds it beside the file that the link leads to, and so does a worker."""
+    (home / "runs").mkdir()
+    (home / "nets" / "train.py").write_text("from words import said\nprint(said)\n")
+    (home / "nets" / "words.py").write_text("said = 'hello'\n")
+    (home / link).symlink_to(home / "nets" / "train.py")
+    by_hand = subprocess.run([sys.executable, home / link], capture_output=True, check=True)
+    parcel = read(pack(home, link).payload, link)
+    (tmp_path / "worker").mkdir()
+    there = unpack(parcel, tmp_path / "worker")
+    at_work = subprocess.run([sys.executable, there], capture_output=True, check=True)
+    assert at_work.stdout == by_hand.stdout == b"hello\n"
+
+
+def test_a_package_behind_a_link_in_a_package_goes_along(home: Path) -> None:
+    """As of two projects that share one; data behind a link stays, and a circle ends."""
+    (home / "shared").mkdir()
+    for name in ("__init__.py", "blocks.py"):
+        (home / "shared" / name).touch()
+    (home / "nets" / "shared").symlink_to("../shared")
+    (home / "nets" / "again").symlink_to("../nets")
+    (home / "nets" / "data").symlink_to("../conf")
+    (home / "conf" / "large.py").touch()
+    sent = [path for path in pack(home, "train.py").files if path not in IMPORTED]
+    assert sent == ["nets/shared/__init__.py", "nets/shared/blocks.py"]
 
 
 def test_what_is_imported_goes_along(home: Path) -> None:
@@ -176,7 +206,17 @@ def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> N
     """As when a shell has made several words of a pattern."""
     words = ("conf/base.yaml", "conf/notes.md", "train.py", "no.yaml", "3")
     (note,) = pack(home, "train.py", "conf/base.yaml", argv=words).notes
-    assert note.startswith("conf/notes.md is an argument of the script's and a file here")
+    assert note.startswith("conf/notes.md is an argument of the script's and lies here")
+
+
+@pytest.mark.parametrize("word", ["conf", "--data=conf", "data.path=conf/more"])
+def test_a_folder_in_an_argument_that_stays_here_is_said(home: Path, word: str) -> None:
+    """The job would find nothing there, after machines have been bought for it."""
+    place = word.rpartition("=")[2]
+    (note,) = pack(home, "train.py", argv=(word, "--lr=3", "--steps", "10")).notes
+    assert note.startswith(f"{place} is an argument") and note.endswith(f"--with {place}")
+    notes = pack(home, "train.py", "conf", argv=(word,)).notes
+    assert not any("is an argument" in note for note in notes)
 
 
 def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:

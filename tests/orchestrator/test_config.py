@@ -232,6 +232,27 @@ def test_several_mistakes_are_a_line_each(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "ORCHESTRATOR_BUDGET__TOTAL_USD",
+        "ORCHESTRATOR_BUDGET_TOTAL_USD",
+        "orchestrator__budget__total_usd",
+    ],
+)
+def test_a_variable_that_is_nearly_a_setting_is_refused(tmp_path, name):
+    """It would be ignored, and all would be bought without the budget that a person has set."""
+    message = mistake(tmp_path, "", {name: "5"})
+    assert (
+        message
+        == f"environment {name}: is not read; that setting is ORCHESTRATOR__BUDGET__TOTAL_USD"
+    )
+    load(
+        write(tmp_path, ""),
+        {"ORCHESTRATOR_RAY_PORT": "tcp://10.0.0.1:80", "ORCHESTRATOR_HOME": "x"},
+    )
+
+
+@pytest.mark.parametrize(
     ("env", "line"),
     [
         (
@@ -254,6 +275,16 @@ def test_a_mistake_in_the_environment_names_the_variable(tmp_path, env, line):
     """The line points at the variable instead of at a file."""
     message = mistake(tmp_path, "", {f"ORCHESTRATOR__{key}": value for key, value in env.items()})
     assert message.startswith(f"environment ORCHESTRATOR__{line}")
+
+
+def test_a_home_folder_is_found_or_refused(tmp_path, monkeypatch):
+    """A folder with the name ~ took the journal, where nobody would look for it."""
+    monkeypatch.setenv("HOME", "/home/me")
+    file = write(tmp_path, "")
+    for typed, meant in (("~", "/home/me"), ("~/spot", "/home/me/spot"), ("~root/x", "/root/x")):
+        assert load(file, {}, {"manager.state_dir": typed}).state_dir == Path(meant)
+    with pytest.raises(ConfigError, match=r"^~nosuch/x: ~nosuch is nobody's home folder here"):
+        load(file, {}, {"manager.state_dir": "~nosuch/x"})
 
 
 def test_a_missing_file_is_named_with_the_remedy(tmp_path):

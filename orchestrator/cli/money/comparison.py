@@ -23,8 +23,7 @@ Name = Annotated[
 def compare(command: Command, one: Name, other: Name) -> None:
     """Show two jobs side by side: steps, loss, time, money and what it was spent on."""
     history = History.open(Places(command.config.state_dir))
-    known = history.jobs()
-    found = [compared(history, _find(known, name)) for name in (one, other)]
+    found = [compared(history, remembered(history, name)) for name in (one, other)]
     made = tables.table("", *(f"{each.id}#" for each in found))
     for name, shown in _rows():
         made.add_row(name, *(shown(each) for each in found))
@@ -57,7 +56,9 @@ def _rows() -> Iterable[tuple[str, Callable[[Compared], str]]]:
     )
 
 
-def _find(known: list[Remembered], name: str) -> Remembered:
+def remembered(history: History, name: str) -> Remembered:
+    """Return a job of the past by its id, or by how that begins; refuse a name of none."""
+    known = history.jobs()
     exact = [one for one in known if one.id == name]
     found = exact or [one for one in known if one.id.startswith(name)]
     if len(found) == 1:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_file
 from orchestrator.cli.money import mailed
+from orchestrator.cli.money.comparison import remembered
 from orchestrator.cli.money.times import Since, past
 from orchestrator.formatting import plural, usd
 from orchestrator.history.outside import focus
@@ -44,6 +45,7 @@ def export(
         return
     from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
+    job = None if job is None else remembered(history, job).id
     deployment = command.config.manager.deployment
     rows = list(focus.rows(history.daily(from_s, job=job), deployment))
     if command.json:

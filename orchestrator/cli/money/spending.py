@@ -10,6 +10,7 @@ from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.command import Command, CommandError
+from orchestrator.cli.money.comparison import remembered
 from orchestrator.cli.money.times import Since, past
 from orchestrator.formatting import percent, usd
 from orchestrator.history.reader import History
@@ -22,7 +23,9 @@ WIDE = ("useful", "redone", "waiting", "idle")
 
 def cost(
     command: Command,
-    job: Annotated[str | None, typer.Argument(help="With --by: only this job, by its id.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(help="Only this job: its id, or how that begins.")
+    ] = None,
     *,
     by: Annotated[
         By | None, typer.Option(help="Where the money went, also of jobs of the past.")
@@ -66,6 +69,7 @@ def cost(
 def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
     from_s = 0.0 if since is None else past("--since", since, time.time())
     history = History.open(Places(command.config.state_dir))
+    job = None if job is None else remembered(history, job).id
     lines = history.money(job, by, from_s)
     total_usd = sum(line.usd for line in lines)
     value = {"by": by, "job": job, "from_s": from_s, "spent_usd": total_usd, "lines": lines}
@@ -78,7 +82,9 @@ def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
 
 
 def _entries(command: Command, job: str | None, cause: Cause) -> None:
-    entries = History.open(Places(command.config.state_dir)).entries(cause, job)
+    history = History.open(Places(command.config.state_dir))
+    job = None if job is None else remembered(history, job).id
+    entries = history.entries(cause, job)
     total_usd = sum(entry.usd for entry in entries)
     value = {"of": cause, "job": job, "spent_usd": total_usd, "entries": entries}
     if not entries:
