@@ -535,7 +535,7 @@ class SumSpace:
         return all(
             bool(torch.isfinite(_total(total.flat[max(start, first) : end].view(dtype))))
             for start, end, dtype in self.groups
-            if dtype.is_floating_point
+            if dtype.is_floating_point or dtype.is_complex
         )
 
     def summed(self, total: Sum) -> Summed:

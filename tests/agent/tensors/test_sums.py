@@ -49,6 +49,16 @@ def test_tensors_begin_where_torchs_own_do() -> None:
         assert [view.data_ptr() % 64 for view in total.views] == [0] * len(total.views)
 
 
+@pytest.mark.parametrize("part", [complex("nan"), complex(0.0, float("inf"))])
+def test_complex_gradients_that_are_not_finite_are_seen(part: complex) -> None:
+    model = torch.nn.ParameterList([torch.ones(3), torch.ones(3, dtype=torch.complex64)])
+    space = SumSpace({"model": model})
+    total = Sum(space)
+    assert space.finite(total)
+    total.views[1][2] = part
+    assert not space.finite(total)
+
+
 def test_in_whatever_order_microbatches_finish():
     """First to last, last to first or mixed: the sum has the same bits."""
     expected = added([0, 1, 2, 3, 4, 5, 6], 7).flat
