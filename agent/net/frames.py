@@ -25,6 +25,7 @@ PUBLIC_KEY = bytes(32)
 TAG_BYTES = 16
 NO_PAYLOAD = bytes(TAG_BYTES)  # stands where the payload's tag would
 ONE_CALL_BYTES = 1 << 16  # what is not longer is summed in one call, which is cheaper to set up
+CALL_BYTES_MAX = 1 << 30  # OpenSSL counts the bytes of a call as a signed number of 32 bits
 
 _LENGTHS = struct.Struct("<IQ16s")  # the part of the head that its tag covers
 _NONCE = struct.Struct("<QI")
@@ -40,8 +41,10 @@ class PayloadTag:
         self._context: AEADEncryptionContext = context
 
     def add(self, piece: Buffer) -> None:
-        """Add the next bytes. Other threads run meanwhile."""
-        self._context.authenticate_additional_data(piece)
+        """Add the next bytes, however many. Other threads run meanwhile."""
+        view = memoryview(piece).cast("B")
+        for start in range(0, view.nbytes, CALL_BYTES_MAX):
+            self._context.authenticate_additional_data(view[start : start + CALL_BYTES_MAX])
 
     def result(self) -> bytes:
         self._context.finalize()

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import mmap
 import re
 import resource
 import select
@@ -299,3 +300,12 @@ def test_a_payload_that_there_is_no_memory_for_ends_the_connection(
             right.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_tensor_of_more_bytes_than_a_call_takes_has_the_tag_of_its_pieces() -> None:
+    """A sender has it in one piece, and a receiver takes it in as it comes."""
+    whole = memoryview(mmap.mmap(-1, (1 << 31) + 3))
+    received = Tags().payload()
+    for start in range(0, whole.nbytes, 1 << 28):
+        received.add(whole[start : start + (1 << 28)])
+    assert Tags().of_pieces([whole]) == received.result()
