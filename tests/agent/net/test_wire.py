@@ -23,7 +23,18 @@ from agent.net import wire
 from agent.net.frames import Tags
 from agent.net.handshake import encode, job_secret
 from agent.net.wire import FREE_BYTES, Connection, dial
-from agent.protocol import AnyMessage, Beat, Commit, Hello, Lines, PeerHello, Redo, Slice
+from agent.protocol import (
+    AnyMessage,
+    Beat,
+    Commit,
+    Hello,
+    Lines,
+    PeerHello,
+    Redo,
+    Slice,
+    Snapshot,
+)
+from agent.store.encoding.format import lay_out
 
 HELLO = PeerHello(worker="w1", serial=1)
 
@@ -309,3 +320,26 @@ def test_a_tensor_of_more_bytes_than_a_call_takes_has_the_tag_of_its_pieces() ->
     for start in range(0, whole.nbytes, 1 << 28):
         received.add(whole[start : start + (1 << 28)])
     assert Tags().of_pieces([whole]) == received.result()
+
+
+def test_forms_of_a_model_of_many_tensors_come(pair: tuple[Connection, Connection]) -> None:
+    """Each of 100,000 parameters, as many experts have, has a name, a type and a shape, and so have its moments."""
+    left, right = pair
+    kinds = ("model/{}", "optimizer/{}/state/exp_avg", "optimizer/{}/state/exp_avg_sq")
+    forms = tuple(
+        lay_out(
+            f"layers.{layer}",
+            [
+                (kind.format(f"layers.{layer}.experts.{expert}.down_proj.weight"), "F32", (4, 4))
+                for expert in range(1000)
+                for kind in kinds
+            ],
+        )
+        for layer in range(100)
+    )
+    said = Snapshot(generation=1, version=1, forms=forms, extents=(), last=False)
+    sender = threading.Thread(target=left.send, args=(said,), daemon=True)
+    sender.start()
+    found, _ = right.receive()
+    sender.join()
+    assert found == said
