@@ -39,7 +39,7 @@ from agent.store.encoding.format import (
     encode,
     folder_of,
 )
-from agent.store.errors import Damaged, Outdated, Unavailable
+from agent.store.errors import Damaged, Outdated, Unavailable, read_twice
 from agent.store.places.sinks import DRAFT, Sink
 
 log = logging.getLogger(__name__)
@@ -242,15 +242,7 @@ class Archive:
         return manifest
 
     def _decoded(self, key: str) -> Manifest:
-        """Return what a manifest says, or raise `Damaged` if it is damaged at two reads.
-
-        One read may be spoilt on its way, and who believes it goes back to an older version.
-        """
-        try:
-            return decode(self.sink.get(key), key)
-        except Damaged as error:
-            log.warning("%s; it is read again", error)
-            return decode(self.sink.get(key), key)
+        return read_twice(lambda: decode(self.sink.get(key), key))
 
     def measure(self, manifest: Manifest) -> None:
         """Raise `Damaged` unless every file of this manifest is there in full length."""
@@ -325,8 +317,9 @@ class Archive:
     def sweep(self, generation: int) -> bool:
         """Delete parts that no manifest names, or only one that was set aside.
 
-        Return whether there were any. They were left by writers that were killed, because no other writer is at work now. An older
-        writer that is still at work unknown to us gets an error, because its files are missing.
+        Return whether there were any. They were left by writers that were killed, because no other
+        writer is at work now. An older writer that is still at work unknown to us gets an error,
+        because its files are missing.
         """
         parts = self._parts()
         if self._superseded(generation):

@@ -8,7 +8,14 @@ CheckpointError
 └── Outdated         a newer generation writes this job now, or the version is below the floor
 """
 
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
 from agent.errors import CheckpointError
+
+Read = TypeVar("Read")
+log = logging.getLogger(__name__)
 
 
 class Damaged(CheckpointError):  # noqa: N818 - it names what happened
@@ -29,3 +36,15 @@ class Unavailable(CheckpointError):  # noqa: N818
 
 class Outdated(CheckpointError):  # noqa: N818
     """A newer generation writes this job now, or the version is below the floor."""
+
+
+def read_twice(read: Callable[[], Read]) -> Read:
+    """Return what is read, or raise `Damaged` if it is damaged at two reads.
+
+    One read may be spoilt on its way, and who believes it goes back to an older version.
+    """
+    try:
+        return read()
+    except Damaged as error:
+        log.warning("%s; it is read again", error)
+        return read()

@@ -5,7 +5,6 @@ by block, and each block is summed while it is still in the processor's cache. A
 or ends within a block costs the rest of that block, and nothing more.
 """
 
-import logging
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +15,8 @@ import msgspec
 
 from agent.checksum import crc32c
 from agent.store.encoding.format import BLOCK_BYTES, Layer, Manifest, Part, Tensor
-from agent.store.errors import Damaged
+from agent.store.errors import Damaged, read_twice
 from agent.store.places.sinks import Sink
-
-log = logging.getLogger(__name__)
 
 THREADS = 4
 
@@ -88,10 +85,14 @@ def read(sink: Sink, manifest: Manifest, wants: Iterable[Want], threads: int = T
         for lane in _lanes(wanted):
             found = ((part, _pieces(part, lane)) for part in parts.get(layer, ()))
             jobs.extend((part, pieces) for part, pieces in found if pieces)
+
+    def filled(job: tuple[Part, list[_Piece]]) -> int:
+        return read_twice(lambda: _read_part(sink, *job))
+
     if threads <= 1 or len(jobs) <= 1:
-        return sum(_read_part(sink, part, pieces) for part, pieces in jobs)
+        return sum(map(filled, jobs))
     with ThreadPoolExecutor(threads, "store-read") as pool:
-        return sum(pool.map(lambda job: _read_part(sink, job[0], job[1]), jobs))
+        return sum(pool.map(filled, jobs))
 
 
 def _parts_of(manifest: Manifest) -> Mapping[str, list[Part]]:
@@ -129,14 +130,6 @@ def _pieces(part: Part, wanted: list[Want]) -> list[_Piece]:
 
 
 def _read_part(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
-    try:
-        return _read_once(sink, part, pieces)
-    except Damaged as error:
-        log.warning("%s; it is read again", error)
-        return _read_once(sink, part, pieces)
-
-
-def _read_once(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
     total, crcs, name = 0, part.crcs(), f"{sink.name}/{part.key}"
     at = 0
     with sink.open(part.key) as read_at:
