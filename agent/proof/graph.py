@@ -4,12 +4,12 @@ import hashlib
 
 from torch import fx
 
+from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.trace import FIXED, METRICS
 from agent.pipeline.tracing.variants import form_of
 from agent.proof.digest import MASK, digests
 from agent.tensors.device import anywhere
 
-CONSTANT = "_tensor_constant"
 DIGEST = "digest"  # in the `meta` of a graph
 
 

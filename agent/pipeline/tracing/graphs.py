@@ -14,6 +14,7 @@ from agent.pipeline.flatten import Form, apart, shown
 from agent.pipeline.tracing.analysis import Facts
 from agent.pipeline.tracing.closures.closure import Closure
 from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.trace import FIXED, METRICS, TRAINED
 from agent.pipeline.tracing.variants import Variant, Variants, form_of
 from agent.tensors.device import anywhere
@@ -103,7 +104,7 @@ def same_graphs(one: fx.GraphModule, other: fx.GraphModule) -> bool:
 
 
 def has_constants(graph: fx.GraphModule) -> bool:
-    return "_tensor_constant" in graph.code
+    return CONSTANT in graph.code
 
 
 def mark_of(graph: fx.GraphModule) -> str:

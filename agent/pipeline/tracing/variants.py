@@ -23,6 +23,7 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline.stages.cut import build
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.tracing.analysis import Facts, cut_points, examine
+from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.trace import FIXED, LOOKS
 
 VARIANTS_MAX = 64  # the number kept; the one unused for longest is recorded again if needed
@@ -214,7 +215,7 @@ def _anchors(graph: fx.GraphModule) -> Iterator[tuple[int, Anchor]]:
 
 def _is_constant(name: str) -> bool:
     """Return whether it belongs to the graph, not to the model."""
-    return name.startswith("_tensor_constant")
+    return name.startswith(CONSTANT)
 
 
 def _used(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -12,7 +12,7 @@ from torch import fx
 
 from agent.pipeline.tracing.recording.frozen_modules import writes
 
-CONSTANT = "_tensor_constant"
+CONSTANT = "_tensor_constant"  # how the names of a graph's own tensors begin
 
 
 def copied(graph: fx.GraphModule) -> None:

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.module_names import written
 from agent.source.tracebacks import shown
 from agent.tensors.device import device_of, stream_state
@@ -458,13 +459,13 @@ class Witness(TorchFunctionMode):
             fixed = not tensor.requires_grad or (tensor.is_leaf and not torch.is_grad_enabled())
             if not fixed or self._unseen.made(tensor) or _wrapped(tensor):
                 raise TraceError("it computes in a way that cannot be followed")
-            path = f"_tensor_constant{len(self._attributes)}"
+            path = f"{CONSTANT}{len(self._attributes)}"
             still = torch.nn.Parameter(tensor.detach(), requires_grad=False)
             setattr(self._whole, path, still if tensor.requires_grad else tensor)
             self._attributes[id(tensor)] = path
         self.switches.write(self.graph)
         node = self.graph.get_attr(path)
-        if path.startswith("_tensor_constant"):
+        if path.startswith(CONSTANT):
             self._inputs[node] = self._input.get_attr(path)
             self._remember(tensor, node)
         return node
