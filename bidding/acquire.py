@@ -406,7 +406,8 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
 
 def _beyond(small: Sequence[Offer], limits: Limits) -> str:
     """Which limit the cheapest of these offers passes, as many as are needed at least."""
-    least = min(-(-limits.slots_min // o.type.slots) * o.type.slots for o in small)
+    needed = [(o, -(-limits.slots_min // o.type.slots)) for o in small]
+    least = min(count * o.type.slots for o, count in needed)
     if least > limits.slots_max:
         return (
             f"no number of equal machines has {limits.slots_min} to {limits.slots_max} slots; the fewest above have "
@@ -414,13 +415,9 @@ def _beyond(small: Sequence[Offer], limits: Limits) -> str:
         )
     usd_per_h, count, cheapest = min(
         (
-            (
-                -(-limits.slots_min // o.type.slots) * _usd_per_h(o),
-                -(-limits.slots_min // o.type.slots),
-                o,
-            )
-            for o in small
-            if -(-limits.slots_min // o.type.slots) * o.type.slots <= limits.slots_max
+            (count * _usd_per_h(o), count, o)
+            for o, count in needed
+            if count * o.type.slots <= limits.slots_max
         ),
         key=lambda x: (x[0], x[2].pool, x[2].market),
     )
