@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import watch
-from orchestrator.cli.watch import TONES
 from orchestrator.formatting import duration, loss, percent, plural, usd
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
@@ -47,7 +46,7 @@ def _name(column: str) -> str:
 
 
 def toned(word: str) -> Text:
-    return Text(word, style=TONES.get(word, "yellow"))
+    return Text(word, style=watch.TONES.get(word, "yellow"))
 
 
 def _state(one: MachineView) -> Text:

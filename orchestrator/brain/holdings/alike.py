@@ -275,8 +275,6 @@ def change(state: State, out: list[AnyAction], job: Job, kind: Kind) -> None:
     Whichever key comes first is kept to, be it its own. No layout has both: what is left is given
     back, as it is too few to train with.
     """
-    before = job.layouts.kind
-    assert before is not None
     why = f"for {LACKS_S / 60:.0f} min"
     if job.market.strangers >= STRANGERS_MAX:
         why = f"the newest {job.market.strangers} in a row round differently"
