@@ -191,21 +191,22 @@ class Hand:
         ref = self.machines.pop(machine_id).ref
         return self.see(Terminated(at_s=self.at_s, ref=ref))
 
-    def ready(self, start: StartWorker, steps: int | None = None) -> list[AnyAction]:
-        return self.see(
-            WorkerReady(
-                at_s=self.at_s,
-                job=start.job,
-                worker=start.worker,
-                machine_id=start.machine_id,
-                microbatches=8,
-                steps_total=steps or self.steps_total,
-                state_bytes=1 << 20,
-                uncuttable="" if self.stages > 1 else UNRECORDED,
-                stages_max=self.stages,
-                hardware=self.keys.get(self.machines[start.machine_id].pool.type, ""),
-            )
+    def ready(
+        self, start: StartWorker, steps: int | None = None, **changes: Any
+    ) -> list[AnyAction]:
+        said = WorkerReady(
+            at_s=self.at_s,
+            job=start.job,
+            worker=start.worker,
+            machine_id=start.machine_id,
+            microbatches=8,
+            steps_total=steps or self.steps_total,
+            state_bytes=1 << 20,
+            uncuttable="" if self.stages > 1 else UNRECORDED,
+            stages_max=self.stages,
+            hardware=self.keys.get(self.machines[start.machine_id].pool.type, ""),
         )
+        return self.see(msgspec.structs.replace(said, **changes))
 
     def lost(self, worker: str, job: str = "job") -> list[AnyAction]:
         return self.see(WorkerLost(at_s=self.at_s, job=job, worker=worker, cause="connection"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import JobCompleted, WorkerProving, WorkerReady
+from agent.messages import JobCompleted, WorkerProving
 from cloud.model import Place, Room, Sold
 from orchestrator.actions import Launch, StartWorker
 from orchestrator.brain.holdings import alike
@@ -99,18 +99,7 @@ def test_a_script_whose_sums_have_no_order_keeps_to_nothing(hand: Any) -> None:
     """`deterministic=False`: its bits depend on the layout anyway."""
     h = apart(hand)
     start = mixed(h)
-    ready = WorkerReady(
-        at_s=h.at_s,
-        job="job",
-        worker=start.worker,
-        machine_id=start.machine_id,
-        microbatches=8,
-        steps_total=100,
-        state_bytes=1,
-        exact=False,
-        hardware=SLOW,
-    )
-    assert "cannot train" not in h.words(h.see(ready))
+    assert "cannot train" not in h.words(h.ready(start, exact=False, hardware=SLOW))
     h.train(60.0)
     assert types_in(h) == {"small", "large"}
 
@@ -362,16 +351,6 @@ def test_a_machine_that_tells_its_key_again_is_not_a_newer_machine(hand: Any) ->
     h.train(300.0)
     assert [lease.token for lease in h.leases] == [own.token]
     (start,) = [a for a in h.said if isinstance(a, StartWorker) and a.machine_id == own.machine_id]
-    told = WorkerReady(
-        at_s=h.at_s,
-        job="job",
-        worker=start.worker,
-        machine_id=start.machine_id,
-        microbatches=8,
-        steps_total=h.steps_total,
-        state_bytes=1,
-        hardware=own.hardware,
-    )
     for _ in range(3):
-        h.see(told)
+        h.ready(start, hardware=own.hardware)
         assert bought(h.train(300.0)) == []

@@ -419,18 +419,8 @@ def test_of_a_machine_with_unlike_cards_one_kind_trains(hand: Any) -> None:
     keys = {}
     for start in h.only(h.said, StartWorker):
         keys[start.worker] = (FAST, SLOW)[start.slot]
-        ready = WorkerReady(
-            at_s=h.at_s,
-            job="job",
-            worker=start.worker,
-            machine_id=start.machine_id,
-            microbatches=8,
-            steps_total=h.steps_total,
-            state_bytes=1 << 20,
-            hardware=keys[start.worker],
-        )
-        h.see(ready)
-        h.see(ready)
+        for _ in range(2):
+            h.ready(start, hardware=keys[start.worker])
     h.wait(2.0)
     h.committed(1)
     h.train(60.0)
