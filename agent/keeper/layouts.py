@@ -393,6 +393,9 @@ class Regrouping:
             self.gave_up(error)
             return False
         self._entrance.went_back(before, version)
+        for member in self._roster.members.values():
+            if member.version is not None and member.version > version:
+                member.version = None  # the job will come to that version again, by other steps
         self._vault.go_back(version)
         self._roster.left = self._roster.unled = None
         return True

@@ -81,15 +81,24 @@ class Member:
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)
 
     def enters(self, layout: Layout, *, holds: bool) -> None:
-        """Note that it gets a layout. It gives its state up only if it gets a different one."""
+        """Note that it gets a layout. It gives its state up only if it gets a different one.
+
+        A holder that is left out keeps it until the others have committed a step.
+        """
         self.generation = layout.generation
-        if not holds or self.worker not in layout.workers:
+        if not holds:
             self.version = None
         if layout.owned and not holds:
             self.fresh = False  # it drops its initial state to make room for its own stages
 
     def holds(self, version: int, held: Held | None) -> None:
         self.version, self.held, self.fresh = version, held, False
+
+    def is_passed(self, commit: Commit) -> None:
+        """Tell a worker outside that the job has gone on without what it kept."""
+        if self.version is not None:
+            self.version = None
+            self.post(commit)
 
     def hears_of_commit(self, version: int) -> None:
         """Send the commit of the step for which it was prepared when it came."""

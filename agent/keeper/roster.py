@@ -160,6 +160,11 @@ class Roster:
         workers = layout.workers if layout is not None else ()
         return [self.members[worker] for worker in workers if worker in self.members]
 
+    def outside(self) -> list[Member]:
+        """Return the members that are not in the layout."""
+        inside = self.layout.workers if self.layout is not None else ()
+        return [member for worker, member in self.members.items() if worker not in inside]
+
     @property
     def crowd(self) -> int:
         """The most workers of the layout that share a machine."""

@@ -268,19 +268,29 @@ class Group(Participant):
     def _change_in_step(self) -> None:
         """Go on with the step in flight in the new layout, or give it up.
 
-        A worker that is left out in the first step of an unbuilt model waits, because it is no
-        worse off than a newcomer.
+        A worker that is left out waits first: those that it handed the state to may be lost before
+        they have done anything with it.
         """
         self._enter()
-        while self.replica.newborn and self._holds and self.me not in self.layout.workers:
-            self.wait(self.superseded, interruptible=False)
+        while self._keeps:
+            self.wait(self._released, interruptible=False)
+            if not self.superseded():
+                break
             self._enter()
         if not self._holds or self.me not in self.layout.workers:
-            self._holds = False
+            self._holds = self._keeps = False
             self.replica.go_astray()
             raise Abandoned
         self._handover.pull_whole()
         self._tell_output(self.replica)
+
+    def _released(self) -> bool:
+        """Return whether there is a newer layout, or the job is past the state that is kept here.
+
+        In the first step of an unbuilt model only a layout counts: there is nothing to go on with,
+        and a worker that waits is no worse off than a newcomer.
+        """
+        return self.superseded() or (not self.replica.newborn and (self._done or self._passed()))
 
     @property
     def deep(self) -> bool:

@@ -104,6 +104,8 @@ class Participant(PeerWorker):
         self._second = Second(order, host, self.link.send, self._device)
         self._welcome: tuple[Welcome, bytes] | None = None
         self._holds = False  # this worker's state is one that the job goes on from
+        # The layout is of others, who may die on their way to the state: it stays here until they commit.
+        self._keeps = False
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
@@ -149,19 +151,11 @@ class Participant(PeerWorker):
                 return
             if self.superseded():
                 self._enter()
-                self._stay_ready()
             if self._take_part(replica):
                 return
             self.wait(self._called, interruptible=False)
             if self._done:
                 return
-
-    def _stay_ready(self) -> None:
-        """Say that the state is still here if the layout is of others, who may die on their way to it."""
-        entered = self.entered
-        assert entered is not None
-        if self.me in entered.holders and self.me not in entered.layout.workers:
-            self._handover.say_held()
 
     def _called(self) -> bool:
         """Return whether there is something to do other than to wait for a layout."""
@@ -196,6 +190,7 @@ class Participant(PeerWorker):
         # If holders have layers already, this worker gets layers from them instead of making them.
         born = replica.newborn and order.version == 0 and bool(order.holders) and not order.held
         self._holds, self._needs_state = holder or born, inside and not (holder or born)
+        self._keeps = self._holds and not inside
         self.entered = order
         self._handover.enter(order, born=born)
         passing("morph: entered")
@@ -232,6 +227,16 @@ class Participant(PeerWorker):
         else:
             self._handover.pulling.answer(peer, part)
 
+    def _version(self) -> int | None:
+        """Return the version of the state here, if the job may go on from it."""
+        replica = self._replica
+        kept = self._keeps and not self._passed()
+        return replica.version if replica is not None and (self._holds or kept) else None
+
+    def _passed(self) -> bool:
+        """Return whether others have committed a step beyond the state here."""
+        return self._committed > self.replica.version
+
     def _hello(self) -> Hello:
         return Hello(
             job=self._job,
@@ -239,7 +244,7 @@ class Participant(PeerWorker):
             machine_id=self._machine_id,
             mesh_address=self._mesh.address,
             generation=self.generation,
-            version=self._replica.version if self._replica is not None and self._holds else None,
+            version=self._version(),
             held=self._handover.held(self._replica) if self._replica else None,
             promised=self._handover.promised,
             left=self._left,

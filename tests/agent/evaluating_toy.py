@@ -29,9 +29,11 @@ def held(step: int, out: str) -> bool:
 
 def wait_if_late(group, out: str) -> None:
     late = Path(f"{out}.late")
-    if not late.exists():
+    try:
+        places = late.read_text().split()
+    except FileNotFoundError:
         return
-    if str(group.layout.workers.index(group.me)) in late.read_text().split():
+    if str(group.layout.workers.index(group.me)) in places:
         while late.exists():
             time.sleep(0.01)
     Path(f"{out}.asking").touch()

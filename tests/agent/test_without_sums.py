@@ -11,7 +11,7 @@ from injection import Fault, Plan
 
 from agent.keeper import job
 from agent.keeper.storage.vault import Vault
-from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, WorkerLost
+from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, When, WorkerLost
 
 pytestmark = pytest.mark.processes
 
@@ -34,11 +34,11 @@ def held(crew: Crew, step: int) -> None:
     until(f"a backup from {step} on", lambda: [b for b in crew.of(BackupHeld) if b.step >= step])
 
 
-def only(crew: Crew, worker: str) -> None:
-    """The layout is one worker's from the next boundary on."""
+def only(crew: Crew, worker: str, when: When = "boundary") -> None:
+    """The layout is one worker's from then on."""
     with crew._lock:
         crew.ready[:] = [worker]
-        crew.regroup("boundary")
+        crew.regroup(when)
 
 
 def sums_stay_away(crew: Crew) -> None:
@@ -114,19 +114,23 @@ def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes
     ends_alike(crew, alone, STEPS)
 
 
+@pytest.mark.parametrize("when", ["boundary", "now"])
 def test_a_newcomer_that_takes_over_and_dies_leaves_every_step_with_those_it_came_for(
-    crew: Crew, alone: tuple[list[str], bytes]
+    crew: Crew, alone: tuple[list[str], bytes], when: When
 ) -> None:
-    """The layout is the newcomer's alone, and it is killed before it has the state: one of those that are
-    left out, who have it, goes on, and no step is lost."""
+    """The layout is the newcomer's alone, between two steps or in the middle of one, and it is killed before it
+    has the state: one of those that are left out, who have it, goes on, and no step is lost."""
+    hold = crew.folder / "out.pt.hold"
     first, _ = begin(crew, 2, every=1000)
     dying = Fault(point="morph: state received", passing=1, kind="kill")
     plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(dying,))
     crew.reach(8)
     sums_stay_away(crew)
+    crew.hold(hold, 20)
     (newcomer,) = crew.start(1, msgspec.json.encode(plan).decode())
-    until("the newcomer", lambda: newcomer in crew.ready)
-    only(crew, newcomer)
+    crew.let_in(hold, newcomer)
+    only(crew, newcomer, when)
+    hold.unlink()
     until("its death", lambda: crew.of(WorkerLost))
     only(crew, first)
     ends_alike(crew, alone, STEPS)
