@@ -27,6 +27,7 @@ from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
 from agent.machine.console import LeaderOnly, Lines, Stream
 from agent.machine.crashes import Record, disk
 from agent.machine.scratch import scratch
+from agent.machine.script_end import PastPython, ended_like_a_process
 from agent.messages import FailureKind, JobOrder, WorkerOrder
 from agent.output import missing_file
 from agent.output.files import Bounds
@@ -242,7 +243,7 @@ def _run(path: Path) -> None:
     """Run the script; a process that it forks ends like any other process, not as a worker."""
     worker, code = os.getpid(), None
     try:
-        with _exits_heard(worker):
+        with ended_like_a_process(), _exits_heard(worker):
             runpy.run_path(str(path), run_name="__main__")
     except BaseException as error:
         if os.getpid() == worker:
@@ -265,7 +266,7 @@ def _exits_heard(worker: int) -> Iterator[None]:
 
     def end(status: int) -> NoReturn:
         if os.getpid() == worker and threading.get_ident() == script:
-            raise SystemExit(status)
+            raise PastPython(status)
         END(status)
 
     script = threading.get_ident()
