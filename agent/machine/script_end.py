@@ -9,13 +9,18 @@ import gc
 import io
 import os
 import stat
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from agent.errors import WireError
+
+
+THREADS_S = 20.0  # one that never ends would hold the machine; the keeper waits a little longer
 
 
 class PastPython(SystemExit):
@@ -24,11 +29,12 @@ class PastPython(SystemExit):
 
 @contextmanager
 def ended_like_a_process() -> Iterator[None]:
-    """Call what the script registers in `atexit`, and flush the files that it leaves open.
+    """Wait for threads that the script leaves, call its `atexit`, and flush files left open.
 
     Not in a process that it forks, nor for a worker that is lost.
     """
     process, given = os.getpid(), list[tuple[object, Callable[[], object]]]()
+    known = {*threading.enumerate()}
 
     def register(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         given.append((func, partial(func, *args, **kwargs)))
@@ -48,9 +54,26 @@ def ended_like_a_process() -> Iterator[None]:
         raise
     finally:
         if os.getpid() == process and not past:
+            _wait_for_threads(known)
             _call(given)
             _flush()
         atexit.register, atexit.unregister = before
+
+
+def _wait_for_threads(known: set[threading.Thread]) -> None:
+    """Let work that was given to pools be done, and threads end that are no daemons."""
+
+    def wait() -> None:
+        for each in gc.get_objects():
+            if issubclass(type(each), ThreadPoolExecutor):
+                each.shutdown()
+        for thread in {*threading.enumerate()} - known:
+            if not thread.daemon:
+                thread.join()
+
+    waiting = threading.Thread(target=wait, name="script's threads", daemon=True)
+    waiting.start()
+    waiting.join(THREADS_S)
 
 
 def _call(given: list[tuple[object, Callable[[], object]]]) -> None:

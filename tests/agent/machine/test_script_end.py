@@ -14,7 +14,8 @@ from agent.machine.script_end import PastPython, ended_like_a_process
 
 # A function of the script keeps what it has, so its files are not closed as rubbish.
 SCRIPT = """
-import atexit, gzip, os, sys
+import atexit, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 here = Path(__file__).parent
@@ -25,7 +26,8 @@ def loss_of(batch):
 
 def last(name, text="ended"):
     print(name, file=log)
-    (here / name).write_text(text)
+    saved = [each for each in ("pooled.txt", "pooled_too.txt", "saved.txt") if (here / each).exists()]
+    (here / name).write_text(f"{text} after {saved}")
 
 def never():
     (here / "never.txt").touch()
@@ -38,14 +40,24 @@ atexit.register(fails)
 atexit.register(last, "second.txt", text=str(os.getpid() > 0))
 atexit.register(never)
 atexit.unregister(never)
+def late(name):
+    ended.wait()
+    (here / name).write_text("saved late")
+
+ended = threading.Event()
+pool = ThreadPoolExecutor(1)
+for name in ("pooled.txt", "pooled_too.txt"):
+    pool.submit(late, name)
+threading.Thread(target=late, args=("saved.txt",)).start()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("a line", file=log)
 numbers.write(bytes(100))
 """
 ENDS = {
-    "its end": "",
-    "an exit": "sys.exit(3)",
-    "an error": "raise KeyError('the script')",
-    "a fork that ends before it": "if (child := os.fork()) == 0: os._exit(0)\nos.waitpid(child, 0)",
+    "its end": "ended.set()",
+    "an exit": "ended.set()\nsys.exit(3)",
+    "an error": "ended.set()\nraise KeyError('the script')",
+    "a fork that ends before it": "ended.set()\nif (child := os.fork()) == 0: os._exit(0)\nos.waitpid(child, 0)",
     "os._exit": "os._exit(0)",
 }
 
