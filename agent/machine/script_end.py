@@ -19,7 +19,6 @@ from typing import Any
 
 from agent.errors import WireError
 
-
 THREADS_S = 20.0  # one that never ends would hold the machine; the keeper waits a little longer
 
 
@@ -92,6 +91,6 @@ def _flush() -> None:
     """Flush every open file that is no pipe, whose reader might be waited for."""
     for each in gc.get_objects():
         if issubclass(type(each), io.IOBase):
-            with suppress(OSError, ValueError):
+            with suppress(Exception):  # a class of the script's may answer anything
                 if not each.closed and stat.S_ISREG(os.fstat(each.fileno()).st_mode):
                     each.flush()
