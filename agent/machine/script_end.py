@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from agent.errors import WireError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 THREADS_S = 20.0  # one that never ends would hold the machine; the keeper waits a little longer
 
@@ -35,11 +38,11 @@ def ended_like_a_process() -> Iterator[None]:
     process, given = os.getpid(), list[tuple[object, Callable[[], object]]]()
     known = {*threading.enumerate()}
 
-    def register(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def register(func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
         given.append((func, partial(func, *args, **kwargs)))
         return func
 
-    def unregister(func: object) -> None:
+    def unregister(func: Callable[..., object], /) -> None:
         given[:] = [each for each in given if each[0] != func]
         before[1](func)
 
