@@ -95,8 +95,11 @@ class Member:
         self.version, self.held, self.fresh = version, held, False
 
     def is_passed(self, commit: Commit) -> None:
-        """Tell a worker outside that the job has gone on without what it kept."""
-        if self.version is not None:
+        """Tell a worker that the layout left out that the job has gone on without what it kept.
+
+        One that was never told of the layout may wait for a commit of its own.
+        """
+        if self.version is not None and self.generation == commit.generation:
             self.version = None
             self.post(commit)
 

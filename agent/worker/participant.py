@@ -106,6 +106,7 @@ class Participant(PeerWorker):
         self._holds = False  # this worker's state is one that the job goes on from
         # The layout is of others, who may die on their way to the state: it stays here until they commit.
         self._keeps = False
+        self._beyond = 0  # the newest version that those others have committed, as far as it is told
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
@@ -235,7 +236,7 @@ class Participant(PeerWorker):
 
     def _passed(self) -> bool:
         """Return whether others have committed a step beyond the state here."""
-        return self._committed > self.replica.version
+        return self._beyond > self.replica.version
 
     def _hello(self) -> Hello:
         return Hello(
@@ -253,6 +254,12 @@ class Participant(PeerWorker):
             prover=self._prover,
         )
 
+    def _is_of_others(self, commit: Commit) -> bool:
+        """Whether it is of the newest known layout, which leaves us out; not of a step of ours."""
+        layout = None if self.order is None else self.order.layout
+        same = layout is not None and layout.generation == commit.generation
+        return layout is not None and same and self.me not in layout.workers
+
     def _device(self) -> torch.device:
         return CPU if self._replica is None else self._replica.space.device
 
@@ -268,6 +275,8 @@ class Participant(PeerWorker):
                     self._want(message.addresses)
                 case Enter():
                     self._hear(message)
+                case Commit() if self._is_of_others(message):
+                    self._beyond = message.version
                 case Commit():
                     self._committed = max(self._committed, message.version)
                     self._preparing.wanted = message.sums
@@ -315,7 +324,7 @@ class Participant(PeerWorker):
             return
         before = set(self.order.addresses) if self.order is not None else set()
         self._complaints = [each for each in self._complaints if each.generation == generation]
-        self.order = order
+        self.order, self._beyond = order, 0
         let_in = self.me in order.layout.workers and self.me not in order.unproven
         self._proven |= order.proven and let_in
         for peer in before - set(order.addresses):
