@@ -106,7 +106,9 @@ class Participant(PeerWorker):
         self._holds = False  # this worker's state is one that the job goes on from
         # The layout is of others, who may die on their way to the state: it stays here until they commit.
         self._keeps = False
-        self._beyond = 0  # the newest version that those others have committed, as far as it is told
+        self._beyond = (
+            0  # the newest version that those others have committed, as far as it is told
+        )
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop

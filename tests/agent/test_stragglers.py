@@ -40,9 +40,9 @@ def test_a_stuttering_worker_gets_fewer_is_left_out_and_comes_back(
     """
     out = tmp_path / "out"
     slow_file = tmp_path / "out.slow"
-    managed.submit(
-        STUTTER.read_text(), str(STEPS), str(PAUSE_S), str(out), slots_min=2, slots_max=3
-    )
+    # A pipeline plays what was recorded of the loss, without its pauses.
+    shape = {"slots_min": 2, "slots_max": 3, "depth": 1}
+    managed.submit(STUTTER.read_text(), str(STEPS), str(PAUSE_S), str(out), **shape)
     until("three workers", lambda: _all_in(managed), PATIENCE_S)
     slow = managed.managed_job.layouts.current.workers[1]
     slow_file.write_text(f"{managed.pids[slow]} 4")
