@@ -37,6 +37,7 @@ from agent.paramserver.live.store import Folder
 from agent.paramserver.member import FOR_SERVERS
 from agent.paramserver.messages import CONTROLLER, Join, Message, Out
 from agent.paramserver.server import Server
+from agent.paramserver.tables import keys_of
 from agent.protocol import Part, Serving, Shape
 from cloud import private
 
@@ -546,13 +547,14 @@ class Tables:
         arrays: dict[str, list[np.ndarray]] = {}
         for partition in range(self._serving.partitions):
             for section in self._disk.read(partition, self._reached.clock):
-                arrays.setdefault(f"{section.table} keys", []).append(section.keys)
+                arrays.setdefault(keys_of(section.table), []).append(section.keys)
                 arrays.setdefault(section.table, []).append(section.values)
         whole = {name: np.concatenate(parts) for name, parts in arrays.items()}
         digest = hashlib.sha256()
         for table in self._serving.tables:
-            order = np.argsort(whole[f"{table.name} keys"])
-            whole[f"{table.name} keys"] = whole[f"{table.name} keys"][order]
+            keys = keys_of(table.name)
+            order = np.argsort(whole[keys])
+            whole[keys] = whole[keys][order]
             whole[table.name] = np.ascontiguousarray(whole[table.name][order][:, : table.width])
             digest.update(whole[table.name].tobytes())
         path = self._folder / RESULT

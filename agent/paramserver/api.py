@@ -18,6 +18,7 @@ from agent.paramserver.tables import (
     Rows,
     Table,
     blamed,
+    keys_of,
     verify,
 )
 
@@ -146,6 +147,11 @@ def checked(application: Application) -> dict[str, Table]:
     tables = {table.name: table for table in application.tables}
     if len(tables) != len(application.tables) or not tables:
         raise ApplicationError("tables need names that differ, and there must be at least one")
+    for name in tables:
+        if keys_of(name) in tables:
+            raise ApplicationError(
+                f"table {keys_of(name)!r} has the name under which the keys of table {name!r} are saved"
+            )
     if application.items < 1:
         raise ApplicationError("the application has no items")
     return tables

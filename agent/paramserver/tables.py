@@ -298,6 +298,11 @@ def _wrapped(found: Array, about: Array) -> Array:
     return wrong
 
 
+def keys_of(table: str) -> str:
+    """Return the name under which the result of a job has the keys of a table."""
+    return f"{table} keys"
+
+
 def verify(table: Table) -> None:
     """Raise unless the aggregate is, on samples, what it declares, because sums need it."""
     if not _is_known(table.dtype):

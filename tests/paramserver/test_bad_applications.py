@@ -138,6 +138,16 @@ def test_numbers_that_no_checkpoint_can_have_are_refused_before_a_start(dtype):
         checked(Strange())
 
 
+def test_a_table_named_as_the_keys_of_another_is_refused_before_a_start():
+    """One of both would be missing from the result."""
+
+    class Colliding(Small):
+        tables = (Table("sum", 4, 2), Table("sum keys", 4, 2))
+
+    with pytest.raises(ApplicationError, match=r"'sum keys' has the name .* keys of table 'sum'"):
+        checked(Colliding())
+
+
 def test_every_number_that_a_table_can_have_a_checkpoint_can_have():
     assert set(CODES) == set(NUMBERS)
     for dtype in (*NUMBERS, "f4", "float", "i8"):
