@@ -20,6 +20,7 @@ A worker has only the files that it wrote itself, so what a script reads back la
 what it writes there then counts if the job has no such file.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -149,9 +150,19 @@ class Output:
             self._values.tell(step, state, last=last)
 
     def finish(self, step: int, *, leads: bool, patience_s: float = FLUSH_S) -> bool:
-        """End the output. Return whether all the script wrote is stored, or need not be."""
+        """End the output. Return whether all the script wrote is stored, or need not be.
+
+        What the storage has refused is sent once more, because it may have room now.
+        """
+        until_s = time.monotonic() + patience_s
         self.scan(step, leads=leads, last=True)
-        return self._flush(patience_s)
+        if self._sending is not None and leads:
+            self._sending.lead()
+        kept = self._flush(patience_s)
+        if kept and self._used and leads:
+            self._compare(step)
+            kept = self._flush(max(0.0, until_s - time.monotonic()))
+        return kept
 
     def hear(self, message: OutputTaken) -> None:
         """Take an answer of the keeper, on the thread that listens to it."""
@@ -214,6 +225,22 @@ class Output:
             if grown and files.tail_of(file, before.size) == before.tail:
                 return Change(step, "append", generation, before.size, seen)
             return Change(step, "whole", generation, 0, seen)
+
+    def _compare(self, step: int) -> None:
+        """Note the files that hold something else than was sent, though they look the same.
+
+        What a script writes through a mapping changes neither a file's size nor, at once, its time.
+        """
+        for path in self._seen:
+            file = open_file(self._place / path)
+            if file is None or self._sending is None:
+                continue
+            with file:
+                seen = files.seen_of(file)
+                if self._sending.differs(path, file, seen.size):
+                    seen = msgspec.structs.replace(seen, tail=files.tail_of(file, seen.size))
+                    change = Change(step, "whole", self._generation(), 0, seen)
+                    self._sending.note(path, change)
 
     def _knows(self, path: str) -> bool:
         return self._sending is not None and self._sending.knows(path)
