@@ -41,7 +41,7 @@ SETTLE_S = 2.0  # others may wait for this worker meanwhile
 FILES_PER_LOOK = 20  # some microseconds each
 # A stray file is reported once, so it may be found some steps late; a look takes 0.1 ms.
 STRAYS_EARLY, STRAYS_EVERY = 4, 16
-LEFT_OUT = "session.output: {}; it is not kept"
+LEFT_OUT = "session.output: {!r}: {}; it is not kept"
 
 
 class Output:
@@ -71,7 +71,8 @@ class Output:
         self._seen: dict[str, Seen] = {}
         self._every = 1  # steps from one look to the next
         self._entered = generation()
-        self._leads = self._left_out = False
+        self._leads = False
+        self._left_out = set[str]()  # the reasons that were said
 
     @property
     def folder(self) -> Path:
@@ -186,9 +187,10 @@ class Output:
         sending = self._sending
         assert sending is not None
         found, left_out = files.look(self._place, self._bounds.files, self._seen)
-        if left_out and not self._left_out:
-            self._left_out = True
-            self._say(LEFT_OUT.format(left_out))
+        for why, path in left_out.items():
+            if why not in self._left_out:
+                self._left_out.add(why)
+                self._say(LEFT_OUT.format(path, why))
         generation = self._generation() if self._leads else -1
         changes = dict[str, Change]()
         for path in self._seen.keys() - found.keys():
