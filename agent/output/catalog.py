@@ -65,20 +65,23 @@ class Shelf:
         return tuple(self._files.values())
 
     def _mend(self) -> None:
-        """Cut files that are longer than the list says, and forget shorter ones.
+        """Make the list true where a keeper was killed between a file and the list.
 
-        They are the remains of a keeper that was killed.
+        A file that had grown is cut. One that was replaced after the list was written is whole, so
+        it is listed as it is. Others that are not as listed are forgotten.
         """
+        listed_ns = self._list.stat().st_mtime_ns if self._files else 0
         for path, known in list(self._files.items()):
             file = open_file(self._folder / path, os.O_RDWR)
-            size = -1 if file is None else os.fstat(file.fileno()).st_size
-            if file is not None and size > known.size:
-                file.truncate(known.size)
-            if size < known.size:
+            mended = None
+            if file is not None:
+                with file:
+                    mended = _mended(file, known, listed_ns)
+            if mended is None:
                 log.warning("%s is damaged or gone, and is taken for neither", path)
                 del self._files[path]
-            if file is not None:
-                file.close()
+            else:
+                self._files[path] = mended
         for draft in self._list.parent.glob(".*.draft"):
             draft.unlink(missing_ok=True)
 
@@ -245,6 +248,22 @@ class Shelf:
             os.fsync(file.fileno())
         draft.replace(self._list)
         flush(self._list.parent)
+
+
+def _mended(file: IO[bytes], known: OutputFile, listed_ns: int) -> OutputFile | None:
+    """Return a file as it is to be listed; None if it is damaged."""
+    found = os.fstat(file.fileno())
+    changed = found.st_mtime_ns >= listed_ns
+    if found.st_size == known.size and not changed:
+        return known
+    if checksum_of(file, known.size) == known.checksum:
+        file.truncate(known.size)
+        return known
+    if not changed:
+        return None
+    size, checksum = found.st_size, checksum_of(file, found.st_size)
+    marks = ((known.step, size, checksum),)
+    return OutputFile(path=known.path, size=size, step=known.step, checksum=checksum, marks=marks)
 
 
 def listed(home: Path) -> tuple[OutputFile, ...]:

@@ -25,6 +25,7 @@ CHUNK_BYTES = 1 << 20  # so that urgent messages pass in between
 TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that are this close may have the same time
 TOO_MANY = "more than {:,} files are there"
+LINK = "it is a link, and what it leads to may lie elsewhere"
 _DRAFTS = set[str]()  # what this process is writing beside its place
 
 
@@ -98,28 +99,31 @@ def draft_of(target: Path) -> Iterator[Path]:
         _DRAFTS.discard(str(draft))
 
 
-def look(folder: Path, files_max: int, known: Container[str] = ()) -> tuple[dict[str, Seen], str]:
-    """Return the files below a folder, and which is left out first and why. Follow no links.
+def look(
+    folder: Path, files_max: int, known: Container[str] = ()
+) -> tuple[dict[str, Seen], dict[str, str]]:
+    """Return the files below a folder, and by reason the first left out. Follow no links.
 
     If there are too many, the `known` ones are not left out for newer ones.
     """
-    found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), ""
+    found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), dict[str, str]()
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
         if entry.path in _DRAFTS:
             continue
-        why, into = why_no_path(path), found if path in known else fresh
+        why = why_no_path(path) or (LINK if entry.is_symlink() else "")
+        into = found if path in known else fresh
         if not why and len(into) >= files_max:
             why = TOO_MANY.format(files_max)
         if why:
-            left_out = left_out or f"{path!r}: {why}"
+            left_out.setdefault(why, path)
             continue
         with suppress(OSError):  # it was deleted meanwhile
             into[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
     taken = dict(islice(fresh.items(), files_max - len(found)))
     if len(taken) < len(fresh):
         beyond = next(path for path in fresh if path not in taken)
-        left_out = left_out or f"{beyond!r}: {TOO_MANY.format(files_max)}"
+        left_out.setdefault(TOO_MANY.format(files_max), beyond)
     return found | taken, left_out
 
 
@@ -129,7 +133,7 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
             path = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{path}/")
-            elif entry.is_file(follow_symlinks=False):
+            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
                 yield path, entry
 
 

@@ -20,6 +20,7 @@ A worker has only the files that it wrote itself, so what a script reads back la
 what it writes there then counts if the job has no such file.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -40,7 +41,7 @@ SETTLE_S = 2.0  # others may wait for this worker meanwhile
 FILES_PER_LOOK = 20  # some microseconds each
 # A stray file is reported once, so it may be found some steps late; a look takes 0.1 ms.
 STRAYS_EARLY, STRAYS_EVERY = 4, 16
-LEFT_OUT = "session.output: {}; it is not kept"
+LEFT_OUT = "session.output: {!r}: {}; it is not kept"
 
 
 class Output:
@@ -70,7 +71,8 @@ class Output:
         self._seen: dict[str, Seen] = {}
         self._every = 1  # steps from one look to the next
         self._entered = generation()
-        self._leads = self._left_out = False
+        self._leads = False
+        self._left_out = set[str]()  # the reasons that were said
 
     @property
     def folder(self) -> Path:
@@ -149,9 +151,19 @@ class Output:
             self._values.tell(step, state, last=last)
 
     def finish(self, step: int, *, leads: bool, patience_s: float = FLUSH_S) -> bool:
-        """End the output. Return whether all the script wrote is stored, or need not be."""
+        """End the output. Return whether all the script wrote is stored, or need not be.
+
+        What the storage has refused is sent once more, because it may have room now.
+        """
+        until_s = time.monotonic() + patience_s
         self.scan(step, leads=leads, last=True)
-        return self._flush(patience_s)
+        if self._sending is not None and leads:
+            self._sending.lead()
+        kept = self._flush(patience_s)
+        if kept and self._used and leads:
+            self._compare(step)
+            kept = self._flush(max(0.0, until_s - time.monotonic()))
+        return kept
 
     def hear(self, message: OutputTaken) -> None:
         """Take an answer of the keeper, on the thread that listens to it."""
@@ -175,9 +187,10 @@ class Output:
         sending = self._sending
         assert sending is not None
         found, left_out = files.look(self._place, self._bounds.files, self._seen)
-        if left_out and not self._left_out:
-            self._left_out = True
-            self._say(LEFT_OUT.format(left_out))
+        for why, path in left_out.items():
+            if why not in self._left_out:
+                self._left_out.add(why)
+                self._say(LEFT_OUT.format(path, why))
         generation = self._generation() if self._leads else -1
         changes = dict[str, Change]()
         for path in self._seen.keys() - found.keys():
@@ -214,6 +227,22 @@ class Output:
             if grown and files.tail_of(file, before.size) == before.tail:
                 return Change(step, "append", generation, before.size, seen)
             return Change(step, "whole", generation, 0, seen)
+
+    def _compare(self, step: int) -> None:
+        """Note the files that hold something else than was sent, though they look the same.
+
+        What a script writes through a mapping changes neither a file's size nor, at once, its time.
+        """
+        for path in self._seen:
+            file = open_file(self._place / path)
+            if file is None or self._sending is None:
+                continue
+            with file:
+                seen = files.seen_of(file)
+                if self._sending.differs(path, file, seen.size):
+                    seen = msgspec.structs.replace(seen, tail=files.tail_of(file, seen.size))
+                    change = Change(step, "whole", self._generation(), 0, seen)
+                    self._sending.note(path, change)
 
     def _knows(self, path: str) -> bool:
         return self._sending is not None and self._sending.knows(path)

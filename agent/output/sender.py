@@ -95,6 +95,11 @@ class Sending:
         """Whether some file changes faster than it can be sent."""
         return any(count >= TORN_MAX for count in self._torn.values())
 
+    def differs(self, path: str, file: IO[bytes], size: int) -> bool:
+        """Whether a file of this size does not hold what was sent of it last."""
+        sent_size, checksum = self._sums.get(path, (-1, 0))
+        return sent_size == size and checksum_of(file, size) != checksum
+
     def note(self, path: str, change: Change) -> None:
         """Note a change. It replaces notes of a repeated step; a whole file replaces all notes."""
         with self._changed:
@@ -109,7 +114,7 @@ class Sending:
                 self._wake()
 
     def lead(self) -> None:
-        """Send what was noted while others led, as far as the storage lacks it."""
+        """Send what was noted while others led, or was refused, as far as the storage lacks it."""
         with self._changed:
             self._due |= dict.fromkeys(self._changes)
             self._wake()

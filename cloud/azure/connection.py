@@ -240,9 +240,21 @@ def said_in(status: int, headers: Mapping[str, str], text: str) -> refusals.Said
         body = json.loads(text)
         inner = body.get("error", body)
         code, said = str(inner.get("code") or ""), str(inner.get("message") or "")
-    except (ValueError, AttributeError, RecursionError):
+        said += _looked_at(inner)
+    except (ValueError, AttributeError, TypeError, LookupError, RecursionError):
         pass  # a proxy's page or nothing at all: the status alone has to do
     return refusals.Said(status=status, code=code, text=said, retry_s=_retry_s(headers))
+
+
+def _looked_at(error: Mapping[str, Any]) -> str:
+    """Return which properties of a request a policy looked at: the message need not name them."""
+    names = [
+        str(one.get("path") or one.get("expression"))
+        for violation in error.get("additionalInfo") or ()
+        if violation.get("type") == "PolicyViolation"
+        for one in violation["info"]["evaluationDetails"]["evaluatedExpressions"]
+    ]
+    return f" (it looked at {', '.join(dict.fromkeys(names))})" if names else ""
 
 
 def error_of(error: Exception, doing: str, market: Market | None = None) -> errors.CloudError:

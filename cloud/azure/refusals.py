@@ -147,6 +147,13 @@ TABLE = (
     ),
     Row(
         code="RequestDisallowedByPolicy",
+        text="hardwareProfile.vmSize",
+        meaning="not_allowed",
+        scope="pool",
+        todo="leave the size out of azure.types, or ask the administrator for an exemption",
+    ),
+    Row(
+        code="RequestDisallowedByPolicy",
         meaning="not_allowed",
         scope="place",
         todo="ask the administrator for an exemption from the policy",

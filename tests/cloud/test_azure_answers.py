@@ -39,6 +39,7 @@ WORDS = {
     "too many requests": "There were too many requests.",
     "is not supported for subscription": "Size X is not supported for subscription Y.",
     "subnet": "The subnet was not found.",
+    "hardwareProfile.vmSize": "It looked at properties.hardwareProfile.vmSize.",
 }
 """A message of Azure for each text that the table looks for."""
 
@@ -107,6 +108,46 @@ def test_a_quota_reaches_as_far_as_its_text_says_under_either_code(code):
         "Total Regional": "market",
         "Cores quota": "family",
     }
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "scope"),
+    [
+        ("properties.hardwareProfile.vmSize", "pool"),
+        ("tags['owner']", "place"),
+        ("location", "place"),
+    ],
+)
+def test_a_policy_about_sizes_leaves_the_other_sizes_of_a_region(looked_at, scope):
+    """Only what a policy looked at says that another size may be had; the message need not."""
+    expressions = [
+        {"result": "True", "expression": "type", "path": "type", "operator": "Equals"},
+        {"result": "False", "expression": "x", "path": looked_at, "operator": "In"},
+    ]
+    info = {"evaluationDetails": {"evaluatedExpressions": expressions}}
+    said = {
+        "code": "RequestDisallowedByPolicy",
+        "message": "Resource 't-1' was disallowed by policy.",
+        "additionalInfo": [{"type": "PolicyViolation", "info": info}],
+    }
+    door = ArmDoor()
+    scripted = Scripted(door, Answer(403, {"error": said}), ("PUT",))
+
+    async def scene(provider):
+        with pytest.raises(errors.NotAllowed) as raised:
+            await provider.launch(request("t-1"))
+        return raised.value
+
+    error = play(door, scene, session=session(scripted))
+    assert error.refusal.scope == scope
+    assert looked_at in str(error)
+
+
+@pytest.mark.parametrize("details", [None, "x", [None], ["x"], [{}], [{"type": "PolicyViolation"}]])
+def test_a_policy_that_says_not_what_it_looked_at_is_a_policy(details):
+    said = {"code": "RequestDisallowedByPolicy", "message": "No.", "additionalInfo": details}
+    told = connection.said_in(403, {}, json.dumps({"error": said}))
+    assert (told.code, told.text) == ("RequestDisallowedByPolicy", "No.")
 
 
 PRICES = "https://prices.example"

@@ -224,6 +224,16 @@ def test_an_unknown_place_says_what_would_do():
         open_sink("ftp://x")
 
 
+@pytest.mark.parametrize("place", ["s3://bucket/runs#2/job", "az://container/runs?sig=key/job"])
+def test_an_address_that_would_be_cut_off_before_the_job_is_refused(place):
+    """All jobs would share one place, and count each other's versions as their own; no key is shown."""
+    with pytest.raises(
+        Unavailable, match=r"/runs: the address of a store ends before [?#],"
+    ) as told:
+        open_sink(place)
+    assert "key/" not in str(told.value)
+
+
 def test_without_obstore_the_error_says_what_to_install(monkeypatch):
     """Object storage without its package is one line with the command that helps."""
     monkeypatch.setitem(sys.modules, "obstore", None)

@@ -31,6 +31,7 @@ FILE = re.compile(r"file:(//[^/]*)?")
 _REQUEST = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in .*? - (.*)", re.DOTALL)
 _ANSWER = re.compile(r"Server returned non-2xx status code: ([^:]*)")
 _REASON = re.compile(r"<(Code|Message)>([^<]+)<")
+BEHIND = re.compile(r"[?#]")
 SCHEMES = ("s3", "s3a", "az", "abfs", "abfss", "azure", "adl", "gs")
 
 
@@ -64,6 +65,12 @@ def open_sink(place: str, **options: Any) -> Sink:
         return DiskSink(Path(place))
     if parts.scheme not in SCHEMES:
         raise Unavailable(f"{place}: give a folder or {', '.join(SCHEMES[:4])}, gs://...")
+    if mark := BEHIND.search(place):
+        # The library leaves out what follows, a job's name too, so all jobs would write to one place.
+        raise Unavailable(
+            f"{place[: mark.start()]}: the address of a store ends before {mark[0]}, and keys come "
+            "from the environment"
+        )
     store = _obstore("obstore.store").from_url(
         place,
         retry_config=Retries.config(),

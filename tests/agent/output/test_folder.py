@@ -1,5 +1,6 @@
 """What a script writes is in its job's storage, whoever wrote it and whoever was lost."""
 
+import mmap
 import os
 import random
 import threading
@@ -296,7 +297,9 @@ def test_what_cannot_lie_in_the_folder_is_left_out_and_said(job: Job, tmp_path: 
     one.step(0, does)
     one.end(1)
     assert job.names() == {"fine": 0}
-    assert one.said == ["session.output: 'a\\nb': its name cannot be printed; it is not kept"]
+    name, link = sorted(one.said, key=lambda line: "link" in line)
+    assert name == "session.output: 'a\\nb': its name cannot be printed; it is not kept"
+    assert link.endswith(": it is a link, and what it leads to may lie elsewhere; it is not kept")
 
 
 def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) -> None:
@@ -338,6 +341,39 @@ def test_what_follows_a_refused_change_is_not_kept_without_it(small: Job, anew: 
     assert small.text("log") == "short\n4\n"
     (line,) = small.told.said
     assert line.startswith("log of session.output is not kept: it has")
+
+
+def test_what_was_refused_is_kept_if_there_is_room_at_the_end(small: Job) -> None:
+    """As weights that come while the disk is full, and are not written again."""
+    one = small.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "a").write_text("x" * 600))
+    one.flush()
+    one.step(1, lambda w: (w.folder / "best.pt").write_text("w" * 600))
+    one.flush()
+    assert small.names() == {"a": 0}
+    one.step(2, lambda w: (w.folder / "a").unlink())
+    one.flush()
+    one.end(3)
+    assert small.names() == {"best.pt": 1}
+    assert small.text("best.pt") == "w" * 600
+
+
+def test_what_is_written_through_a_mapping_is_stored_at_the_end(job: Job) -> None:
+    """As `numpy.memmap` writes: the file keeps its size, and for half a minute its time."""
+    one = job.worker("one")
+    one.begin(0)
+    (one.folder / "losses").write_bytes(bytes(3 * 4096))
+    with (
+        (one.folder / "losses").open("r+b") as file,
+        mmap.mmap(file.fileno(), 0) as losses,
+    ):
+        for step in range(5):
+            one.step(step, lambda _, step=step: losses.__setitem__(step, step + 1))
+            one.flush()
+        one.end(5)
+    stored = (job.home / "output" / "losses").read_bytes()
+    assert stored == bytes([1, 2, 3, 4, 5]) + bytes(3 * 4096 - 5)
 
 
 def test_too_many_files_are_said_once(small: Job) -> None:

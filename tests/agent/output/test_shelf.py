@@ -1,5 +1,6 @@
 """The storage of a job's output: whole files, each step of a file once, and nothing outside its folder."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,26 @@ def test_a_keeper_that_is_killed_in_the_middle_leaves_the_file_as_it_was(tmp_pat
     assert (tmp_path / "output" / "a").read_bytes() == b"12"
     assert put(again, "a", b"3", "append", step=2) == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"123"
+
+
+@pytest.mark.parametrize("data", [b"newest weights", b"new", b"weight2", b""])
+def test_a_keeper_that_is_killed_before_it_lists_a_file_leaves_it_whole(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is in its place, and longer, shorter or as long as the one that the list says."""
+    shelf = Shelf(tmp_path, Bounds())
+    put(shelf, "best.pt", b"weight1")
+    put(shelf, "other", b"other")
+    with monkeypatch.context() as killed:
+        killed.setattr(shelf, "_note", lambda _: os._exit(0))
+        if not (child := os.fork()):
+            put(shelf, "best.pt", data, step=2)
+        os.waitpid(child, 0)
+    again = Shelf(tmp_path, Bounds())
+    assert (tmp_path / "output" / "best.pt").read_bytes() == data
+    assert {file.path: file.size for file in again.files} == {"best.pt": len(data), "other": 5}
+    assert put(again, "best.pt", b"+", "lines", step=3) == "done"
+    assert (tmp_path / "output" / "best.pt").read_bytes() == data + b"+"
 
 
 def test_a_file_that_somebody_else_has_changed_is_not_gone_on_with(
