@@ -19,7 +19,7 @@ import typer
 
 from cloud.aws.settings import pairs, texts
 from orchestrator.cli.command import USAGE, Command, CommandError
-from orchestrator.clouds import joining
+from orchestrator.clouds import joining, real
 from orchestrator.config import Config, ConfigError, load, template
 
 IMAGE_PARAMETER = "/orchestrator/image"
@@ -61,6 +61,8 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
     before = _parsed(path, text)
     asked = _Asker(command, before)
     changes, then = (_aws if cloud == "aws" else _azure)(before, said, asked)
+    if not then and cloud not in real(before) and before.local.enabled:
+        changes["local"] = {"enabled": False}  # it would sell this machine, at prices nobody pays
     for section, keys in changes.items():
         for key, value in keys.items():
             text = _put(path, text, section, key, value)
