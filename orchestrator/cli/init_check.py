@@ -283,7 +283,7 @@ def _storage(config: Config) -> Finding:
         return bad(
             "storage",
             str(error).splitlines()[0],
-            "correct storage.checkpoint_url, its keys in the environment, or what it leads to",
+            "correct storage.checkpoint_url, its keys or AWS_REGION in the environment, or what it leads to",
         )
     if created != [True, False]:
         return bad(

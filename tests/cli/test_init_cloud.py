@@ -187,6 +187,19 @@ def test_the_cloud_that_this_machine_plays_is_switched_off_once(shell):
     assert written.read_text() == both
 
 
+def test_a_bucket_outside_of_the_stores_own_region_needs_a_word(shell, monkeypatch):
+    """Else it is looked for in us-east-1, where it is not."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    (shell.folder / "out.json").write_text(json.dumps(aws_outputs("eu-west-1")))
+    words = (*ON_AWS[:3], "--region", "eu-west-1", *ON_AWS[5:], "--outputs", "out.json", "--json")
+    said = [one for one in shell(*words).json["lacking"] if "AWS_REGION" in one]
+    assert said[0].startswith("AWS_REGION is not set, so s3://states is looked for in us-east-1; ")
+    assert "export AWS_REGION=eu-west-1" in said[0]
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert not any("AWS_REGION" in one for one in shell(*words).json["lacking"])
+
+
 def test_azure_too_switches_off_the_cloud_that_this_machine_plays(shell):
     """With the last part that its section lacks."""
     (shell.folder / "eastus.json").write_text(json.dumps(azure_outputs()))
