@@ -135,9 +135,13 @@ class Command:
             self.out.print(f"[dim]{word}[/] [bold]{escape(line)}[/]", soft_wrap=True)
 
     def _print(self, text: RenderableType) -> None:
-        """Print a text; in a file or a pipe do not wrap sentences, so that they can be searched."""
+        """Print a text; do not wrap sentences in a file or a pipe, so that they can be searched.
+
+        What is not to be wrapped, an address, stays whole on a terminal, too, where it is copied.
+        """
         is_piped = not self.out.is_terminal and isinstance(text, str | Text)
-        self.out.print(text, soft_wrap=is_piped)
+        is_whole = isinstance(text, Text) and bool(text.no_wrap)
+        self.out.print(text, soft_wrap=is_piped or is_whole)
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[str], None]]:
