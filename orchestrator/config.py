@@ -203,7 +203,8 @@ class Local(SettingsSection):
     """The local provider: this machine plays the cloud, with real processes and a spot market."""
 
     enabled: bool = True
-    """Buy from the local provider."""
+    """Buy from the local provider. Switch it off beside a real cloud, as `orchestrator init --cloud`
+    does: jobs would train on the manager's machine, too, at prices that nobody pays."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 7
     """Seed of its market: the same seed gives the same prices and preemptions."""
     tempo: Annotated[float, Field(gt=0, le=100_000)] = 1.0
@@ -220,7 +221,7 @@ class Aws(SettingsSection):
     """Amazon's cloud. The outputs of its account template are the values of this section."""
 
     enabled: bool = False
-    """Buy from AWS. It needs `pip install 'spot-orchestrator[aws]'` on the manager's machine."""
+    """Buy from AWS. It needs boto3 on the manager's machine, which `make` installs."""
     regions: Text | None = Field(default=None, examples=["us-east-1,us-east-2"])
     """Regions to buy in, with commas between them."""
     types: Text = "g5.*"

@@ -38,6 +38,7 @@ JOB_CANCELLED = 102
 INTERRUPTED = 130
 
 PIPE_WIDTH = 160
+HOUSE = b"orchestrator.supervisor"  # the module that `up` starts
 
 ConfigPath = Annotated[
     Path | None,
@@ -104,8 +105,12 @@ class Command:
             raise
         except NotRunning as error:
             left = processes.marked(Places(self.config.state_dir).identity)
-            if not left:
+            if not left and not (folders := _homes()):
                 raise
+            if not left:
+                raise NotRunning(
+                    f"{error}. A manager of yours runs in {', '.join(folders)}: to ask that one, type this there"
+                ) from error
             raise NotRunning(
                 f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still run: "
                 "end them with: orchestrator down"
@@ -135,9 +140,13 @@ class Command:
             self.out.print(f"[dim]{word}[/] [bold]{escape(line)}[/]", soft_wrap=True)
 
     def _print(self, text: RenderableType) -> None:
-        """Print a text; in a file or a pipe do not wrap sentences, so that they can be searched."""
+        """Print a text; do not wrap sentences in a file or a pipe, so that they can be searched.
+
+        What is not to be wrapped, an address, stays whole on a terminal, too, where it is copied.
+        """
         is_piped = not self.out.is_terminal and isinstance(text, str | Text)
-        self.out.print(text, soft_wrap=is_piped)
+        is_whole = isinstance(text, Text) and bool(text.no_wrap)
+        self.out.print(text, soft_wrap=is_piped or is_whole)
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[str], None]]:
@@ -147,6 +156,19 @@ class Command:
             return
         with self.out.status(f"{what} ...") as status:
             yield lambda words: status.update(f"{words} ...")
+
+
+def _homes() -> list[str]:
+    """Return the folders in which managers that run were started, as far as we may see them."""
+    found = set()
+    for entry in os.scandir("/proc"):
+        try:
+            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+            if HOUSE in words:
+                found.add(str(Path(entry.path, "cwd").readlink()))
+        except OSError:
+            continue
+    return sorted(found)
 
 
 def write_json(value: Any) -> None:

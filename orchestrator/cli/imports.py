@@ -55,6 +55,24 @@ def neighbours(script: Path, data: bytes, typed: str) -> Iterator[Path]:
                     waiting.append((shown, parsed))
 
 
+def absent(script: Path, data: bytes, typed: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and name of each package that the script needs and that is not here.
+
+    Only imports that are sure to run count: what stands in an `if`, a `try` or a function may be
+    meant to be missing.
+    """
+    names: set[str] = set()
+    for statement in check_source(typed, data).body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        for line, name in _imported(statement):
+            top = name.partition(".")[0]
+            beside = PathFinder.find_spec(top, [str(script.parent)])
+            if top not in names and beside is None and not _is_here(top):
+                names.add(top)
+                yield line, top
+
+
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and full name of every imported module.
 
@@ -88,6 +106,13 @@ def _found(folder: Path, name: str, where: str) -> list[Path]:
             USAGE,
         )
     return _modules(path.parent) if spec.submodule_search_locations else [path]
+
+
+def _is_here(top: str) -> bool:
+    try:
+        return importlib.util.find_spec(top) is not None
+    except ValueError:  # as in `_installed`
+        return True
 
 
 def _installed(top: str) -> bool:

@@ -283,7 +283,7 @@ def _storage(config: Config) -> Finding:
         return bad(
             "storage",
             str(error).splitlines()[0],
-            "correct storage.checkpoint_url, its keys in the environment, or what it leads to",
+            "correct storage.checkpoint_url, its keys or AWS_REGION in the environment, or what it leads to",
         )
     if created != [True, False]:
         return bad(
@@ -345,6 +345,20 @@ def _clock(config: Config) -> Finding:
     )
 
 
+def _played(config: Config) -> Finding:
+    """Check that this machine does not sell itself beside clouds that take money."""
+    name, others = "local cloud", " and ".join(clouds.NAMES[each] for each in clouds.real(config))
+    if not config.local.enabled:
+        return good(name, "off")
+    if not others:
+        return good(name, "on: this machine plays the cloud")
+    return bad(
+        name,
+        f"on beside {others}, so jobs would train on this machine, too, at prices that nobody pays",
+        "set local.enabled = false",
+    )
+
+
 def _leftovers(config: Config) -> Finding:
     places = Places(config.state_dir)
     if _runs(config):
@@ -391,5 +405,6 @@ CHECKS: tuple[Check, ...] = (
     _shared_memory,
     _cores,
     _clock,
+    _played,
     _leftovers,
 )

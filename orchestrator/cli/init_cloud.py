@@ -5,6 +5,7 @@ own line, so that everything else in a person's file stays.
 """
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -19,11 +20,12 @@ import typer
 
 from cloud.aws.settings import pairs, texts
 from orchestrator.cli.command import USAGE, Command, CommandError
-from orchestrator.clouds import joining
+from orchestrator.clouds import joining, real
 from orchestrator.config import Config, ConfigError, load, template
 
 IMAGE_PARAMETER = "/orchestrator/image"
 REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+STORES_REGION = "us-east-1"  # where a bucket is looked for without AWS_REGION
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[\w./-]+)?")
 SUBSCRIPTION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 TYPES = re.compile(r"[A-Za-z0-9_.*, -]+")
@@ -61,6 +63,8 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
     before = _parsed(path, text)
     asked = _Asker(command, before)
     changes, then = (_aws if cloud == "aws" else _azure)(before, said, asked)
+    if not then and cloud not in real(before) and before.local.enabled:
+        changes["local"] = {"enabled": False}  # it would sell this machine, at prices nobody pays
     for section, keys in changes.items():
         for key, value in keys.items():
             text = _put(path, text, section, key, value)
@@ -75,10 +79,21 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
         cloud=cloud,
         whole=whole,
         settings=changes,
-        lacking=tuple(
-            f"{one.found}; {one.remedy}" for one in joining(after, [cloud]) if not one.ok
-        ),
+        lacking=tuple(f"{one.found}; {one.remedy}" for one in joining(after, [cloud]) if not one.ok)
+        + (_store_elsewhere(after, os.environ) if cloud == "aws" else ()),
         then=followed or (f"orchestrator check{more}", f"orchestrator up{more}"),
+    )
+
+
+def _store_elsewhere(config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence if the bucket would be looked for in a region that is not bought in."""
+    url, regions = config.storage.checkpoint_url or "", texts(config.aws.regions)
+    told = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
+    if not (url.startswith("s3://") and regions) or (told or STORES_REGION) in regions:
+        return ()
+    return (
+        f"AWS_REGION is {told or 'not set'}, so {url} is looked for in {told or STORES_REGION}; "
+        f"export AWS_REGION={regions[0]} where orchestrator check and up are typed",
     )
 
 

@@ -12,7 +12,8 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Never
 
@@ -23,7 +24,7 @@ from rich.text import Text
 from agent.errors import ParcelError
 from agent.source import parcel
 from orchestrator.cli.command import USAGE, CommandError, expanded
-from orchestrator.cli.imports import check_source, neighbours
+from orchestrator.cli.imports import absent, check_source, neighbours
 from orchestrator.config import Config
 from orchestrator.formatting import plural
 
@@ -91,8 +92,9 @@ def pack(
         found.named(word, here)
     paths = {at: path for at, path in sorted(found.paths.items()) if path != place}
     found.check_size()
+    notes = (*found.notes(here, argv), *_lacking(script, real, data, paths))
     if not paths:
-        return Packed(payload=data, files={}, notes=found.notes(here, argv))
+        return Packed(payload=data, files={}, notes=notes)
     files = {at: _read(path) for at, path in paths.items()}
     at = place.relative_to(found.root).as_posix()
     try:
@@ -100,7 +102,19 @@ def pack(
     except (ParcelError, UnicodeEncodeError) as error:
         raise CommandError(f"{script}: {error}", USAGE) from None
     sizes = {path: len(file.data) for path, file in files.items()}
-    return Packed(payload=payload, files=sizes, notes=found.notes(here, argv))
+    return Packed(payload=payload, files=sizes, notes=notes)
+
+
+def _lacking(script: Path, real: Path, data: bytes, sent: Iterable[str]) -> Iterator[str]:
+    """Yield a note if imports would fail; a file that is sent may be the one of its name."""
+    named = {part.partition(".")[0] for at in sent for part in Path(at).parts}
+    lines = absent(real, data, str(script))
+    lacking = [f"{name} (line {line})" for line, name in lines if name not in named]
+    if lacking:
+        yield (
+            f"{script} imports what is neither beside it nor installed here, so it would end there: {_some(lacking)}; "
+            f"install it with {shlex.quote(sys.executable)} -m pip install, and in the image of a cloud's machines"
+        )
 
 
 def read_script(path: Path, config: Config) -> bytes:

@@ -194,3 +194,16 @@ def test_certificates_that_are_not_set_are_said_of_each_cloud(tmp_path):
     good = clouds.certificates(Config(azure=Azure(certificates=str(file))), "azure", CLOCK.now_s())
     assert good.ok
     assert f"1 certificate, valid until {SIGNER.not_valid_after_utc:%F}" in good.found
+
+
+def test_check_finds_the_cloud_that_this_machine_plays_beside_a_real_one(shell, ec2, monkeypatch):
+    """Its prices are a game's, and jobs would train on the manager's machine for them."""
+    monkeypatch.setattr(init_check, "CHECKS", (init_check._played,))
+    lines = [shell("check", "--json", "--set", f"local.enabled={on}") for on in ("true", "false")]
+    found = [each.json["checks"][1] for each in lines]
+    assert [(one["name"], one["ok"]) for one in found] == [
+        ("local cloud", False),
+        ("local cloud", True),
+    ]
+    assert "on beside AWS" in found[0]["found"]
+    assert found[0]["remedy"] == "set local.enabled = false"

@@ -94,6 +94,16 @@ def test_a_real_script_of_several_files_is_trained_to_its_end(real):
     assert real("cost", "--json").json["cost"]["spent_usd"] > 0
 
 
+@pytest.mark.parametrize("word", ["status", "down"])
+def test_in_a_folder_without_a_manager_the_one_that_runs_is_named(real, shell, word):
+    """Else who stands in another folder takes all for ended, and machines go on costing money."""
+    answer = shell(word)
+    said = answer.out + answer.err
+    assert f"nothing is running in {shell.folder}" in said
+    assert str(real.folder) in said
+    assert real("status").code == 0
+
+
 def test_a_real_script_that_raises_shows_its_own_traceback(real, until):
     """With the line of the file that raised, by its name, and none of ours, and exit code 100; no machine is kept."""
     real.script("lib/wide.py", 'def WIDTH():\n    raise ValueError("on purpose")\n')

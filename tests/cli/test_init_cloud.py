@@ -172,6 +172,43 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
     assert answer.code == 0, answer.out
 
 
+def test_the_cloud_that_this_machine_plays_is_switched_off_once(shell):
+    """Else jobs would train on the manager's machine, at prices of a game; who switches it on again has it."""
+    (shell.folder / "aws.json").write_text(json.dumps(aws_outputs()))
+    shell(*ON_AWS)
+    assert settings(shell)["local"]["enabled"] is True
+    whole = shell(*ON_AWS, "--outputs", "aws.json")
+    assert "local.enabled = False" in whole.out
+    assert settings(shell)["local"]["enabled"] is False
+    written = shell.folder / "orchestrator.toml"
+    both = written.read_text().replace("enabled = false", "enabled = true")
+    written.write_text(both)
+    shell(*ON_AWS, "--outputs", "aws.json")
+    assert written.read_text() == both
+
+
+def test_a_bucket_outside_of_the_stores_own_region_needs_a_word(shell, monkeypatch):
+    """Else it is looked for in us-east-1, where it is not."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    (shell.folder / "out.json").write_text(json.dumps(aws_outputs("eu-west-1")))
+    words = (*ON_AWS[:3], "--region", "eu-west-1", *ON_AWS[5:], "--outputs", "out.json", "--json")
+    said = [one for one in shell(*words).json["lacking"] if "AWS_REGION" in one]
+    assert said[0].startswith("AWS_REGION is not set, so s3://states is looked for in us-east-1; ")
+    assert "export AWS_REGION=eu-west-1" in said[0]
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert not any("AWS_REGION" in one for one in shell(*words).json["lacking"])
+
+
+def test_azure_too_switches_off_the_cloud_that_this_machine_plays(shell):
+    """With the last part that its section lacks."""
+    (shell.folder / "eastus.json").write_text(json.dumps(azure_outputs()))
+    key = shell.script("id.pub", "ssh-ed25519 AAAA me\n")
+    shell(*ON_AZURE, "--ssh-key", key, "--outputs", "eastus.json", "--image", IMAGE)
+    found = settings(shell)
+    assert (found["azure"]["subscription"], found["local"]["enabled"]) == (ACCOUNT, False)
+
+
 @pytest.mark.parametrize(("words", "name"), [(ON_AWS, "aws"), (ON_AZURE, "azure")])
 def test_what_no_template_makes_is_named(shell, words, name):
     """The certificates and the address of the head, until they are set."""

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from orchestrator.cli import tables
+from orchestrator.cli.command import Command, Screen
 
 WHY = "$0.0312 per slot-hour, the cheapest of 6 pools; the job can use 2 more slots"
 ON = "local/local-a/local.small"
@@ -95,3 +97,12 @@ def test_the_help_is_wrapped_to_the_width_there_is_and_nothing_is_cut(
     assert "commented orchestrator.toml with every setting; never over one" in " ".join(
         listed.split()
     )
+
+
+def test_an_address_is_one_line_on_the_narrowest_terminal():
+    """It is copied, or clicked on: half a key opens nothing."""
+    address = "http://127.0.0.1:36509/#key=" + "a1" * 32
+    command = Command(None, {}, json=False)
+    command.out = Screen(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    command.answer({}, Text.assemble("dashboard  ", (address, "bold"), no_wrap=True))
+    assert command.out.file.getvalue() == f"dashboard  {address}\n"

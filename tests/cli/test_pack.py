@@ -219,6 +219,20 @@ def test_a_folder_in_an_argument_that_stays_here_is_said(home: Path, word: str) 
     assert not any("is an argument" in note for note in notes)
 
 
+def test_an_import_that_no_worker_has_is_said(home: Path) -> None:
+    """Not one that is guarded, beside the script, installed, or in a file that goes along."""
+    (home / "lib").mkdir()
+    (home / "lib" / "along.py").write_text("")
+    (home / "lacks.py").write_text(
+        "import sys, model, torch\ntry:\n    import guarded_one\nexcept ImportError:\n    pass\n"
+        "def late():\n    import late_one\nsys.path.insert(0, 'lib')\nimport along\nfrom nowhere.deep import x\nimport nor_here\n"
+    )
+    (note,) = pack(home, "lacks.py", "lib").notes
+    assert note.startswith("lacks.py imports what is neither beside it nor installed here")
+    assert ": nowhere (line 10), nor_here (line 11); install" in note
+    assert f"{sys.executable} -m pip install" in note
+
+
 def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:
     """Root reads everything, so it is a file in the place of one here, as in a race."""
     with pytest.raises(CommandError, match="cannot be read"):
