@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.machine.environment import of_worker
 from cloud.http_server import bound
 from orchestrator.config import load
 from orchestrator.door.address import read_door
@@ -76,3 +77,18 @@ def test_a_door_that_cannot_live_ends_no_house(
         assert any("the join door ended" in line for line in said)
     finally:
         house.stop()
+
+
+def test_machines_look_for_a_bucket_where_the_manager_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Workers write large states there themselves, and S3 answers only in the bucket's region."""
+    for name, given in (("AWS_REGION", "eu-west-1"), ("AWS_DEFAULT_REGION", "eu-north-1")):
+        monkeypatch.delenv("AWS_REGION", raising=False)
+        monkeypatch.setenv(name, given)
+        house = a_house(tmp_path)
+        house._environment()
+        house._choose_addresses()
+        assert house._head_order().told["AWS_REGION"] == given
+        house.places.remove_links()
+    assert of_worker({"AWS_REGION": "eu-west-1"}) == {"AWS_REGION": "eu-west-1"}
