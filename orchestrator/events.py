@@ -154,12 +154,14 @@ class EndFailed(Event, frozen=True, kw_only=True):
 class BootSeen(Event, frozen=True, kw_only=True):
     """A machine said at the join door how far its first boot is, `took_s` after it began.
 
-    `admitted`: it has proved who it is; `node`: it is a node of our cluster, and its agent may start.
+    `admitted`: it has proved who it is; `node`: it is a node of our cluster, and its agent may start;
+    `unlike`: it can be none, and ends, and `why` says what its image lacks.
     """
 
     machine_id: Name
-    phase: Literal["admitted", "node"]
+    phase: Literal["admitted", "node", "unlike"]
     took_s: Amount
+    why: Name = ""
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,12 +41,13 @@ SILENT_S_MAX = 1e9  # what is answered while no manager was seen alive that expe
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that is in asks for a word, and may say that its node is up."""
+    """A machine that is in asks for a word, and may say that its node is up, or why it has none."""
 
     machine_id: Name
     claim: Claim
-    phase: Literal["", "node"] = ""
+    phase: Literal["", "node", "unlike"] = ""
     took_s: Amount = 0.0
+    why: Name = ""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +154,7 @@ class Door:
                     machine_id=sign.machine_id,
                     phase=sign.phase,
                     took_s=sign.took_s,
+                    why=sign.why,
                 )
             )
         guests = await self._guests()

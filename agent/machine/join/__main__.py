@@ -88,8 +88,13 @@ class Machine:
     def live(self, node: Node) -> None:
         """Run the node until the manager has another cluster.
 
-        Raises `Over` if it ends otherwise, is asked to end, or no manager says a word.
+        Raises `Over` if it ends otherwise, cannot be a node, is asked to end, or no manager says a word.
         """
+        refused, why = node.refusal()
+        if why:
+            self._ask("unlike", why)
+            self._say(why)
+            raise Over(refused)
         node.start()
         next_s, up, told = time.monotonic(), False, False
         self._cluster = node.cluster
@@ -135,13 +140,14 @@ class Machine:
         if signal.sigtimedwait({signal.SIGTERM}, min(pause_s, left_s)) is not None:
             raise Over(ASKED)
 
-    def _ask(self, phase: str) -> bool:
+    def _ask(self, phase: str, why: str = "") -> bool:
         """Ask for a word, and say what phase of the boot is over; return whether it was heard."""
         sign = {
             "machine_id": self._id,
             "claim": self._claim,
             "phase": phase,
             "took_s": time.monotonic() - self._began_s,
+            "why": why,
         }
         try:
             word = self._call("POST", "/word", sign)

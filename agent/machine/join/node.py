@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.boot.node import CLUSTER_VARIABLE, Cluster
+from agent.boot.node import CLUSTER_VARIABLE, Cluster, refusal
 from agent.machine.join.identity import METADATA_URL
 from agent.machine.parent_death import kill_family
 
@@ -38,6 +38,10 @@ class Node:
             found["SPOT_SLOTS"] = str(_accelerators() or 1)
         self._environment = found
         self._process: subprocess.Popen[bytes] | None = None
+
+    def refusal(self) -> tuple[int, str]:
+        """Return an exit status and a sentence if this machine cannot be a node, else 0."""
+        return refusal(self._environment)
 
     def start(self) -> None:
         for left in (self._up, self.sign):

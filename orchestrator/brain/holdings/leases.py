@@ -313,9 +313,16 @@ def _room_left(request: LaunchRequest, refusal: Refusal, strikes: int) -> int:
     return 0 if strikes or refusal.scope not in ("pool", "family") else request.count // 2
 
 
-def penalise(state: State, out: list[AnyAction], lease: Lease, code: str, why: str) -> None:
-    """Leave the market of a pool alone, because a machine of it proved to be of no use."""
-    refusal = Refusal(scope="pool", code=code, said=why)
+def penalise(
+    state: State,
+    out: list[AnyAction],
+    lease: Lease,
+    code: str,
+    why: str,
+    scope: Scope = "pool",
+) -> None:
+    """Leave the market of a pool alone, or more, because a machine of it proved to be of no use."""
+    refusal = Refusal(scope=scope, code=code, said=why)
     record = state.pools[lease.pool.key].record
     refuse(state, out, lease.request, refusal, why)
     state.pools[lease.pool.key].record = record  # it did sell

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.boot.node import BECOME_WORKER, CLUSTER_VARIABLE
+from agent.boot.node import BECOME_WORKER, CLUSTER_VARIABLE, versions
 from agent.machine.join import __main__ as client_module
 from agent.machine.join.door import Door, NoAnswer
 from agent.machine.join.node import TOKEN, Node
 
 CLIENT = [sys.executable, "-P", "-m", "agent.machine.join", "--deployment", "ours"]
 PATIENCE_S = 60.0
+BEHIND = f"/session/{versions()}"  # a cluster's name
 LOADED = """
 import sys
 import agent.machine.join.__main__
@@ -86,6 +87,31 @@ def test_a_door_that_accepts_and_says_nothing_holds_nobody_up():
     assert "timed out" in said
 
 
+class Listening(Door):
+    """A door that hears what a machine says."""
+
+    heard: dict[str, object]
+
+    def call(self, method: str, path: str, body: object, patience_s: float) -> object:
+        assert isinstance(body, dict)
+        self.heard = body
+        return {"silent_s": 0.0}
+
+
+def test_a_machine_of_another_version_says_so_at_the_door(
+    nobody: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its console, where it said so before, is read by nobody, and the next one would be bought."""
+    node = a_node(tmp_path, monkeypatch, theirs="Ray 2.0 on Python 3.99")
+    door = Listening(f"127.0.0.1:{nobody}", "ab" * 32)
+    with pytest.raises(client_module.Over) as over:
+        client_module.Machine(argparse.Namespace(silent_after_s=60.0), door).live(node)
+    assert over.value.args == (65,)
+    assert door.heard["phase"] == "unlike"
+    assert f"this machine has {versions()} and the manager Ray 2.0" in str(door.heard["why"])
+    assert node.status() is None
+
+
 class Counted(Door):
     """A door that nobody answers at, and how often it was tried."""
 
@@ -142,15 +168,14 @@ class Words(Door):
             return {"nonce": "0123456789"}
         if path == "/join":
             self.let_in += 1
-            environment = {CLUSTER_VARIABLE: f"{self.handed_out}/session/versions", TOKEN: "token"}
-            return {"machine_id": "i-1", "environment": environment}
+            return {"machine_id": "i-1", "environment": handed_out(f"{self.handed_out}{BEHIND}")}
         if not self.written.exists():
-            return {"silent_s": 0.0, "cluster": f"{self.handed_out}/session/versions"}
+            return {"silent_s": 0.0, "cluster": f"{self.handed_out}{BEHIND}"}
         said = self.clusters.pop(0) if len(self.clusters) > 1 else self.clusters[0]
         if said is None:
             raise NoAnswer("nobody listens")
         self.handed_out = said or self.handed_out
-        return {"silent_s": 0.0, "cluster": said and f"{said}/session/versions"}
+        return {"silent_s": 0.0, "cluster": said and f"{said}{BEHIND}"}
 
 
 def stays(
@@ -162,7 +187,7 @@ def stays(
     options = argparse.Namespace(silent_after_s=silent_after_s, cloud="local", deployment="ours")
     with pytest.raises(client_module.Over) as over:
         client_module.Machine(options, door).stay()
-    nodes = (folder / "nodes").read_text().replace("/session/versions", "").split()
+    nodes = (folder / "nodes").read_text().replace(BEHIND, "").split()
     return over.value.args[0], nodes
 
 
@@ -209,6 +234,11 @@ def test_a_machine_whose_node_has_ended_and_whose_manager_is_gone_ends(
     )
 
 
+def handed_out(cluster: str) -> dict[str, str]:
+    needed = {"SPOT_HEAD": "127.0.0.1:1", "SPOT_ADDRESS": "127.0.0.1", TOKEN: "token"}
+    return {CLUSTER_VARIABLE: cluster, **needed}
+
+
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -216,12 +246,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def a_node(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = "exec sleep 600") -> Node:
-    """A node whose process is a shell with this script."""
+def a_node(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str = "exec sleep 600", theirs: str = ""
+) -> Node:
+    """A node whose process is a shell with this script; `theirs` are the versions of the manager."""
     shell = folder / "python"
     shell.write_text(f"#!/bin/sh\ncd {folder}\n{script}\n")
     shell.chmod(0o700)
     monkeypatch.setenv("SPOT_TEMP_DIR", str(folder))
-    node = Node({CLUSTER_VARIABLE: "id/session/versions", TOKEN: "token"}, "i-1", "127.0.0.1")
+    node = Node(handed_out(f"id/session/{theirs or versions()}"), "i-1", "127.0.0.1")
     monkeypatch.setattr(sys, "executable", str(shell))
     return node

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agent.keys import GUESTS, READING, VIEW
 from cloud.clock import SystemClock
-from orchestrator.actions import Launch
+from orchestrator.actions import Launch, Terminate
 from orchestrator.cli import tables
 from orchestrator.door.guests import Guest, Guests, guests_of
 from orchestrator.events import BootSeen
@@ -57,6 +57,20 @@ def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
     assert "booting, node 9 s" in paper.getvalue()
     other = BootSeen(at_s=h.at_s, machine_id="i-none", phase="node", took_s=1.0)
     assert h.see(other) == []
+
+
+def test_a_machine_with_another_image_goes_back_and_its_region_waits(hand: Any) -> None:
+    """All machines there have that image: each would be paid for until it finds out by itself."""
+    h, machine_id = held(hand)
+    why = "this machine has Python 3.11 and the manager Python 3.12"
+    unlike = BootSeen(at_s=h.at_s, machine_id=machine_id, phase="unlike", took_s=9.0, why=why)
+    actions = h.see(unlike)
+    (given_back,) = h.only(actions, Terminate)
+    assert given_back.ref.id == machine_id
+    assert f"{machine_id} cannot join: {why}" in h.words(actions)
+    place = h.leases[0].pool.place
+    assert why in h.state.blocks[place.key].because
+    assert not h.only(h.wait(2.0), Launch)
 
 
 class Journal:

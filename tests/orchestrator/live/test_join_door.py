@@ -233,6 +233,8 @@ def test_what_a_machine_says_again_and_again_fills_no_inbox(scene: Scene):
     for _ in range(20):
         client.call("POST", "/word", sign, TIMEOUT_S)
     assert [event["phase"] for event in events(scene)] == ["admitted", "node"]
+    client.call("POST", "/word", {**sign, "phase": "unlike", "why": "old"}, TIMEOUT_S)
+    assert (events(scene)[-1]["phase"], events(scene)[-1]["why"]) == ("unlike", "old")
 
 
 def test_no_machine_that_lives_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch):
