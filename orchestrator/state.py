@@ -298,6 +298,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """How far a job is, as its keeper reports, and which states and files are kept."""
 
     step: int = 0
+    begun_step: int = 0  # the step of another job from which this one goes on
     steps_total: int = 0
     loss: float | None = None
     step_s: float = 0.0

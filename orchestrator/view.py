@@ -122,6 +122,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
     output_files: int = 0
     output_bytes: int = 0
+    begun_step: int = 0  # the step of another job from which this one went on
+
+    @property
+    def steps_done(self) -> int:
+        """Return the steps that this job itself has done and paid for."""
+        return max(0, self.step - self.begun_step)
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):

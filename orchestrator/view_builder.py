@@ -150,6 +150,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         output=job.progress.output,
         output_files=job.progress.output_files,
         output_bytes=job.progress.output_bytes,
+        begun_step=job.progress.begun_step,
     )
 
 

@@ -1,7 +1,7 @@
 """The footprint over time: the history on one grid of moments, as the page draws it."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from math import isfinite, nan
 from statistics import median
@@ -91,6 +91,12 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Happening]
 
 
+class _Far(msgspec.Struct):
+    """The part of a remembered job that says from which step it went on."""
+
+    begun_step: int = 0
+
+
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
     """Points by job and by pool: step and loss, time and price."""
 
@@ -120,8 +126,10 @@ def footprint(past: Past, asked: Asked, points: int) -> Footprint:
         return counted_at(past.series(name, begin_s, end_s, points), grid)
 
     recent = [job for job in past.jobs() if (job.ended_at_s or end_s) >= begin_s]
-    jobs = [job for job in recent if job.submitted_at_s <= end_s][:JOBS_MAX]
-    pace = _pace(grown, jobs, width_s, points)
+    there = [job for job in recent if job.submitted_at_s <= end_s]
+    far = {job.id: msgspec.json.decode(job.view, type=_Far) for job in there}
+    jobs = there[:JOBS_MAX]
+    pace = _pace(grown, {job.id: far[job.id].begun_step for job in jobs}, width_s, points)
     rates = read("usd_per_h")
     return Footprint(
         from_s=begin_s,
@@ -212,12 +220,15 @@ def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
 
 
 def _pace(
-    grown: Callable[[str], list[float]], jobs: list[Remembered], width_s: float, points: int
+    grown: Callable[[str], list[float]], begun: Mapping[str, int], width_s: float, points: int
 ) -> list[float]:
-    """Return the steps per second of all jobs, from how far each was at each moment."""
+    """Return the steps per second of all jobs, from how far each was at each moment.
+
+    Steps of another job, from which one went on, are not its own.
+    """
     total = [0.0] * points
-    for job in jobs:
-        steps = grown(f"job/{job.id}/step")
+    for name, first in begun.items():
+        steps = [max(step, float(first)) for step in grown(f"job/{name}/step")]
         for n in range(1, points):
             gone = steps[n] - steps[n - 1]
             if gone > 0:  # a job that went back is doing steps again, and NaN is none

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import Rewound
+from agent.messages import Recalled, Rewound
 from orchestrator import view_builder
+from orchestrator.events import JobBranched
 from orchestrator.view import JobView
 from orchestrator.view_builder import job_view, view_of
 
@@ -78,3 +79,24 @@ def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
     assert "deterministic=False" in shown().bits and not shown().exact
     h.job.spec = replace(h.job.spec, exact=False)
     assert "job.exact = false" in shown().bits
+
+
+def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand: Any) -> None:
+    """Its money and time are those of its own steps, also after it went back to a version of its own."""
+    h = hand().running(slots_max=1)
+    h.see(
+        JobBranched(
+            at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
+        )
+    )
+    h.see(Recalled(at_s=h.at_s, job="job-2", step=40, because="version 40 from its store"))
+    branch = h.state.jobs["job-2"]
+    assert job_view(h.state, branch, h.at_s).steps_done == 0
+    h.wait(2.0)
+    h.serve()
+    h.committed(43, "job-2")
+    h.see(Recalled(at_s=h.at_s, job="job-2", step=42, because="version 42 from the disk"))
+    seen = job_view(h.state, branch, h.at_s)
+    assert (seen.step, seen.begun_step, seen.steps_done) == (43, 40, 3)
+    h.see(Recalled(at_s=h.at_s, job="job", step=1, because="version 1 from the disk"))
+    assert job_view(h.state, h.job, h.at_s).begun_step == 0
