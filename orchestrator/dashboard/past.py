@@ -15,7 +15,8 @@ from orchestrator.kinds import Kind
 
 POOLS_SHOWN_MAX = 9  # the rest are shown together
 MARKS_MAX = 400
-JOBS_MAX = 20
+JOBS_MAX = 20  # whose layouts and losses are shown
+PACED_MAX = 200  # whose steps are added up
 POOLS_MAX = 200
 CURVE_POINTS = 200
 PRICES_S = 86_400.0
@@ -92,8 +93,9 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Far(msgspec.Struct):
-    """The part of a remembered job that says from which step it went on."""
+    """The part of a remembered job that says how far it is, and where it began."""
 
+    step: int = 0
     begun_step: int = 0
 
 
@@ -128,7 +130,7 @@ def footprint(past: Past, asked: Asked, points: int) -> Footprint:
     recent = [job for job in past.jobs() if (job.ended_at_s or end_s) >= begin_s]
     there = [job for job in recent if job.submitted_at_s <= end_s]
     far = {job.id: msgspec.json.decode(job.view, type=_Far) for job in there}
-    jobs = there[:JOBS_MAX]
+    jobs = sorted(there, key=lambda job: far[job.id].step == 0)[:PACED_MAX]  # those that wait last
     pace = _pace(grown, {job.id: far[job.id].begun_step for job in jobs}, width_s, points)
     rates = read("usd_per_h")
     return Footprint(
@@ -144,7 +146,7 @@ def footprint(past: Past, asked: Asked, points: int) -> Footprint:
             UNIT_STEPS * rate / HOUR_S / step if step > 0 and rate == rate else None  # noqa: PLR0124
             for rate, step in zip(rates, pace, strict=True)
         ],
-        shapes=[shape for job in jobs for shape in _shapes(read, job, grid)],
+        shapes=[shape for job in jobs[:JOBS_MAX] for shape in _shapes(read, job, grid)],
         marks=past.events(begin_s, end_s, None, MARKED, last=MARKS_MAX),
     )
 

@@ -154,6 +154,21 @@ def test_steps_that_another_job_has_done_are_nobodys_pace(past, make, tmp_path):
     assert compared(past, one).usd_per_1000_steps == pytest.approx(1000 * 0.184 / 100)
 
 
+def test_jobs_that_wait_take_no_place_from_one_that_trains(past, make, tmp_path):
+    """Twenty newer ones did, so the chart of steps was empty while money was spent on them."""
+    before = footprint(past, Asked(), 361).steps_per_s
+    file = store.writing(tmp_path / "history.db")
+    remember(file, make.job(step=3_000, submitted_at_s=T0 - 3600))
+    waiting = (
+        make.job(id=f"w-{n}", step=0, status="PENDING", submitted_at_s=T0 - n) for n in range(300)
+    )
+    remember(file, *waiting)
+    file.close()
+    found = footprint(past, Asked(), 361)
+    assert found.steps_per_s == before
+    assert [shape.label for shape in found.shapes] == ["1x3", "1x2"]
+
+
 def test_any_time_can_be_asked_for(past):
     """The last minutes, a part in the middle, more than is known, and a time before all of it."""
     assert footprint(past, Asked(last_s=600), 60).from_s == T0 - 600
