@@ -43,6 +43,15 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
 
 
+class Unlisted(msgspec.Struct, frozen=True, kw_only=True):
+    """Live machines of one kind that the list of machines has no room for."""
+
+    pool: str
+    market: str
+    state: str
+    count: int
+
+
 class SeatView(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a job's layout: which machine computes it, and how fast."""
 
@@ -191,3 +200,4 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cost: CostView
     events: tuple[Sentence, ...]
     thought: ThoughtView | None = None
+    unlisted: tuple[Unlisted, ...] = ()  # machines beside those that are listed
