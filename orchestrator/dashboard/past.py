@@ -11,6 +11,7 @@ import msgspec
 
 from cloud.clock import HOUR_S
 from orchestrator.history.records import Cause, Entry, Happening, Point, Remembered, Spent
+from orchestrator.history.store import WORTH_A_ROW
 from orchestrator.kinds import Kind
 
 POOLS_SHOWN_MAX = 9  # the rest are shown together
@@ -204,7 +205,8 @@ def held_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
 def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
     """Return how far a count was at each moment: it grows evenly from one point to the next.
 
-    Where points are missing it stood still, because a value that does not change is not kept.
+    Where points are missing it stood still, because a value that does not change is kept once in
+    `WORTH_A_ROW` points only; where more are missing, nobody looked, and it may have grown all along.
     """
     import numpy as np  # here, because short commands import this module
 
@@ -213,7 +215,7 @@ def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
     even_s = median([b.at_s - a.at_s for a, b in pairwise(points)] or [0.0])
     at_s, counts = [points[0].at_s], [points[0].last]
     for before, point in pairwise(points):
-        if point.at_s - before.at_s > 1.5 * even_s:
+        if 1.5 * even_s < point.at_s - before.at_s <= (WORTH_A_ROW + 1) * even_s:
             at_s.append(point.at_s - even_s)
             counts.append(before.last)
         at_s.append(point.at_s)

@@ -113,6 +113,12 @@ def test_a_count_grows_between_points_and_stands_where_none_are():
     assert all(map(isnan, counted_at([], [1, 2])))
 
 
+def test_a_count_that_nobody_kept_for_a_while_grew_meanwhile():
+    """All steps of an hour without a history were shown as done in its last ten seconds."""
+    points = [point(0, 0), point(10, 10), point(20, 20), point(3620, 3620), point(3630, 3630)]
+    assert counted_at(points, [20, 1820, 3620]) == [20, 1820, 3620]
+
+
 def test_the_footprint_is_what_the_history_says(past):
     """Machines by pool and market, the pace with its pause, cost of work, layouts and marks of the whole hour."""
     found = footprint(past, Asked(), 361)
