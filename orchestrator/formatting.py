@@ -34,7 +34,7 @@ def duration(seconds: float | None) -> str:
         return f"{whole // 60} min {whole % 60} s"
     if whole < 172_800:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} days"
+    return f"{whole // 86_400} days {whole % 86_400 // 3600} h"
 
 
 def pause(seconds: float) -> str:

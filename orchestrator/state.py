@@ -166,6 +166,8 @@ class Lease(msgspec.Struct, kw_only=True):
     # What a list shows of it although we took it for ended: a machine that never ran has a disk.
     lingers: Literal["", "disk", "machine"] = ""
     cost_usd: float = 0.0
+    # What its time costs on demand, as counted when it ended; None before, and of earlier versions.
+    on_demand_usd: float | None = None
     disk_usd_per_h: float = 0.0
     disk_usd: float = 0.0  # the disk's part of `cost_usd`, when it has ended
     disk_from_s: float = 0.0  # it has a disk from its launch on, also while it is pending
@@ -298,6 +300,7 @@ class Progress(msgspec.Struct, kw_only=True):
     """How far a job is, as its keeper reports, and which states and files are kept."""
 
     step: int = 0
+    begun_step: int = 0  # the step of another job from which this one goes on
     steps_total: int = 0
     loss: float | None = None
     step_s: float = 0.0

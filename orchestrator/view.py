@@ -43,6 +43,15 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     boot: dict[str, float] = {}  # when each phase of its first boot was over, since that began
 
 
+class Unlisted(msgspec.Struct, frozen=True, kw_only=True):
+    """Live machines of one kind that the list of machines has no room for."""
+
+    pool: str
+    market: str
+    state: str
+    count: int
+
+
 class SeatView(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a job's layout: which machine computes it, and how fast."""
 
@@ -122,6 +131,12 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[OutputFile, ...] = ()  # the last files of `session.output`, the newest first
     output_files: int = 0
     output_bytes: int = 0
+    begun_step: int = 0  # the step of another job from which this one went on
+
+    @property
+    def steps_done(self) -> int:
+        """Return the steps that this job itself has done and paid for."""
+        return max(0, self.step - self.begun_step)
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,3 +200,4 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     cost: CostView
     events: tuple[Sentence, ...]
     thought: ThoughtView | None = None
+    unlisted: tuple[Unlisted, ...] = ()  # machines beside those that are listed

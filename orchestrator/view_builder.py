@@ -1,6 +1,7 @@
 """Making the view from the manager's state; its lists are bounded, but for that of live jobs."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import expm1
@@ -18,6 +19,7 @@ from orchestrator.view import (
     SeatView,
     ServerView,
     ThoughtView,
+    Unlisted,
     View,
 )
 
@@ -48,6 +50,7 @@ def view_of(state: State, at_s: float) -> View:
         cost=cost_view(state, at_s),
         events=tuple(state.sentences[-SENTENCES_SHOWN_MAX:]),
         thought=thought_view(thought) if thought is not None else None,
+        unlisted=tuple(_unlisted(state)),
     )
 
 
@@ -76,6 +79,13 @@ def _leases_shown(state: State) -> Iterator[Lease]:
     """Yield the live leases, then the newest of the others."""
     yield from list(state.leases.values())[:MACHINES_SHOWN_MAX]
     yield from islice(reversed(state.ended_leases.values()), ENDED_SHOWN_MAX)
+
+
+def _unlisted(state: State) -> Iterator[Unlisted]:
+    others = islice(state.leases.values(), MACHINES_SHOWN_MAX, None)
+    counts = Counter((one.pool.key, one.request.market, one.state) for one in others)
+    for (pool, market, at), count in sorted(counts.items()):
+        yield Unlisted(pool=pool, market=market, state=at, count=count)
 
 
 def _held(state: State, tokens: Iterable[str]) -> int:
@@ -150,6 +160,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         output=job.progress.output,
         output_files=job.progress.output_files,
         output_bytes=job.progress.output_bytes,
+        begun_step=job.progress.begun_step,
     )
 
 

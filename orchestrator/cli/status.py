@@ -72,7 +72,7 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
     job = next((one for one in view.jobs if one.id == job_id), None)
     if job is not None:
         machines = [one for one in view.machines if one.job == job.id]
-        table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
+        table = (Text(), tables.machines(machines, view.at_s, job.machines)) if machines else ()
         return (panel(view, job, (old,) if old else ()), *table, Text())
     parts: list[Any] = [tables.cost_line(view.cost)]
     if old:
@@ -80,7 +80,7 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
     if view.jobs:
         parts += [Text(), tables.jobs(view.jobs)]
     if view.machines:
-        parts += [Text(), tables.machines(view.machines, view.at_s)]
+        parts += [Text(), tables.machines(view.machines, view.at_s, tables.live(view))]
     return (*parts, Text()) if len(parts) > 1 else (*parts,)
 
 

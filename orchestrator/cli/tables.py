@@ -139,8 +139,11 @@ def jobs(found: Iterable[JobView]) -> Reasoned:
     return made
 
 
-def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
-    """Return the table of the machines that are held, and of the last few that have ended."""
+def machines(found: Iterable[MachineView], now_s: float, count: int = 0) -> Reasoned:
+    """Return the table of the machines that are held, and of the last few that have ended.
+
+    `count` is how many live ones there are, as a view lists only the first of them.
+    """
     held = [one for one in found if one.ended_at_s is None]
     gone = sorted(
         (one for one in found if one.ended_at_s is not None), key=lambda one: one.ended_at_s or 0.0
@@ -159,9 +162,15 @@ def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
             duration((one.ended_at_s or now_s) - one.launched_at_s),
             why=(one.why_ended or one.why_bought).removeprefix(f"{one.id} "),
         )
-    if len(held) > MACHINES_SHOWN:
-        made.caption = f"and {len(held) - MACHINES_SHOWN:,} more: orchestrator status --json"
+    if more := max(count, len(held)) - len(held[:MACHINES_SHOWN]):
+        made.caption = f"and {more:,} more: orchestrator status --json"
     return made
+
+
+def live(view: View) -> int:
+    """Return how many machines are live, also of those that the view does not list."""
+    listed = sum(one.ended_at_s is None for one in view.machines)
+    return listed + sum(one.count for one in view.unlisted)
 
 
 def cost_line(cost: CostView) -> Text:

@@ -31,6 +31,6 @@ def compared(past: Past, one: Remembered) -> Compared:
         job=job,
         causes={cause: usd for line in lines for cause, usd in line.causes.items()},
         machine_hours=sum(line.hours for line in lines),
-        usd_per_1000_steps=1000 * job.spent_usd / job.step if job.step else None,
+        usd_per_1000_steps=1000 * job.spent_usd / job.steps_done if job.steps_done else None,
         losses=loss_curve(past, one.id, first_s, last_s),
     )

@@ -1,7 +1,7 @@
 """The footprint over time: the history on one grid of moments, as the page draws it."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from math import isfinite, nan
 from statistics import median
@@ -11,11 +11,13 @@ import msgspec
 
 from cloud.clock import HOUR_S
 from orchestrator.history.records import Cause, Entry, Happening, Point, Remembered, Spent
+from orchestrator.history.store import WORTH_A_ROW
 from orchestrator.kinds import Kind
 
 POOLS_SHOWN_MAX = 9  # the rest are shown together
 MARKS_MAX = 400
-JOBS_MAX = 20
+JOBS_MAX = 20  # whose layouts and losses are shown
+PACED_MAX = 200  # whose steps are added up
 POOLS_MAX = 200
 CURVE_POINTS = 200
 PRICES_S = 86_400.0
@@ -91,6 +93,13 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Happening]
 
 
+class _Far(msgspec.Struct):
+    """The part of a remembered job that says how far it is, and where it began."""
+
+    step: int = 0
+    begun_step: int = 0
+
+
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
     """Points by job and by pool: step and loss, time and price."""
 
@@ -120,8 +129,10 @@ def footprint(past: Past, asked: Asked, points: int) -> Footprint:
         return counted_at(past.series(name, begin_s, end_s, points), grid)
 
     recent = [job for job in past.jobs() if (job.ended_at_s or end_s) >= begin_s]
-    jobs = [job for job in recent if job.submitted_at_s <= end_s][:JOBS_MAX]
-    pace = _pace(grown, jobs, width_s, points)
+    there = [job for job in recent if job.submitted_at_s <= end_s]
+    far = {job.id: msgspec.json.decode(job.view, type=_Far) for job in there}
+    jobs = sorted(there, key=lambda job: far[job.id].step == 0)[:PACED_MAX]  # those that wait last
+    pace = _pace(grown, {job.id: far[job.id].begun_step for job in jobs}, width_s, points)
     rates = read("usd_per_h")
     return Footprint(
         from_s=begin_s,
@@ -136,7 +147,7 @@ def footprint(past: Past, asked: Asked, points: int) -> Footprint:
             UNIT_STEPS * rate / HOUR_S / step if step > 0 and rate == rate else None  # noqa: PLR0124
             for rate, step in zip(rates, pace, strict=True)
         ],
-        shapes=[shape for job in jobs for shape in _shapes(read, job, grid)],
+        shapes=[shape for job in jobs[:JOBS_MAX] for shape in _shapes(read, job, grid)],
         marks=past.events(begin_s, end_s, None, MARKED, last=MARKS_MAX),
     )
 
@@ -194,7 +205,8 @@ def held_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
 def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
     """Return how far a count was at each moment: it grows evenly from one point to the next.
 
-    Where points are missing it stood still, because a value that does not change is not kept.
+    Where points are missing it stood still, because a value that does not change is kept once in
+    `WORTH_A_ROW` points only; where more are missing, nobody looked, and it may have grown all along.
     """
     import numpy as np  # here, because short commands import this module
 
@@ -203,7 +215,7 @@ def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
     even_s = median([b.at_s - a.at_s for a, b in pairwise(points)] or [0.0])
     at_s, counts = [points[0].at_s], [points[0].last]
     for before, point in pairwise(points):
-        if point.at_s - before.at_s > 1.5 * even_s:
+        if 1.5 * even_s < point.at_s - before.at_s <= (WORTH_A_ROW + 1) * even_s:
             at_s.append(point.at_s - even_s)
             counts.append(before.last)
         at_s.append(point.at_s)
@@ -212,12 +224,15 @@ def counted_at(points: Sequence[Point], grid: Sequence[float]) -> list[float]:
 
 
 def _pace(
-    grown: Callable[[str], list[float]], jobs: list[Remembered], width_s: float, points: int
+    grown: Callable[[str], list[float]], begun: Mapping[str, int], width_s: float, points: int
 ) -> list[float]:
-    """Return the steps per second of all jobs, from how far each was at each moment."""
+    """Return the steps per second of all jobs, from how far each was at each moment.
+
+    Steps of another job, from which one went on, are not its own.
+    """
     total = [0.0] * points
-    for job in jobs:
-        steps = grown(f"job/{job.id}/step")
+    for name, first in begun.items():
+        steps = [max(step, float(first)) for step in grown(f"job/{name}/step")]
         for n in range(1, points):
             gone = steps[n] - steps[n - 1]
             if gone > 0:  # a job that went back is doing steps again, and NaN is none

@@ -88,7 +88,7 @@ def _final_usd(spent_usd: float, live: list[JobView], running: list[JobView]) ->
 
 
 def _known(live: list[JobView], running: list[JobView]) -> bool:
-    return len(live) == len(running) and all(job.steps_total and job.step for job in running)
+    return len(live) == len(running) and all(job.steps_total and job.steps_done for job in running)
 
 
 def _left(job: JobView) -> int:
@@ -100,8 +100,8 @@ def _step_now_usd(job: JobView) -> float:
 
 
 def _step_mean_usd(job: JobView) -> float:
-    return job.spent_usd / job.step if job.step else 0.0
+    return job.spent_usd / job.steps_done if job.steps_done else 0.0
 
 
 def _step_mean_s(job: JobView) -> float:
-    return job.took_s / job.step if job.step else 0.0
+    return job.took_s / job.steps_done if job.steps_done else 0.0

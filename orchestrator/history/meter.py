@@ -63,7 +63,7 @@ def _lease(lease: Lease, at_s: float, causes: tuple[tuple[Cause, float], ...]) -
         ledger.disk_so_far_usd(lease, at_s),
         lease.egress_usd,
         lease.usd_per_h,
-        lease.on_demand_usd_per_h,
+        lease.type.on_demand_usd_per_h,
         causes,
         lease.why_ended or lease.why_bought,
     )

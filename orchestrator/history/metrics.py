@@ -82,6 +82,7 @@ def _each_pool(value: Callable[[PoolView], float | None]) -> Callable[[View], It
 
 def _machines(view: View) -> Iterator[Sample]:
     found = Counter((m.pool, m.market, m.state) for m in view.machines if m.ended_at_s is None)
+    found.update({(one.pool, one.market, one.state): one.count for one in view.unlisted})
     for (pool, market, state), count in sorted(found.items()):
         yield {"pool": pool, "market": market, "state": state}, count
 
@@ -159,7 +160,7 @@ METRICS: tuple[Metric, ...] = (
         "Machines that cost money now.",
         _whole(lambda v: v.cost.machines),
     ),
-    Metric("spot_machines", "gauge", "Machines of the view by pool, market and state.", _machines),
+    Metric("spot_machines", "gauge", "Live machines by pool, market and state.", _machines),
     Metric(
         "spot_pool_spot_usd_per_hour",
         "gauge",

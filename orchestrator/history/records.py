@@ -67,7 +67,7 @@ class LeaseReading(msgspec.Struct, frozen=True, array_like=True):
     disk_usd: float
     egress_usd: float
     usd_per_h: float  # disk included
-    on_demand_usd_per_h: float
+    on_demand_usd_per_h: float  # without its disk, which is a cause of its own
     causes: tuple[tuple[Cause, float], ...]
     why: str  # it was bought, or, once it has ended, why that was
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -157,6 +158,24 @@ def test_an_export_has_the_columns_of_focus_and_adds_up(remembering, past):
     assert said.code == 0
     kept = list(csv.DictReader((remembering.folder / "spent.csv").read_text().splitlines()))
     assert {row["x_Job"] for row in kept} == {"job-0"}
+
+
+@pytest.mark.parametrize("by", ["cause", "day"])
+def test_the_day_from_which_on_money_is_counted_is_said(remembering, by):
+    """Money is kept by whole days: what was asked for the last minutes is that of a day, or of two."""
+    day = remembering("cost", "--by", "day", "--json").json["lines"][-1]["key"]
+    noon = f"{day}T12:34:56+00:00"
+    answer = remembering("cost", "--by", by, "--since", noon, "--json").json
+    assert answer["from_s"] == datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()
+    assert f"from {day} 00:00 UTC on" in remembering("cost", "--by", by, "--since", noon).out
+    said = remembering("export", "some.csv", "--since", noon).out
+    assert f"in all from {day} 00:00 UTC on, in some.csv" in said
+
+
+def test_machines_are_shown_whole_or_not_at_all(remembering):
+    """All that they ever cost was shown as if it had been spent since then."""
+    wrong = remembering("cost", "--by", "machine", "--since", "2h")
+    assert (wrong.code, "in their whole lives" in wrong.line) == (2, True)
 
 
 def test_top_shows_it_all_once_without_a_terminal(remembering):

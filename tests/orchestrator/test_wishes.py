@@ -29,7 +29,9 @@ def test_a_deadline_of_another_day_is_said_with_its_date():
     soon = wishes.change(running(), "kept", NOW_S + 3600, ASKER).would
     assert "by 13:00:00, in 1 h" in soon
     later = wishes.change(running(), "kept", NOW_S + 3 * DAY_S, ASKER).would
-    assert "by 2030-03-04 12:00, in 3 days" in later
+    assert "by 2030-03-04 12:00, in 3 days 0 h" in later
+    almost = wishes.change(running(), "kept", NOW_S + 3 * DAY_S - 1800, ASKER).would
+    assert "by 2030-03-04 11:30, in 2 days 23 h" in almost
 
 
 @pytest.mark.parametrize("ahead_s", [3651 * DAY_S, 9e8 * 3600])

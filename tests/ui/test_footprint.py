@@ -6,10 +6,12 @@ from itertools import pairwise
 from math import isnan
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from past_hour import PAST_S, T0, write_past
 
+from orchestrator.dashboard.comparison import compared
 from orchestrator.dashboard.past import (
     POOLS_SHOWN_MAX,
     Asked,
@@ -69,6 +71,18 @@ def test_the_summary_is_the_ledger_and_two_paces(make):
     assert said.final_usd.most == pytest.approx(0.2451 + left * 0.184 / 2412)
 
 
+def test_the_paces_of_a_job_are_those_of_its_own_steps(make):
+    """One that goes on from another's step 2,400 has done 12, and would be done at once if all counted as its own."""
+    said = summary_of(make.view(jobs=(make.job(begun_step=2_400, steps_lost=3),)))
+    left = 4000 - 2412
+    assert said.finish_s.least == pytest.approx(T0 + left * 0.231)
+    assert said.finish_s.most == pytest.approx(T0 + left * 640 / 12)
+    assert said.work_mean_usd == pytest.approx(1000 * 0.184 / 12)
+    assert said.lost_usd == pytest.approx(3 * 0.184 / 12)
+    fresh = summary_of(make.view(jobs=(make.job(begun_step=2_412),)))
+    assert (fresh.finish_s, fresh.final_usd) == (None, None)
+
+
 def test_what_cannot_be_known_is_not_guessed(make):
     """A job that boots has no pace, so the end of all is unknown; without a job there is no end, and the cost stays."""
     booting = make.job(id="other", status="PROVISIONING", step_s=0.0, step=0, steps_total=0)
@@ -99,6 +113,12 @@ def test_a_count_grows_between_points_and_stands_where_none_are():
     assert all(map(isnan, counted_at([], [1, 2])))
 
 
+def test_a_count_that_nobody_kept_for_a_while_grew_meanwhile():
+    """All steps of an hour without a history were shown as done in its last ten seconds."""
+    points = [point(0, 0), point(10, 10), point(20, 20), point(3620, 3620), point(3630, 3630)]
+    assert counted_at(points, [20, 1820, 3620]) == [20, 1820, 3620]
+
+
 def test_the_footprint_is_what_the_history_says(past):
     """Machines by pool and market, the pace with its pause, cost of work, layouts and marks of the whole hour."""
     found = footprint(past, Asked(), 361)
@@ -117,6 +137,42 @@ def test_the_footprint_is_what_the_history_says(past):
     assert [shape.label for shape in found.shapes] == ["1x3", "1x2"]
     assert found.shapes[0].to_s == found.shapes[1].from_s == T0 - 1800
     assert [mark.kind for mark in found.marks] == ["notice", "eviction", "layout", "checkpoint"]
+
+
+def remember(file, *jobs) -> None:
+    for job in jobs:
+        row = (job.id, job.status, job.submitted_at_s, job.ended_at_s, msgspec.json.encode(job))
+        file.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?)", row)
+
+
+def test_steps_that_another_job_has_done_are_nobodys_pace(past, make, tmp_path):
+    """A job that goes on from step 5,000 is at no step before its first one, and then at 5,001."""
+    before = footprint(past, Asked(), 361).steps_per_s
+    file = store.writing(tmp_path / "history.db")
+    remember(file, make.job(id="branch", step=5_100, begun_step=5_000, submitted_at_s=T0 - 3600))
+    write(file, 90, "job/branch/step", {0: 0, 600: 0, 610: 5_001, 1600: 5_100})
+    file.close()
+    found = footprint(past, Asked(), 361).steps_per_s
+    assert max(filter(None, found)) < 2 * max(filter(None, before))
+    done = 10 * (sum(filter(None, found)) - sum(filter(None, before)))
+    assert done == pytest.approx(100, abs=1)
+    (one,) = (each for each in past.jobs() if each.id == "branch")
+    assert compared(past, one).usd_per_1000_steps == pytest.approx(1000 * 0.184 / 100)
+
+
+def test_jobs_that_wait_take_no_place_from_one_that_trains(past, make, tmp_path):
+    """Twenty newer ones did, so the chart of steps was empty while money was spent on them."""
+    before = footprint(past, Asked(), 361).steps_per_s
+    file = store.writing(tmp_path / "history.db")
+    remember(file, make.job(step=3_000, submitted_at_s=T0 - 3600))
+    waiting = (
+        make.job(id=f"w-{n}", step=0, status="PENDING", submitted_at_s=T0 - n) for n in range(300)
+    )
+    remember(file, *waiting)
+    file.close()
+    found = footprint(past, Asked(), 361)
+    assert found.steps_per_s == before
+    assert [shape.label for shape in found.shapes] == ["1x3", "1x2"]
 
 
 def test_any_time_can_be_asked_for(past):

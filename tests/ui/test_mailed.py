@@ -51,3 +51,13 @@ def test_without_a_history_it_is_the_present(make, tmp_path):
     view = msgspec.structs.replace(make.view(), jobs=())
     text = mailed.page_of(view, History.open(Places(tmp_path)))
     assert "$0.2451" in text
+
+
+def test_what_is_live_is_in_it_however_much_has_ended(make, tmp_path):
+    """A view has what lives first; of more than the file has room for, the live ones were left out."""
+    from orchestrator.paths import Places
+
+    live = [make.machine(id=f"live-{n:03}") for n in range(150)]
+    ended = [make.machine(id=f"ended-{n:03}", ended_at_s=make.at_s) for n in range(100)]
+    text = mailed.page_of(make.view(machines=(*live, *ended)), History.open(Places(tmp_path)))
+    assert all(one.id in text for one in live)

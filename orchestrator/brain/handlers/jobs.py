@@ -832,6 +832,9 @@ def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> Non
 def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
     _say(state, out, event.job, f"goes on from {event.because}")
     _set_unread(state, event.job, "")
+    job = state.jobs.get(event.job)
+    if job is not None and job.spec.from_url and not job.progress.step:
+        job.progress.begun_step = event.step
 
 
 def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:

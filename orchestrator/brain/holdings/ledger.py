@@ -20,7 +20,7 @@ What a machine cost is a function of the best evidence of when it began, at whic
 it was gone and by whom. Evidence that has a date of the cloud's own comes before what we concluded
 from one list having a machine and the next one not, and until a cloud says that it took a machine,
 nothing is refunded. Better evidence corrects the charge whenever it comes, also after the lease and
-its job have ended.
+its job have ended; and with it what the same time costs on demand.
 """
 
 import math
@@ -399,6 +399,9 @@ def close_lease(state: State, lease: Lease, ended: Ended) -> None:
     if lease.prices:
         _accrue(state, lease)
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
+        lease.on_demand_usd = (
+            lease.on_demand_usd_per_h * (state.now_s - lease.prices[0][0]) / HOUR_S
+        )
         if lease.pending_at_s is not None:  # it may have run since, and is not known to
             pending_s = max(lease.prices[0][0], min(lease.pending_at_s, ended.at_s))
             lease.prices = _from(lease.prices, pending_s)
@@ -406,14 +409,11 @@ def close_lease(state: State, lease: Lease, ended: Ended) -> None:
         lease.gone_at_s = max(lease.prices[0][0], min(ended.at_s, state.now_s))
         lease.ended_by, lease.dated = ended.by, ended.dated
         recharge(state, lease)
-        unheard_h = (state.now_s - lease.gone_at_s) / HOUR_S  # until we learned of it
-        for account in accounts(state, lease):
-            account.on_demand_usd -= lease.on_demand_usd_per_h * unheard_h
     else:
         _intend_rate(state, lease, -1)
         for account in accounts(state, lease):
             account.committed_usd -= lease.egress_usd
-        lease.egress_usd = 0.0
+        lease.egress_usd = lease.on_demand_usd = 0.0
     for account in accounts(state, lease):
         settle(account, state.now_s)
         account.leases -= 1
@@ -428,17 +428,22 @@ def close_lease(state: State, lease: Lease, ended: Ended) -> None:
 def recharge(state: State, lease: Lease) -> None:
     """Charge an ended lease, and correct its accounts, by what is known of its machine now."""
     lease.disk_usd = _disk_usd(lease, max(lease.gone_at_s, lease.disk_gone_at_s))
-    cost = lease.disk_usd + lease.egress_usd
+    cost, on_demand = lease.disk_usd + lease.egress_usd, 0.0
     if lease.prices:
         rule = rule_of(lease.billing, lease.pool.cloud, lease.request.market)
         if lease.pending_at_s is not None:
             rule = replace(rule, minimum_s=0.0)  # no list had it running
         began_s, by = lease.prices[0][0], lease.ended_by if lease.dated else None
-        cost += cost_usd(rule, began_s, max(began_s, lease.gone_at_s), lease.prices, by)
+        gone_s = max(began_s, lease.gone_at_s)
+        cost += cost_usd(rule, began_s, gone_s, lease.prices, by)
+        on_demand = lease.on_demand_usd_per_h * (gone_s - began_s) / HOUR_S
     more_usd, lease.cost_usd = cost - lease.cost_usd, cost
+    known = on_demand if lease.on_demand_usd is None else lease.on_demand_usd
+    more_on_demand_usd, lease.on_demand_usd = on_demand - known, on_demand
     job = state.jobs.get(lease.job)
     for account in (state.account, *(() if job is None else (job.account,))):
         account.spent_usd += more_usd
+        account.on_demand_usd += more_on_demand_usd
 
 
 def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:

@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.cli.command import USAGE, Command, CommandError, write, write_file
 from orchestrator.cli.money import mailed
 from orchestrator.cli.money.comparison import remembered
-from orchestrator.cli.money.times import Since, past
+from orchestrator.cli.money.times import Since, day_of, past, utc_day
 from orchestrator.formatting import plural, usd
 from orchestrator.history.outside import focus
 from orchestrator.history.reader import History
@@ -43,7 +43,7 @@ def export(
     if format_ == "html":
         _html(command, file)
         return
-    from_s = 0.0 if since is None else past("--since", since, time.time())
+    from_s = 0.0 if since is None else day_of(past("--since", since, time.time()))
     history = History.open(Places(command.config.state_dir))
     job = None if job is None else remembered(history, job).id
     deployment = command.config.manager.deployment
@@ -59,7 +59,8 @@ def export(
     else:
         write_file(file, _csv(rows), str(file))
     total = sum(float(str(row["BilledCost"])) for row in rows)
-    command.answer({}, Text(f"{plural(len(rows), 'line')}, {usd(total)} in all, in {file}"))
+    begins = "" if since is None else f" from {utc_day(from_s)} on"
+    command.answer({}, Text(f"{plural(len(rows), 'line')}, {usd(total)} in all{begins}, in {file}"))
 
 
 def _html(command: Command, file: Path | None) -> None:

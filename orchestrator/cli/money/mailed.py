@@ -34,7 +34,7 @@ def page_of(view: View, history: History) -> str:
         footprint(history, Asked(), POINTS),
         history.money(),
         history.events(last=EVENTS_MAX),
-        {job.id: loss_curve(history, job.id, first_s, last_s) for job in view.jobs[-ROWS_MAX:]},
+        {job.id: loss_curve(history, job.id, first_s, last_s) for job in view.jobs[:ROWS_MAX]},
     )
 
 
@@ -51,7 +51,7 @@ def page(
     parts = [
         _costs(summary_of(view)),
         _section("Footprint over time", f'<div class="card chart">{_footprint(past)}</div>'),
-        _section("Jobs", *(_job(job, losses.get(job.id, [])) for job in view.jobs[-ROWS_MAX:])),
+        _section("Jobs", *(_job(job, losses.get(job.id, [])) for job in view.jobs[:ROWS_MAX])),
         _section("Where the money went", f'<div class="card" id="money">{_money(money)}</div>'),
         _section("Machines", f'<div class="card flush">{_machines(view)}</div>'),
         _section("What happened, and why", f'<div class="card flush">{_events(events)}</div>'),
@@ -219,7 +219,7 @@ def _machines(view: View) -> str:
             usd(one.cost_usd),
             one.why_ended or one.why_bought,
         )
-        for one in view.machines[-ROWS_MAX:]
+        for one in view.machines[:ROWS_MAX]
     ]
     return _table(("Machine", "Pool", "Market", "Held for", "Cost", "Why"), rows)
 

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.command import Command, CommandError
+from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.cli.money.comparison import remembered
-from orchestrator.cli.money.times import Since, past
+from orchestrator.cli.money.times import Since, day_of, past, utc_day
 from orchestrator.formatting import percent, usd
 from orchestrator.history.reader import History
 from orchestrator.history.records import MEANING, By, Cause, Spent
@@ -37,14 +37,15 @@ def cost(
 ) -> None:
     """Show what was spent on what, beside the same machine time on demand.
 
-    With --by or --of it answers from the history, so also while no manager runs.
+    With --by or --of it answers from the history, so also while no manager runs. It keeps money by whole
+    days (UTC), so --since counts from the beginning of its day.
     """
     if of is not None:
         if by is not None or since is not None:
             raise CommandError(
                 "--of shows lines of the ledger, each a machine's whole life, so it goes with"
                 " neither --by nor --since: leave those out",
-                code=2,
+                USAGE,
             )
         _entries(command, job, of)
         return
@@ -67,7 +68,13 @@ def cost(
 
 
 def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
-    from_s = 0.0 if since is None else past("--since", since, time.time())
+    if by == "machine" and since is not None:
+        raise CommandError(
+            "--by machine shows what machines cost in their whole lives, so it does not go with --since:"
+            " leave one of them out",
+            USAGE,
+        )
+    from_s = 0.0 if since is None else day_of(past("--since", since, time.time()))
     history = History.open(Places(command.config.state_dir))
     job = None if job is None else remembered(history, job).id
     lines = history.money(job, by, from_s)
@@ -77,8 +84,9 @@ def _past(command: Command, job: str | None, by: By, since: str | None) -> None:
         command.answer(value, Text("nothing has been spent, as far as the history reaches"))
         return
     made = _causes(lines, total_usd) if by == "cause" else _lines(lines, by, total_usd)
+    told = () if since is None else (Text(f"from {utc_day(from_s)} on", style="dim"),)
     then = "orchestrator cost --by day" if by == "cause" else "orchestrator cost --by cause"
-    command.answer(value, made, then=(then,))
+    command.answer(value, *told, made, then=(then,))
 
 
 def _entries(command: Command, job: str | None, cause: Cause) -> None:

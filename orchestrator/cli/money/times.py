@@ -1,11 +1,12 @@
 """Moments, as a person types them: so long before now or after it, or a date."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from cloud.clock import DAY_S
 from orchestrator.cli.command import USAGE, CommandError
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -20,6 +21,15 @@ Since = Annotated[
 def past(option: str, text: str, now_s: float) -> float:
     """Return the moment that a time before now, or a date with or without a time, stands for."""
     return max(0.0, _moment(option, text, now_s, -1))
+
+
+def day_of(at_s: float) -> float:
+    """Return the beginning of a moment's day (UTC), as money is kept by whole days."""
+    return at_s // DAY_S * DAY_S
+
+
+def utc_day(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d} 00:00 UTC"
 
 
 def to_come(option: str, text: str, now_s: float) -> float:

@@ -72,7 +72,7 @@ def screen(view: View | None, lines: list[Spent], places: Places) -> tuple[Rende
     if view.jobs:
         parts += [Text(), tables.jobs(view.jobs)]
     if view.machines:
-        parts += [Text(), tables.machines(view.machines, view.at_s)]
+        parts += [Text(), tables.machines(view.machines, view.at_s, tables.live(view))]
     if view.events:
         parts += [Text(), *(tables.sentence(said) for said in view.events[-EVENTS_SHOWN:])]
     return tuple(parts)

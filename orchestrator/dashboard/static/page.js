@@ -230,7 +230,7 @@ function bootPhases(one) {
   return over.map(([phase, seconds]) => el("span", { class: "sub" }, `${phase} ${duration(seconds)}`));
 }
 
-function machineTable(view, list) {
+function machineTable(view, list, unlisted = 0) {
   const head = el("tr", {}, ...["Machine", "State", "$/h", "Cost"].map((name, i) =>
     el("th", { class: i > 1 ? "number" : "", scope: "col" }, name)));
   const rows = list.slice(0, ROWS_MAX).flatMap((one) => {
@@ -252,8 +252,9 @@ function machineTable(view, list) {
       el("tr", { class: `why ${tone}` }, el("td", { colSpan: 4 }, one.why_ended || one.why_bought)),
     ];
   });
-  if (list.length > ROWS_MAX) {
-    rows.push(el("tr", {}, el("td", { colSpan: 4 }, `and ${count(list.length - ROWS_MAX)} more: orchestrator status`)));
+  const more = Math.max(0, list.length - ROWS_MAX) + unlisted;
+  if (more) {
+    rows.push(el("tr", {}, el("td", { colSpan: 4 }, `and ${count(more)} more: orchestrator status`)));
   }
   return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
 }
@@ -264,7 +265,8 @@ function machines(view) {
   const coming = live.filter((one) => one.state === "intended").length;
   const held = view.cost.machines;
   $("machines-count").textContent = [held ? `${count(held)} held` : "", coming ? `${count(coming)} being bought` : ""].filter(Boolean).join(", ");
-  const parts = [live.length ? machineTable(view, live) : el("div", { class: "empty" }, "None is held, so nothing is charged.")];
+  const unlisted = view.unlisted.reduce((sum, one) => sum + one.count, 0);
+  const parts = [live.length ? machineTable(view, live, unlisted) : el("div", { class: "empty" }, "None is held, so nothing is charged.")];
   if (ended.length) {
     const open = $("machines").querySelector("details")?.open ?? false;
     parts.push(el("details", { open }, el("summary", {}, `${plural(ended.length, "machine")} given back or taken away`), machineTable(view, ended)));
@@ -435,7 +437,7 @@ function show({ view, summary, away }) {
   view.jobs.forEach(note);
   study.know(view.jobs);
   draw("jobs", [view.jobs, Math.floor(view.at_s), past.losses], () => jobs(view));
-  draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
+  draw("machines", [view.machines, view.unlisted, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
   draw("pools", [view.pools, view.thought, past.prices], () => pools(view, past.prices));
   draw("events", view.events, () => events(view));
 }

@@ -44,7 +44,7 @@ export function duration(seconds) {
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
   if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} days`;
+  return `${Math.floor(s / 86400)} days ${Math.floor((s % 86400) / 3600)} h`;
 }
 
 export const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(1)} s`);

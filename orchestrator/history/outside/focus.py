@@ -1,7 +1,8 @@
 """The money as a table with the columns of FOCUS 1.0, which cost tools read. Pure.
 
 A row is a day of one job in one pool for one cause. What FOCUS has no column for, the job and the
-cause, is in `Tags` and in columns that begin with `x_`. `BilledCost` adds up to the ledger.
+cause, is in `Tags` and in columns that begin with `x_`. `BilledCost` adds up to the ledger, `ListCost` to
+the same machine time on demand and to what has one price only: what is refunded was used all the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,6 +47,7 @@ COLUMNS = (
     "x_Cause",
 )
 CATEGORIES = {"traffic": "Networking", "disk": "Storage"}
+UNDISCOUNTED = ("manager", "traffic", "disk", "other")  # what is the same on spot and on demand
 
 
 def rows(found: Iterable[Daily], deployment: str) -> Iterator[dict[str, object]]:
@@ -71,7 +73,7 @@ def rows(found: Iterable[Daily], deployment: str) -> Iterator[dict[str, object]]
             one.usd,
             one.usd,
             one.usd,
-            one.on_demand_usd if hours else one.usd,
+            one.usd if one.cause in UNDISCOUNTED else one.on_demand_usd,
             hours,
             "Hours" if hours else None,
             hours,

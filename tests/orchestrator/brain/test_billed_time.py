@@ -29,13 +29,18 @@ def bought(hand: Any, traits: Traits | None) -> tuple[Any, str]:
     return h, h.launched(h.only(h.wait(2.0), Launch)[0], state="pending")
 
 
-def settled(h: Any, began_s: float, ended_s: float) -> None:
-    """The job and the whole were charged this much time, and nothing is promised any more."""
+def settled(h: Any, began_s: float, ended_s: float, refunded_s: float = 0.0) -> None:
+    """The job and the whole were charged this much time, and nothing is promised any more.
+
+    Beside it stands the same time on demand, where none is refunded.
+    """
     (lease,) = h.state.ended_leases.values()
     due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
     assert lease.cost_usd == pytest.approx(due_usd, abs=1e-12)
     for account in (h.state.account, h.job.account):
         assert ledger.spent_usd(account, h.at_s) == pytest.approx(due_usd, abs=1e-12)
+        same_usd = lease.on_demand_usd_per_h * (ended_s - began_s + refunded_s) / HOUR_S
+        assert ledger.on_demand_usd(account, h.at_s) == pytest.approx(same_usd, abs=1e-12)
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -247,7 +252,7 @@ def test_a_refund_that_a_list_tells_of_after_the_end_of_the_job_is_given(hand: A
     h.machines[machine_id] = replace(taken, ended_by="provider")
     assert h.wait(h.settings.listing_period_s + 2.0)  # so its place is asked once more
     h.listed()
-    settled(h, began_s, began_s)
+    settled(h, began_s, began_s, refunded_s=599.0)
     assert not h.state.owing
 
 

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.messages import Rewound
+from agent.messages import Recalled, Rewound
 from orchestrator import view_builder
+from orchestrator.cli import tables
+from orchestrator.events import JobBranched
+from orchestrator.history import metrics
 from orchestrator.view import JobView
 from orchestrator.view_builder import job_view, view_of
 
@@ -78,3 +81,40 @@ def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
     assert "deterministic=False" in shown().bits and not shown().exact
     h.job.spec = replace(h.job.spec, exact=False)
     assert "job.exact = false" in shown().bits
+
+
+def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand: Any) -> None:
+    """Its money and time are those of its own steps, also after it went back to a version of its own."""
+    h = hand().running(slots_max=1)
+    h.see(
+        JobBranched(
+            at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
+        )
+    )
+    h.see(Recalled(at_s=h.at_s, job="job-2", step=40, because="version 40 from its store"))
+    branch = h.state.jobs["job-2"]
+    assert job_view(h.state, branch, h.at_s).steps_done == 0
+    h.wait(2.0)
+    h.serve()
+    h.committed(43, "job-2")
+    h.see(Recalled(at_s=h.at_s, job="job-2", step=42, because="version 42 from the disk"))
+    seen = job_view(h.state, branch, h.at_s)
+    assert (seen.step, seen.begun_step, seen.steps_done) == (43, 40, 3)
+    h.see(Recalled(at_s=h.at_s, job="job", step=1, because="version 1 from the disk"))
+    assert job_view(h.state, h.job, h.at_s).begun_step == 0
+
+
+def test_machines_that_are_not_listed_are_counted(
+    hand: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a thousand machines two hundred are listed, and a chart of them showed two hundred."""
+    h = hand().running(slots_max=4)
+    for token, lease in list(h.state.leases.items()):
+        h.state.leases |= {f"{token}-{n}": lease for n in range(60)}
+    live = len(h.state.leases)
+    monkeypatch.setattr(view_builder, "MACHINES_SHOWN_MAX", 55)
+    view = view_of(h.state, h.at_s)
+    lines = [one for one in metrics.text(view).splitlines() if one.startswith("spot_machines{")]
+    assert sum(float(line.split()[-1]) for line in lines) == live
+    table = tables.machines(view.machines, view.at_s, tables.live(view))
+    assert table.caption == f"and {live - tables.MACHINES_SHOWN} more: orchestrator status --json"

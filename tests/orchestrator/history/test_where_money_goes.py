@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.brain.holdings.ledger import on_demand_usd
 from orchestrator.history.books import Books
+from orchestrator.history.meter import reading_of
+from orchestrator.history.outside import focus
+from orchestrator.history.reader import History
 from orchestrator.history.records import LeaseReading, Reading
+from orchestrator.history.writer import Writer
+from orchestrator.paths import Places
 from orchestrator.simulated.restarts import live
 from orchestrator.simulated.runs import play
 from orchestrator.simulated.scenario import month, unruly, wild
@@ -74,3 +82,25 @@ def test_books_of_before_ledgers_had_names_go_on(machine) -> None:
     books.take(replace(reading(10.0, "", 5.0), leases=(machine(5.0),)))
     more = books.take(reading(20.0, "one", 6.0, machine(6.0)))
     assert sum(charge.usd for charge in more) == pytest.approx(1.0)
+
+
+def test_an_export_lists_the_same_machine_time_on_demand(hand: Any, tmp_path: Path) -> None:
+    """A disk was in two of its lines, and what a cloud refunded was missing in what was used."""
+    h = hand(disk_usd_per_h=0.5, billing="aws_today", on_demand_allowed=False)
+    h.running(slots_max=1)
+    made = Writer(tmp_path / "history.db")
+    made.take(reading_of(h.state, h.at_s))
+    for _ in range(6):
+        h.train(300.0)
+        made.take(reading_of(h.state, h.at_s))
+    (lease,) = h.leases
+    h.taken(lease.machine_id)
+    h.listed()
+    made.take(reading_of(h.state, h.at_s))
+    made.flush(last=True)
+    made.close()
+    rows = list(focus.rows(History.open(Places(tmp_path)).daily(), "test"))
+    kinds = {row["x_Cause"]: float(str(row["BilledCost"])) for row in rows}
+    assert kinds["disk"] > 0 > kinds["billing"]
+    listed = sum(float(str(row["ListCost"])) for row in rows if row["x_Cause"] != "manager")
+    assert listed == pytest.approx(on_demand_usd(h.state.account, h.at_s), rel=0.01)
