@@ -63,8 +63,8 @@ def test_a_file_that_is_not_as_it_is_said_to_be_is_not_copied(housed, submitted,
         "a changes while it is copied, or is damaged; try again in a moment",
     )
     (tmp_path / "file").touch()
-    put(housed, submitted, "b", b"x", 1)
     stored.write_bytes(b"whole")
+    put(housed, submitted, "b", b"x", 1)
     answer = housed("output", submitted, "--to", str(tmp_path / "file"))
     assert answer.line.startswith("--to: ")
 

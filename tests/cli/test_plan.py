@@ -114,7 +114,7 @@ def test_a_plan_names_the_day_of_an_end_that_is_far_away(shell):
     """A time of day alone would be read as today's; what no calendar reaches is said in words."""
     shell.script("train.py")
     text = shell("plan", "train.py", "--steps", "1000000", "--step-s", "1").out
-    assert re.search(r"done in \d+ days \(at \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
+    assert re.search(r"done in \d+ days \d+ h \(at \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
     answer = shell("plan", "train.py", "--steps", "1000000000", "--step-s", "900000")
     assert (answer.code, "(at after the year 9999)" in answer.out) == (0, True)
 

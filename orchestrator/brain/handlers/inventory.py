@@ -577,7 +577,7 @@ def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
     if lease is None or event.phase in lease.boot:
         return
     if event.phase == "unlike":
-        _end_unlike(state, out, lease, event.why)
+        leases.end_unlike(state, out, lease, event.why)
         return
     lease.boot = {**lease.boot, event.phase: event.took_s}
     what = "proved who it is" if event.phase == "admitted" else "is a node of the cluster"
@@ -586,15 +586,6 @@ def on_boot_seen(state: State, out: list[AnyAction], event: BootSeen) -> None:
     if lease.state == "pending":
         move_lease(lease, "booting", state.now_s, why)
     note(out, event.machine_id, why)
-
-
-def _end_unlike(state: State, out: list[AnyAction], lease: Lease, why: str) -> None:
-    """Give back a machine whose image does not fit the manager; all machines there have that image."""
-    if lease.joined or lease.state not in ("pending", "booting"):
-        return
-    said = f"{lease.machine_id} cannot join: {why}"
-    leases.penalise(state, out, lease, "NeverJoined", said, scope="place")
-    leases.give_back(state, out, lease, said)
 
 
 def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> None:

@@ -328,6 +328,15 @@ def penalise(
     state.pools[lease.pool.key].record = record  # it did sell
 
 
+def end_unlike(state: State, out: list[AnyAction], lease: Lease, why: str) -> None:
+    """Give back a machine whose image does not fit the manager; all machines there have that image."""
+    if lease.joined or lease.state not in ("pending", "booting"):
+        return
+    said = f"{lease.machine_id} cannot join: {why}"
+    penalise(state, out, lease, "NeverJoined", said, scope="place")
+    give_back(state, out, lease, said)
+
+
 def pause(state: State, place: Place, for_s: float, why: str) -> None:
     """Buy nothing in a place for a moment; nobody refused, so it is no strike.
 
