@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -126,6 +126,11 @@ def real(config: Config) -> list[str]:
     """Return the names of the enabled clouds that are not this machine's own."""
     on = {"aws": config.aws.enabled, "azure": config.azure.subscription is not None}
     return [name for name, is_on in on.items() if is_on]
+
+
+def region_of_buckets(env: Mapping[str, str]) -> str:
+    """Return where S3's library is told to look for a bucket; empty if it is not told."""
+    return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or ""
 
 
 def providers(config: Config, local_dir: Path, user_data: UserData) -> dict[str, Provider]:

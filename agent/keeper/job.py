@@ -738,7 +738,7 @@ class KeptJob:
             member.post(told)
         passed = Commit(generation=layout.generation, version=commit.version)
         for member in roster.outside():
-            member.is_passed(passed)
+            member.hears_of_others(passed)
         self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
         kept, stored = self.vault.takes_sums(copies), self.vault.sharding.on

@@ -94,7 +94,7 @@ class Member:
     def holds(self, version: int, held: Held | None) -> None:
         self.version, self.held, self.fresh = version, held, False
 
-    def is_passed(self, commit: Commit) -> None:
+    def hears_of_others(self, commit: Commit) -> None:
         """Tell a worker that the layout left out that the job has gone on without what it kept.
 
         One that was never told of the layout may wait for a commit of its own.

@@ -157,13 +157,13 @@ class Output:
         """
         until_s = time.monotonic() + patience_s
         self.scan(step, leads=leads, last=True)
-        if self._sending is not None and leads:
-            self._sending.lead()
-        kept = self._flush(patience_s)
-        if kept and self._used and leads:
-            self._compare(step)
-            kept = self._flush(max(0.0, until_s - time.monotonic()))
-        return kept
+        if self._sending is None or not leads:
+            return self._flush(patience_s)
+        self._sending.lead()
+        if not self._flush(patience_s):
+            return False
+        self._compare(step, self._sending)
+        return self._flush(max(0.0, until_s - time.monotonic()))
 
     def hear(self, message: OutputTaken) -> None:
         """Take an answer of the keeper, on the thread that listens to it."""
@@ -228,21 +228,20 @@ class Output:
                 return Change(step, "append", generation, before.size, seen)
             return Change(step, "whole", generation, 0, seen)
 
-    def _compare(self, step: int) -> None:
+    def _compare(self, step: int, sending: Sending) -> None:
         """Note the files that hold something else than was sent, though they look the same.
 
         What a script writes through a mapping changes neither a file's size nor, at once, its time.
         """
         for path in self._seen:
             file = open_file(self._place / path)
-            if file is None or self._sending is None:
+            if file is None:
                 continue
             with file:
                 seen = files.seen_of(file)
-                if self._sending.differs(path, file, seen.size):
+                if sending.differs(path, file, seen.size):
                     seen = msgspec.structs.replace(seen, tail=files.tail_of(file, seen.size))
-                    change = Change(step, "whole", self._generation(), 0, seen)
-                    self._sending.note(path, change)
+                    sending.note(path, Change(step, "whole", self._generation(), 0, seen))
 
     def _knows(self, path: str) -> bool:
         return self._sending is not None and self._sending.knows(path)

@@ -106,9 +106,7 @@ class Participant(PeerWorker):
         self._holds = False  # this worker's state is one that the job goes on from
         # The layout is of others, who may die on their way to the state: it stays here until they commit.
         self._keeps = False
-        self._beyond = (
-            0  # the newest version that those others have committed, as far as it is told
-        )
+        self._beyond = 0  # what those others have committed, as far as it is told
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
@@ -258,9 +256,9 @@ class Participant(PeerWorker):
 
     def _is_of_others(self, commit: Commit) -> bool:
         """Whether it is of the newest known layout, which leaves us out; not of a step of ours."""
-        layout = None if self.order is None else self.order.layout
-        same = layout is not None and layout.generation == commit.generation
-        return layout is not None and same and self.me not in layout.workers
+        if self.order is None or self.order.layout.generation != commit.generation:
+            return False
+        return self.me not in self.order.layout.workers
 
     def _device(self) -> torch.device:
         return CPU if self._replica is None else self._replica.space.device

@@ -148,12 +148,12 @@ def main() -> None:
         cells = " ".join(f"{time:8.3f}" for time in times)
         print(f"{(64 - reliable) // reliable:5}:1 {cells}", flush=True)
     traffic()
-    setting = Setting(4, 0, clocks=45, blocks=256, reference=4, clock_s=16, bytes_per_s=speed)
+    setting = Setting(4, 0, clocks=END, blocks=256, reference=4, clock_s=16, bytes_per_s=speed)
     story = elastic(setting, 60, ADD, EVICT)
     before = story.clocks_s[5]
-    blip = max(story.clocks_s[35:]) / before - 1
+    blip = max(story.clocks_s[EVICT:]) / before - 1
     print(
-        f"\n4 + 60, added at clock 11, evicted at 35: one blip of {blip:.1%} (met: at most 13 %);"
+        f"\n4 + 60, added at clock {ADD}, evicted at {EVICT}: one blip of {blip:.1%} (met: at most 13 %);"
     )
     print(f"{story.loads_at_eviction} blocks loaded at the eviction, {story.rolls} roll-backs")
     drawn(story.clocks_s, story.stages, before)

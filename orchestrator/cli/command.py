@@ -38,7 +38,6 @@ JOB_CANCELLED = 102
 INTERRUPTED = 130
 
 PIPE_WIDTH = 160
-HOUSE = b"orchestrator.supervisor"  # the module that `up` starts
 
 ConfigPath = Annotated[
     Path | None,
@@ -105,16 +104,16 @@ class Command:
             raise
         except NotRunning as error:
             left = processes.marked(Places(self.config.state_dir).identity)
-            if not left and not (folders := _homes()):
-                raise
-            if not left:
+            if left:
+                raise NotRunning(
+                    f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still run: "
+                    "end them with: orchestrator down"
+                ) from error
+            if folders := processes.homes():
                 raise NotRunning(
                     f"{error}. A manager of yours runs in {', '.join(folders)}: to ask that one, type this there"
                 ) from error
-            raise NotRunning(
-                f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still run: "
-                "end them with: orchestrator down"
-            ) from error
+            raise
 
     def say(self, text: RenderableType) -> None:
         """Print something before the answer, only for a person."""
@@ -156,19 +155,6 @@ class Command:
             return
         with self.out.status(f"{what} ...") as status:
             yield lambda words: status.update(f"{words} ...")
-
-
-def _homes() -> list[str]:
-    """Return the folders in which managers that run were started, as far as we may see them."""
-    found = set()
-    for entry in os.scandir("/proc"):
-        try:
-            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-            if HOUSE in words:
-                found.add(str(Path(entry.path, "cwd").readlink()))
-        except OSError:
-            continue
-    return sorted(found)
 
 
 def write_json(value: Any) -> None:

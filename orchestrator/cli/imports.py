@@ -68,7 +68,7 @@ def absent(script: Path, data: bytes, typed: str) -> Iterator[tuple[int, str]]:
         for line, name in _imported(statement):
             top = name.partition(".")[0]
             beside = PathFinder.find_spec(top, [str(script.parent)])
-            if top not in names and beside is None and not _is_here(top):
+            if top not in names and beside is None and not _installed(top, bare=True):
                 names.add(top)
                 yield line, top
 
@@ -108,19 +108,13 @@ def _found(folder: Path, name: str, where: str) -> list[Path]:
     return _modules(path.parent) if spec.submodule_search_locations else [path]
 
 
-def _is_here(top: str) -> bool:
-    try:
-        return importlib.util.find_spec(top) is not None
-    except ValueError:  # as in `_installed`
-        return True
-
-
-def _installed(top: str) -> bool:
+def _installed(top: str, *, bare: bool = False) -> bool:
+    """Return whether a module is installed here; a folder without __init__.py counts only if `bare`."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # a module of this process that was not found on a path
         return True
-    return spec is not None and spec.origin is not None
+    return spec is not None and (bare or spec.origin is not None)
 
 
 def _modules(package: Path) -> list[Path]:

@@ -20,7 +20,7 @@ import typer
 
 from cloud.aws.settings import pairs, texts
 from orchestrator.cli.command import USAGE, Command, CommandError
-from orchestrator.clouds import joining, real
+from orchestrator.clouds import joining, real, region_of_buckets
 from orchestrator.config import Config, ConfigError, load, template
 
 IMAGE_PARAMETER = "/orchestrator/image"
@@ -88,7 +88,7 @@ def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
 def _store_elsewhere(config: Config, env: Mapping[str, str]) -> tuple[str, ...]:
     """Return a sentence if the bucket would be looked for in a region that is not bought in."""
     url, regions = config.storage.checkpoint_url or "", texts(config.aws.regions)
-    told = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
+    told = region_of_buckets(env)
     if not (url.startswith("s3://") and regions) or (told or STORES_REGION) in regions:
         return ()
     return (

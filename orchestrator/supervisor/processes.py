@@ -5,16 +5,18 @@ SPOT_HOUSE with the house's identity. By this mark the leftovers of a killed hou
 and ended without ever touching a process that is not ours.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 MARK = "SPOT_HOUSE"
+HOUSE = b"orchestrator.supervisor"  # the module that `up` starts
 PR_SET_PDEATHSIG = 1
 KILL_S_MAX = 3.0
 STARTS_MAX = 3  # of one part, if it is killed while it starts
@@ -97,17 +99,30 @@ def marked(identity: str) -> list[int]:
     """Return the pids of all other live processes that carry this house's mark."""
     needle = f"{MARK}={identity}".encode()
     found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environ = Path(entry.path, "environ").read_bytes()
-            state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z" and needle in environ.split(b"\0"):
-            found.append(int(entry.name))
+    for process in _others():
+        with contextlib.suppress(OSError):
+            environ = (process / "environ").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and needle in environ.split(b"\0"):
+                found.append(int(process.name))
     return sorted(found)
+
+
+def homes() -> list[str]:
+    """Return the folders in which managers that run were started, as far as we may see them."""
+    found = set()
+    for process in _others():
+        with contextlib.suppress(OSError):
+            if HOUSE in (process / "cmdline").read_bytes().split(b"\0"):
+                found.add(str((process / "cwd").readlink()))
+    return sorted(found)
+
+
+def _others() -> Iterator[Path]:
+    """Yield what the system says of each other process."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            yield Path(entry.path)
 
 
 def sweep(identity: str, grace_s: float = 3.0) -> int:

@@ -35,7 +35,7 @@ from cloud.log_bounds import bound_logs
 from cloud.open_files import raise_limit
 from orchestrator.client import House as HouseFile
 from orchestrator.client import post
-from orchestrator.clouds import enabled
+from orchestrator.clouds import enabled, region_of_buckets
 from orchestrator.clouds import obstacle as cloud_obstacle
 from orchestrator.config import URL_PASSWORD, Config, frozen, in_force, load
 from orchestrator.dashboard.keys import Keys
@@ -503,7 +503,7 @@ class House:
                 "RAY_AUTH_TOKEN": private.secret(self.places.secret("ray")),
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "OMP_NUM_THREADS": "1",
-                **_region_of_buckets(os.environ),
+                **({"AWS_REGION": region} if (region := region_of_buckets(os.environ)) else {}),
             },
             actors=Order(
                 state_dir=str(self.places.state_dir),
@@ -644,12 +644,6 @@ class House:
         if self._stopping:
             raise ToldToEnd("told to end while it was starting; nothing is left of it")
         time.sleep(0.02)
-
-
-def _region_of_buckets(env: Mapping[str, str]) -> dict[str, str]:
-    """Return where S3's library looks for a bucket here, since workers write there as well."""
-    region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")
-    return {"AWS_REGION": region} if region else {}
 
 
 def _lines(environment: Mapping[str, str]) -> bytes:

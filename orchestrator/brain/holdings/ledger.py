@@ -399,9 +399,7 @@ def close_lease(state: State, lease: Lease, ended: Ended) -> None:
     if lease.prices:
         _accrue(state, lease)
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
-        lease.on_demand_usd = (
-            lease.on_demand_usd_per_h * (state.now_s - lease.prices[0][0]) / HOUR_S
-        )
+        lease.on_demand_usd = _on_demand_usd(lease, state.now_s)
         if lease.pending_at_s is not None:  # it may have run since, and is not known to
             pending_s = max(lease.prices[0][0], min(lease.pending_at_s, ended.at_s))
             lease.prices = _from(lease.prices, pending_s)
@@ -425,6 +423,11 @@ def close_lease(state: State, lease: Lease, ended: Ended) -> None:
             account.usd_per_h, account.traffic_usd_per_h = account.manager_usd_per_h, 0.0
 
 
+def _on_demand_usd(lease: Lease, until_s: float) -> float:
+    """Return what a machine's time up to a moment costs on demand."""
+    return lease.on_demand_usd_per_h * (until_s - lease.prices[0][0]) / HOUR_S
+
+
 def recharge(state: State, lease: Lease) -> None:
     """Charge an ended lease, and correct its accounts, by what is known of its machine now."""
     lease.disk_usd = _disk_usd(lease, max(lease.gone_at_s, lease.disk_gone_at_s))
@@ -436,7 +439,7 @@ def recharge(state: State, lease: Lease) -> None:
         began_s, by = lease.prices[0][0], lease.ended_by if lease.dated else None
         gone_s = max(began_s, lease.gone_at_s)
         cost += cost_usd(rule, began_s, gone_s, lease.prices, by)
-        on_demand = lease.on_demand_usd_per_h * (gone_s - began_s) / HOUR_S
+        on_demand = _on_demand_usd(lease, gone_s)
     more_usd, lease.cost_usd = cost - lease.cost_usd, cost
     known = on_demand if lease.on_demand_usd is None else lease.on_demand_usd
     more_on_demand_usd, lease.on_demand_usd = on_demand - known, on_demand
