@@ -15,6 +15,7 @@ import sys
 import time
 from typing import NoReturn
 
+from agent.boot.node import DIFFERS
 from agent.machine.join.dead_man import LastWord
 from agent.machine.join.door import Door, NoAnswer, TurnedAway
 from agent.machine.join.identity import PROOFS, NoIdentity, proof_of
@@ -90,11 +91,6 @@ class Machine:
 
         Raises `Over` if it ends otherwise, cannot be a node, is asked to end, or no manager says a word.
         """
-        refused, why = node.refusal()
-        if why:
-            self._ask("unlike", why)
-            self._say(why)
-            raise Over(refused)
         node.start()
         next_s, up, told = time.monotonic(), False, False
         self._cluster = node.cluster
@@ -107,6 +103,8 @@ class Machine:
             seen = signal.sigtimedwait(WATCHED, max(0.0, wait_s))
             if (status := node.status()) is not None:
                 if self._newest_cluster() == node.cluster:
+                    if status == DIFFERS:
+                        self._ask("unlike", node.refusal())
                     raise Over(status & 0xFF)
                 return
             if seen is not None and seen.si_signo == signal.SIGTERM:

@@ -39,9 +39,9 @@ class Node:
         self._environment = found
         self._process: subprocess.Popen[bytes] | None = None
 
-    def refusal(self) -> tuple[int, str]:
-        """Return an exit status and a sentence if this machine cannot be a node, else 0."""
-        return refusal(self._environment)
+    def refusal(self) -> str:
+        """Return why this machine cannot be a node, as the process of the node found before it ended."""
+        return refusal(self._environment)[1]
 
     def start(self) -> None:
         for left in (self._up, self.sign):

@@ -91,25 +91,28 @@ class Listening(Door):
     """A door that hears what a machine says."""
 
     heard: dict[str, object]
+    cluster = "id/session/Ray 2.0 on Python 3.99"
 
     def call(self, method: str, path: str, body: object, patience_s: float) -> object:
         assert isinstance(body, dict)
         self.heard = body
-        return {"silent_s": 0.0}
+        return {"silent_s": 0.0, "cluster": self.cluster}
 
 
 def test_a_machine_of_another_version_says_so_at_the_door(
     nobody: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its console, where it said so before, is read by nobody, and the next one would be bought."""
-    node = a_node(tmp_path, monkeypatch, theirs="Ray 2.0 on Python 3.99")
+    found = f"exec {sys.executable} -P -m agent.boot.node"
+    node = a_node(tmp_path, monkeypatch, found, theirs="Ray 2.0 on Python 3.99")
     door = Listening(f"127.0.0.1:{nobody}", "ab" * 32)
     with pytest.raises(client_module.Over) as over:
         client_module.Machine(argparse.Namespace(silent_after_s=60.0), door).live(node)
     assert over.value.args == (65,)
     assert door.heard["phase"] == "unlike"
     assert f"this machine has {versions()} and the manager Ray 2.0" in str(door.heard["why"])
-    assert node.status() is None
+    assert node.status() == 65
+    node.kill()
 
 
 class Counted(Door):
