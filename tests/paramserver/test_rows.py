@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agent.paramserver.tables import Changes, Rows, Table
+from agent.paramserver.tables import Aggregate, Changes, Rows, Table
 
 TABLE = Table("rows", 6, 2)
 KEYS = np.arange(6)
@@ -41,3 +41,22 @@ def test_a_lone_sorted_batch_is_taken_as_it_is_and_others_are_summed():
         found, sums = mixed.all()
         assert found.tolist() == sorted(set(keys))
         assert sums.sum() == 15.0
+
+
+@pytest.mark.parametrize("combine", [np.add, np.maximum, lambda one, other: one * other])
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_of_any_keys_are_the_fold_of_those_of_each_key(combine, seed):
+    draw = np.random.default_rng(seed)
+    changes = Changes(Table("rows", 0, 2, aggregate=Aggregate("drawn", combine, 0.0)))
+    wanted: dict[int, np.ndarray] = {}
+    for _ in range(draw.integers(1, 6)):
+        keys = draw.integers(0, draw.choice([3, 40]), draw.integers(1, 30))
+        rows = draw.integers(-4, 5, (len(keys), 2)).astype(float)
+        changes.add(keys, rows)
+        for key, row in zip(keys.tolist(), rows, strict=True):
+            wanted[key] = combine(wanted[key], row) if key in wanted else row
+        if draw.random() < 0.3:
+            changes.all()
+    keys, rows = changes.all()
+    assert keys.tolist() == sorted(wanted)
+    np.testing.assert_array_equal(rows, [wanted[key] for key in keys.tolist()])
