@@ -13,6 +13,7 @@ import msgspec
 from agent.keeper.storage.sharding import LINK_BYTES_S, Passing, Replay, replay
 from agent.layout import Layout, Replica
 from agent.profile import Profile
+from agent.store.memory import machine_bytes
 from bidding.markets.billing import cost_usd, rule_of
 from bidding.model import Purchase
 from cloud.clock import HOUR_S
@@ -226,6 +227,7 @@ def _replay(
         every=spec.backup_every_steps,
         step_s=step_s,
         bytes_s=LINK_BYTES_S,
+        memory_bytes=machine_bytes(),
     )
     if not passing.costly:
         return None

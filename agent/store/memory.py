@@ -5,12 +5,15 @@ state from the page cache. Huge pages cause 512 times fewer faults; where there 
 code gets ordinary pages.
 """
 
+import contextlib
 import ctypes
 import mmap
+import os
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +23,7 @@ ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
 PAGE_BYTES = mmap.PAGESIZE
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+CONTAINER_MAX = Path("/sys/fs/cgroup/memory.max")
 RETURNING_BYTES_MIN = 1 << 16  # smaller areas are not kept for reuse
 
 
@@ -33,6 +37,14 @@ def keep_memory() -> None:
     if mallopt is not None:  # another C library has none
         for setting, nbytes in MALLOC.items():
             mallopt(setting, nbytes)
+
+
+def machine_bytes() -> int:
+    """Return the memory of this machine, used or not, or of the container if that has less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no limit, or "max"
+        found = min(found, int(CONTAINER_MAX.read_text()))
+    return found
 
 
 def ordinary(count: int) -> memoryview:

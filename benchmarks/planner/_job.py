@@ -120,6 +120,7 @@ def snapshot_s(profile: Profile, asked: Task, plan: LayoutPlan) -> float:
         every=1,
         step_s=plan.step_s,
         bytes_s=LINK_BYTES_S,
+        memory_bytes=4 << 30,
     )
     assert passing.costly  # so it goes straight to the store
     writes_s = replay(passing, MACHINES, LINK_BYTES_S, MAX_REPLAY_S).writes_s

@@ -14,6 +14,8 @@ SMALL_STATE_BYTES = 1 << 26  # the keeper loses no step, and passing a smaller s
 LARGE_STATE_BYTES = 1 << 30  # goes to the store before any step was timed
 SHARE = 0.1  # of a worker's network
 LINK_BYTES_S = 1.25e9  # 10 Gbit/s, until a network was measured
+HELD = 3  # states' worth of bytes in the keeper's memory: the backup, the next one, and sums
+MEMORY_PART = 0.5  # of its machine's memory, which these may fill
 REFUSALS_MAX = 3
 AGAIN_S = 5.0  # until the next try after one that failed
 
@@ -26,10 +28,13 @@ class Passing(msgspec.Struct, frozen=True, kw_only=True):
     every: int  # steps between two states
     step_s: float  # 0 is unknown
     bytes_s: float
+    memory_bytes: int  # of the keeper's machine
 
     @property
     def costly(self) -> bool:
-        """Whether the keeper would cost more than its toll."""
+        """Whether the keeper would cost more than its toll, or more memory than its machine has."""
+        if HELD * self.state_bytes > MEMORY_PART * self.memory_bytes:
+            return True
         if self.state_bytes < SMALL_STATE_BYTES:
             return False
         if not self.step_s:

@@ -36,7 +36,7 @@ from agent.protocol import Shards, Snapshot
 from agent.store.archive import Archive, Mark, marks_in
 from agent.store.encoding import weights
 from agent.store.encoding.format import MANIFESTS, Manifest, folder_of
-from agent.store.memory import Returning
+from agent.store.memory import Returning, machine_bytes
 from agent.store.places.sinks import DiskSink
 from cloud.clock import CLOCK
 
@@ -62,6 +62,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Path
     storage: Storage | None = None
     memory: Path | None = None  # a folder in which the keeper's memory outlives the keeper
+    memory_bytes: int = msgspec.field(default_factory=machine_bytes)
 
 
 class Landed(msgspec.Struct, frozen=True):
@@ -407,6 +408,7 @@ class Vault:
                 every=self._every,
                 step_s=step_s,
                 bytes_s=self.sharding.keeper_bytes_s,
+                memory_bytes=self._place.memory_bytes,
             )
         )
 

@@ -41,13 +41,16 @@ GIB = 1 << 30
 # --- which way, how often, how fast ---------------------------------------------------------------
 
 
-def passing(state: float, sum_: float, step_s: float, every: int = 10) -> Passing:
+def passing(
+    state: float, sum_: float, step_s: float, every: int = 10, memory: float = 256
+) -> Passing:
     return Passing(
         state_bytes=int(state * GIB),
         sum_bytes=int(sum_ * GIB),
         every=every,
         step_s=step_s,
         bytes_s=1.25e9,
+        memory_bytes=int(memory * GIB),
     )
 
 
@@ -61,6 +64,9 @@ def passing(state: float, sum_: float, step_s: float, every: int = 10) -> Passin
         (passing(15.6, 5.2, 600.0), False),
         (passing(0.9, 0.3, 0.0), False),  # no step was timed
         (passing(1.1, 0.3, 0.0), True),
+        (passing(0.6, 0.2, 60.0, memory=4), False),
+        (passing(0.7, 0.2, 60.0, memory=4), True),  # with sums and the next one it is over a half
+        (passing(0.03, 0.01, 0.0, memory=0.1), True),
     ],
 )
 def test_the_keeper_is_used_while_it_costs_little_of_a_step(what: Passing, *, costly: bool) -> None:
