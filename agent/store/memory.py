@@ -178,8 +178,8 @@ class Copying:
         self._far, self._room = far, room
         self._elsewhere: Elsewhere | None = None
         self._begun, self._beginning = False, threading.Lock()
-        self._left = deque[tuple[memoryview, memoryview]]()
-        self._unfinished, self._changed = 0, threading.Condition()
+        self._left = deque[tuple[memoryview, int]]()  # pieces and their places, in order
+        self._flying, self._changed = set[int](), threading.Condition()
 
     def _begin(self) -> None:
         with self._beginning:
@@ -196,40 +196,74 @@ class Copying:
                     continue
                 for start in range(0, source.nbytes, PIECE_BYTES):
                     piece = source[start : start + PIECE_BYTES]
-                    self._left.append((piece, self.whole[at : at + piece.nbytes]))
+                    self._left.append((piece, at))
                     at += piece.nbytes
             if away and self._far is not None:
                 self._elsewhere = self._far(away)
-            self._unfinished, self._begun = len(self._left), True
+            self._begun = True
+
+    @property
+    def left_bytes(self) -> int:
+        """How many bytes no thread has begun to copy."""
+        with self._changed:
+            return sum(source.nbytes for source, _ in self._left)
+
+    def begin(self) -> None:
+        """Find the sources, and copy nothing yet."""
+        self._begin()
+
+    def reach(self, count: int) -> None:
+        """Return when the first `count` bytes are copied; leave the others for later."""
+        self._copy(count)
+        if self._elsewhere is not None:
+            self._elsewhere.wait()
 
     def finish(self) -> None:
         """Copy all pieces that no thread copies yet; return when all are done."""
-        self._copy()
-        if self._elsewhere is not None:
-            self._elsewhere.wait()
+        self._begin()
+        self.reach(self.whole.nbytes)
 
     def let_change(self) -> None:
         """Return when this thread may change the sources.
 
         Its changes on a device come after the copies that the device still makes.
         """
-        self._copy()
+        self._begin()
+        self._copy(self.whole.nbytes)
         if self._elsewhere is not None:
             self._elsewhere.hold_back()
 
-    def _copy(self) -> None:
+    def give_up(self) -> None:
+        """Copy no more, because nobody will read it."""
+        with self._changed:
+            self._left.clear()
+
+    def _copy(self, count: int) -> None:
         self._begin()
-        while self._left:
-            try:
-                source, target = self._left.popleft()
-            except IndexError:
-                break  # another thread took the last one
-            copy_bytes(source, target)
+        while (piece := self._take(count)) is not None:
+            source, at = piece
+            copy_bytes(source, self.whole[at : at + source.nbytes])
             with self._changed:
-                self._unfinished -= 1
+                self._flying.discard(at)
                 self._changed.notify_all()
         with self._changed:
-            self._changed.wait_for(lambda: not self._unfinished)
+            self._changed.wait_for(lambda: all(at >= count for at in self._flying))
+
+    def _take(self, count: int) -> tuple[memoryview, int] | None:
+        with self._changed:
+            if not self._left or self._left[0][1] >= count:
+                return None
+            piece = self._left.popleft()
+            self._flying.add(piece[1])
+            return piece
+
+
+def give_back(memory: memoryview, first: int, last: int) -> None:
+    """Give the pages between these bytes back to the machine; nobody reads them any more."""
+    area = memory.obj
+    first, last = -(-first // PAGE_BYTES) * PAGE_BYTES, last // PAGE_BYTES * PAGE_BYTES
+    if isinstance(area, mmap.mmap) and first < last:
+        area.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _map(count: int) -> memoryview:

@@ -2,7 +2,8 @@
 
 Between two updates of an optimizer nothing writes to the state (buffers are copied when it is
 collected), because forward and backward only read it. So the script waits only when it is about to
-get its gradients, and only for what is not copied yet.
+get its gradients, and only for what is not copied yet. What goes slowly into a store is read where
+it lies as long as it may, because a copy of all of it takes memory.
 """
 
 import queue
@@ -25,7 +26,7 @@ from agent.tensors.staging import Fetch, Piece, pinned
 from agent.worker.peers import PeerWorker
 from agent.worker.state.handover import Handover
 from agent.worker.state.layer_transfer import covers, share_among
-from agent.worker.state.shards import ShareWriter, Stores
+from agent.worker.state.shards import CopyTime, ShareWriter, Stores
 from agent.world import Interrupted
 
 Shared = tuple[Share, list[Piece]]
@@ -40,7 +41,7 @@ class Snapshots:
         self.asked_at: int | None = None  # the version that the keeper wants
         self._shards: Shards | None = None  # where it wants it, if not itself
         self._copying: Copying | None = None
-        self._again = Again()
+        self._copy_time, self._again = CopyTime(), Again()
         self._ended = (
             False  # the script's loop, and with it what is written for a loss before its end
         )
@@ -57,6 +58,7 @@ class Snapshots:
             with self._crew.link.stuck.aided():  # waits for the copying thread, or for a device
                 self._copying.let_change()
             self._copying = None
+            self._copy_time.end()
 
     def due(self) -> bool:
         """Return whether the snapshot that the keeper asked for can be sent now.
@@ -93,6 +95,7 @@ class Snapshots:
             return pieces
 
         self._copying = copying = self._copying_of(sources)
+        self._copy_time.begin()
         if final:
             copying.finish()
         passing("save: snapshot begun")
@@ -151,12 +154,13 @@ class Snapshots:
         self, begun: Snapshot, copying: Copying, shares: list[Shape], shards: Shards | None
     ) -> None:
         """Send what was copied to the keeper, batch by batch, or write it into the store."""
-        copying.finish()
+        copying.begin()
         try:
             if shards is None:
+                copying.finish()
                 self._send_all(begun, shares[0][0], copying.whole)
             else:
-                self._write_all(begun, shares[0], copying.whole, shards)
+                self._write_all(begun, shares[0], copying, shards)
         except Interrupted:
             return
         except Exception:
@@ -164,6 +168,8 @@ class Snapshots:
             self.failed |= begun.final
             self._crew.wake()
             raise
+        finally:
+            copying.give_up()
         # Where memory is short, none is held for the next snapshot.
         if not self._crew.replica.unbuilt:
             self._again.give(copying.whole)
@@ -181,15 +187,17 @@ class Snapshots:
                 return
         link.send(msgspec.structs.replace(message, last=True))
 
-    def _write_all(self, begun: Snapshot, shape: Shape, whole: memoryview, shards: Shards) -> None:
+    def _write_all(self, begun: Snapshot, shape: Shape, copying: Copying, shards: Shards) -> None:
         """Write the share into the store, and tell the keeper what lies there."""
         link, (share, forms) = self._crew.link, shape
+        once = self._crew.replica.unbuilt  # where memory is short
         message = msgspec.structs.replace(begun, stored=True)
         link.send(msgspec.structs.replace(message, forms=share.forms))
         writer = None
         try:
-            writer = ShareWriter(self._stores.sink(shards.place), shards, begun.version)
-            for part in writer.write(share, whole, forms):
+            sink = self._stores.sink(shards.place)
+            writer = ShareWriter(sink, shards, begun.version, self._copy_time)
+            for part in writer.write(share, copying, forms, once=once):
                 if self._crew.superseded() or self._ended:
                     writer.undo()
                     return

@@ -4,7 +4,16 @@ import threading
 
 import numpy as np
 
-from agent.store.memory import PIECE_BYTES, RETURNING_BYTES_MIN, Again, Copying, Returning
+from agent.store.memory import (
+    PAGE_BYTES,
+    PIECE_BYTES,
+    RETURNING_BYTES_MIN,
+    Again,
+    Copying,
+    Returning,
+    fresh,
+    give_back,
+)
 
 
 def test_whoever_has_time_copies():
@@ -27,6 +36,37 @@ def test_whoever_has_time_copies():
     assert seen == [True, True, True]
     sources[0][:] = 0
     assert bytes(copying.whole) == expected
+
+
+def test_the_beginning_is_copied_first_and_the_rest_before_it_changes():
+    source = np.arange(4 * PIECE_BYTES, dtype=np.uint32).view(np.uint8)[: 3 * PIECE_BYTES + 7]
+    expected = source.tobytes()
+    copying = Copying(lambda: [source.data], Again())
+    copying.begin()
+    assert copying.left_bytes == source.nbytes
+    copying.reach(PIECE_BYTES + 1)
+    assert copying.left_bytes == PIECE_BYTES + 7
+    assert bytes(copying.whole[: 2 * PIECE_BYTES]) == expected[: 2 * PIECE_BYTES]
+    copying.let_change()
+    source[:] = 0
+    assert bytes(copying.whole) == expected
+
+
+def test_what_nobody_will_read_is_not_copied():
+    source = np.ones(2 * PIECE_BYTES, dtype=np.uint8)
+    copying = Copying(lambda: [source.data], Again())
+    copying.reach(1)
+    copying.give_up()
+    copying.let_change()
+    assert not any(copying.whole[PIECE_BYTES:])
+
+
+def test_pages_are_given_back_and_no_byte_beside_them():
+    memory = fresh(4 * PAGE_BYTES)
+    memory[:] = b"x" * memory.nbytes
+    give_back(memory, PAGE_BYTES - 1, 3 * PAGE_BYTES + 1)
+    held = [bytes(memory[at : at + PAGE_BYTES]) for at in range(0, memory.nbytes, PAGE_BYTES)]
+    assert held == [b"x" * PAGE_BYTES, bytes(PAGE_BYTES), bytes(PAGE_BYTES), b"x" * PAGE_BYTES]
 
 
 def test_nothing_is_copied_at_once():

@@ -14,12 +14,14 @@ from agent.net.link import Link
 from agent.protocol import Shards, State, Unread
 from agent.store.encoding.format import ALIGN_BYTES, File, Layer, Part, file_of
 from agent.store.errors import Damaged
+from agent.store.memory import Copying, give_back
 from agent.store.places.objects import open_place
 from agent.store.places.sinks import Sink
 from agent.store.reading import Want
 from agent.store.shares import Distant, Gathered, Share, cut_up, whole
 
 BURST_S = 0.25
+HASTE = 3.0  # times the seconds that a copy took: the next one may be slower
 FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 20, 1 << 26
 
 
@@ -48,13 +50,51 @@ def file_bytes(bytes_s: float) -> int:
     return size // ALIGN_BYTES * ALIGN_BYTES
 
 
+class CopyTime:
+    """Says until when a share that is being written can stay where it is.
+
+    Its bytes change at the end of the step, and who changes them copies what is not in the store by
+    then. So a copy of the rest begins in time for that, and not before: it takes memory.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._begun_s = self._calm_s = 0.0
+        self._s_per_byte: float | None = None
+
+    def begin(self) -> None:
+        self._begun_s = self._now_s()
+
+    def end(self) -> None:
+        """Take note of how long the state has stayed as it was."""
+        self._calm_s = self._now_s() - self._begun_s
+
+    def is_late(self, copying: Copying, wait_s: float) -> bool:
+        """Whether the rest would be copied too late if its copy began in `wait_s`."""
+        if self._s_per_byte is None:
+            return True
+        copy_s = self._s_per_byte * copying.left_bytes
+        return self._now_s() + wait_s + HASTE * copy_s >= self._begun_s + self._calm_s
+
+    def copy(self, copying: Copying) -> None:
+        """Copy the rest now, and take note of how long that takes."""
+        copying.begin()
+        left, begun_s = copying.left_bytes, self._now_s()
+        copying.finish()
+        if left:
+            self._s_per_byte = (self._now_s() - begun_s) / left
+
+
 def files(
-    share: Share, held: memoryview, forms: Mapping[str, Layer], version: int, size: int
+    share: Share, copying: Copying, forms: Mapping[str, Layer], version: int, size: int
 ) -> Iterator[File]:
-    """Yield a share as files of at most `size` bytes; `held` has its bytes end to end."""
-    for extent, data in cut_up(held, share.extents):
+    """Yield a share as files of at most `size` bytes, each when its bytes are copied."""
+    end = 0
+    for extent, data in cut_up(copying.whole, share.extents):
         for at in range(0, extent.size, size):
             piece = data[at : at + size]
+            end += piece.nbytes
+            copying.reach(end)
             start = extent.start + at
             yield file_of(forms[extent.layer], version, start, start + piece.nbytes, [piece])
 
@@ -62,17 +102,34 @@ def files(
 class ShareWriter:
     """Writes one share; what it has written is deleted if the share does not become complete."""
 
-    def __init__(self, sink: Sink, shards: Shards, version: int) -> None:
+    def __init__(
+        self, sink: Sink, shards: Shards, version: int, copy_time: CopyTime | None = None
+    ) -> None:
         self._sink, self._version = sink, version + shards.ahead
-        self._bucket, self._size = Bucket(shards.bytes_s), file_bytes(shards.bytes_s)
+        self._rate, self._size = shards.bytes_s, file_bytes(shards.bytes_s)
+        self._copy_time = copy_time or CopyTime()
         self._written: list[str] = []
 
-    def write(self, share: Share, held: memoryview, forms: Mapping[str, Layer]) -> Iterator[Part]:
-        """Yield each part when it is in the store."""
-        for file in files(share, held, forms, self._version, self._size):
-            self._bucket.take(file.part.file_bytes)
+    def write(
+        self, share: Share, copying: Copying, forms: Mapping[str, Layer], *, once: bool = False
+    ) -> Iterator[Part]:
+        """Yield each part when it is in the store. With `once`, its memory is given back then."""
+
+        def wait(seconds: float) -> None:
+            if self._copy_time.is_late(copying, seconds):
+                self._copy_time.copy(copying)
+            time.sleep(seconds)
+
+        copying.begin()  # only then it is known how much there is
+        wait(0.0)
+        bucket, end = Bucket(self._rate, wait=wait), 0
+        for file in files(share, copying, forms, self._version, self._size):
+            bucket.take(file.part.file_bytes)
             self._written.append(file.part.key)
             self._sink.put(file.part.key, file.pieces)
+            first, end = end, end + file.part.end - file.part.start
+            if once:
+                give_back(copying.whole, first, end)
             yield file.part
         self._sink.settle()
 

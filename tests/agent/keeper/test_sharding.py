@@ -27,12 +27,13 @@ from agent.store.archive import Archive
 from agent.store.encoding.format import MANIFESTS, PARTS
 from agent.store.errors import Full, Unavailable
 from agent.store.layers import LiveLayer, collect, share_of
+from agent.store.memory import Again, Copying
 from agent.store.places import objects
 from agent.store.places.objects import Retries
 from agent.store.places.sinks import DiskSink, Sink
 from agent.store.reading import Want
 from agent.worker.state import shards as writing
-from agent.worker.state.shards import Bucket, ShareWriter, Stores, file_bytes
+from agent.worker.state.shards import Bucket, CopyTime, ShareWriter, Stores, file_bytes
 
 LAYOUT = data_parallel(1, 2, ("a", "b"))
 GIB = 1 << 30
@@ -150,14 +151,13 @@ class Scene:
         assert wanted is not None
         live = live_of(version)
         share, pieces = share_of(live, 2, "ab".index(worker))
-        held = memoryview(b"".join(pieces))
         forms = {layer.form.name: layer.form for layer in live}
         said = Snapshot(
             generation=1, version=version, forms=(), extents=(), last=False, stored=True
         )
         self.tell(worker, msgspec.structs.replace(said, forms=share.forms))
         writer = ShareWriter(self.stores.sink(wanted.place), wanted, version)
-        for part in writer.write(share, held, forms):
+        for part in writer.write(share, Copying(lambda: pieces, Again()), forms):
             self.tell(worker, msgspec.structs.replace(said, parts=(part,)))
         self.tell(worker, msgspec.structs.replace(said, last=True))
 
@@ -379,6 +379,72 @@ class Refusing(DiskSink):
         super().put(key, pieces)
 
 
+class Changing(DiskSink):
+    """Somebody changes the state when the first file is here."""
+
+    def __init__(self, root: Path, copying: Copying, live: list[LiveLayer]) -> None:
+        super().__init__(root)
+        self.copying, self.live = copying, live
+
+    def put(self, key: str, pieces: object) -> None:
+        super().put(key, pieces)
+        self.copying.let_change()
+        for layer in self.live:
+            for tensor in layer.tensors:
+                tensor.detach().zero_()
+
+
+def test_a_share_that_is_written_slowly_has_the_bytes_of_its_version(scene: Scene) -> None:
+    """It is read where it lies, so what is not written yet is copied before it changes."""
+    scene.snapshot(1)
+    scene.ask(2)
+    scene.write(2, "b")
+    live, shards = live_of(2), scene.vault.shards(1)
+    share, pieces = share_of(live, 2, 0)
+    forms = {layer.form.name: layer.form for layer in live}
+    copying, calm = Copying(lambda: pieces, Again()), CopyTime()
+    calm.copy(Copying(lambda: [memoryview(b"some")], Again()))
+    calm.begin()
+    calm._calm_s = 1e6
+    said = Snapshot(generation=1, version=2, forms=(), extents=(), last=False, stored=True)
+    scene.tell("a", msgspec.structs.replace(said, forms=share.forms))
+    writer = ShareWriter(Changing(scene.folder, copying, live), shards, 2, calm)
+    for part in writer.write(share, copying, forms, once=True):
+        scene.tell("a", msgspec.structs.replace(said, parts=(part,)))
+    scene.tell("a", msgspec.structs.replace(said, last=True))
+    scene.land()
+    assert scene.restored() == bytes_of(2)
+
+
+def test_a_copy_begins_in_time_and_not_before() -> None:
+    now_s, source = 0.0, bytearray(10)
+    calm = CopyTime(lambda: now_s)
+
+    def made() -> Copying:
+        copying = Copying(lambda: [memoryview(source)], Again())
+        copying.begin()
+        calm.begin()
+        return copying
+
+    assert calm.is_late(made(), 0.0), "nobody knows yet how long it may wait"
+
+    class Slow(Copying):
+        def finish(self) -> None:
+            nonlocal now_s
+            super().finish()
+            now_s += 1.0
+
+    calm.copy(Slow(lambda: [memoryview(source)], Again()))
+    made()
+    now_s += 20.0
+    calm.end()
+    copying = made()
+    assert not calm.is_late(copying, 16.9)
+    assert calm.is_late(copying, 17.1)
+    copying.finish()
+    assert not calm.is_late(copying, 19.0), "there is nothing left"
+
+
 def test_a_full_store_is_said_and_leaves_nothing_half(scene: Scene) -> None:
     """As `Snapshots._write_all` does it: what is there of the share is deleted, and the keeper hears why."""
     scene.snapshot(1)
@@ -389,7 +455,7 @@ def test_a_full_store_is_said_and_leaves_nothing_half(scene: Scene) -> None:
     forms = {layer.form.name: layer.form for layer in live}
     writer = ShareWriter(Refusing(scene.folder, 2), scene.vault.shards(1), 2)
     with pytest.raises(Full) as refused:
-        list(writer.write(share, memoryview(b"".join(pieces)), forms))
+        list(writer.write(share, Copying(lambda: pieces, Again()), forms))
     assert scene.parts() > before
     writer.undo()
     assert scene.parts() == before
