@@ -23,6 +23,7 @@ ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
 PAGE_BYTES = mmap.PAGESIZE
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+RESIDENT = Path("/proc/self/statm")
 CONTAINER_MAX = Path("/sys/fs/cgroup/memory.max")
 RETURNING_BYTES_MIN = 1 << 16  # smaller areas are not kept for reuse
 
@@ -37,6 +38,20 @@ def keep_memory() -> None:
     if mallopt is not None:  # another C library has none
         for setting, nbytes in MALLOC.items():
             mallopt(setting, nbytes)
+
+
+def return_memory() -> None:
+    """Give freed memory back to the machine after work that does not come again soon."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # another C library has none
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now; 0 if that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(RESIDENT.read_text().split()[1]) * PAGE_BYTES
+    return 0
 
 
 def machine_bytes() -> int:

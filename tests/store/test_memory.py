@@ -1,5 +1,7 @@
 """Memory for whole states: what is copied is what was there when the copying ended."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -67,6 +69,26 @@ def test_pages_are_given_back_and_no_byte_beside_them():
     give_back(memory, PAGE_BYTES - 1, 3 * PAGE_BYTES + 1)
     held = [bytes(memory[at : at + PAGE_BYTES]) for at in range(0, memory.nbytes, PAGE_BYTES)]
     assert held == [b"x" * PAGE_BYTES, bytes(PAGE_BYTES), bytes(PAGE_BYTES), b"x" * PAGE_BYTES]
+
+
+FREED = """
+import numpy as np
+from agent.store.memory import keep_memory, resident_bytes, return_memory
+keep_memory()
+held = [np.ones(1 << 20, np.uint8) for _ in range(200)]
+full = resident_bytes()
+del held
+kept = resident_bytes()
+return_memory()
+print(full, kept, resident_bytes())
+"""
+
+
+def test_freed_memory_is_kept_until_it_is_returned():
+    said = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    full, kept, returned = map(int, said.stdout.split())
+    assert kept > full - (50 << 20)
+    assert returned < full - (150 << 20)
 
 
 def test_nothing_is_copied_at_once():

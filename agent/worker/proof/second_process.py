@@ -20,12 +20,13 @@ import torch
 import agent
 from agent.messages import WorkerOrder
 from agent.protocol import Untried
+from agent.store.memory import resident_bytes
 from agent.tensors.device import CPU
 
 HOST_FACTOR = 2
 GB = 1e9
 PROGRAM = Path(agent.__file__).parents[1]
-MEMORY, RESIDENT = Path("/proc/meminfo"), Path("/proc/self/statm")
+MEMORY = Path("/proc/meminfo")
 GROUPS, GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LACKING = "{} has {:.2f} GB free, and it would take {:.2f} GB"
 
@@ -88,7 +89,7 @@ class Second:
 
 def lacking(device: torch.device) -> str:
     """Return why there is no room for a second process, in words; empty if there is room."""
-    free, takes = _free_bytes(), HOST_FACTOR * _resident_bytes()
+    free, takes = _free_bytes(), HOST_FACTOR * resident_bytes()
     if free is not None and free < takes:
         return LACKING.format("this machine", free / GB, takes / GB)
     if device == CPU:
@@ -101,13 +102,6 @@ def lacking(device: torch.device) -> str:
     except (RuntimeError, AttributeError):
         return f"{device} does not say how much memory is free"
     return LACKING.format(device, free / GB, takes / GB) if free < takes else ""
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _free_bytes() -> int | None:

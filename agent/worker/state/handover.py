@@ -16,6 +16,7 @@ from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.replica import Replica
 from agent.store.encoding.format import REST
 from agent.store.layers import share_of, with_settings
+from agent.store.memory import return_memory
 from agent.store.shares import Gathered, Share
 from agent.tensors.device import settle
 from agent.tensors.staging import here
@@ -46,6 +47,7 @@ class Handover:
     def keep(self, keepers: Having) -> None:
         """Take note of which layers each worker keeps from now on."""
         self.having, self._orphans = keepers, {}
+        return_memory()  # of layers that are kept elsewhere
 
     def shares(self) -> Having:
         """Return what each worker of the layout is asked for, orphaned layers included."""
