@@ -18,6 +18,7 @@ import torch
 from agent.errors import StateError
 from agent.store.encoding import values
 from agent.store.encoding.format import REST, Layer, lay_out, share
+from agent.store.groups import Groups
 from agent.store.memory import Arena
 from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share
@@ -329,6 +330,9 @@ def fill(
     memory yet are made in `arena`.
     """
     loading = _Loading(Index(layers), arena or Arena())
+    groups = [key for key, thing in objects.items() if isinstance(thing, Groups)]
+    for key in filter(loading.has, groups):
+        objects[key].load_state_dict(loading.value(key))
     filled = [
         _fill_optimizer(loading, key, thing, objects, only, settings=settings)
         for key, thing in objects.items()
@@ -344,7 +348,7 @@ def fill(
     others = {
         key: loading.value(key)
         for key, thing in objects.items()
-        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer | Groups)
         and (only is None or REST in only)
     }
     count = read_wants(loading.wants)
