@@ -295,14 +295,12 @@ class Loop:
         """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
         if replica.stage == "open" and not replica.astray:
-            if (
-                replica.collected().versions() != self._kept_versions
-                or replica.still.take_changed()
-            ):
+            changed = replica.still.take_changed()
+            if changed := replica.collected().changed(self._kept_versions) or changed:
                 raise Misuse(
                     f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
                     "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "
-                    "in the same step"
+                    f"in the same step. It was {changed!r}"
                 )
             replica.idle += 1
             return

@@ -186,9 +186,18 @@ class Collected:
 
     def written(self, before: list[int]) -> str:
         """Return the name of a tensor that was written to since these updates, or ""."""
+        return self._differing(before, self.updates())
+
+    def changed(self, before: list[int]) -> str:
+        """Return the name of a tensor that was written to since these versions, or ""."""
+        return self._differing(before, self.versions())
+
+    def _differing(self, before: list[int], now: list[int]) -> str:
+        if before == now:
+            return ""
         names = (path for _, draft in self._all() for path in draft.tensors)
-        pairs = zip(names, before, self.updates(), strict=True)
-        return next((name for name, was, now in pairs if was != now), "")
+        pairs = zip(names, before, now, strict=True)
+        return next((name for name, was, is_ in pairs if was != is_), "")
 
     def joined(self, others: "Collected") -> "Collected":
         """Return these layers and those, with the optimizers' settings of these."""

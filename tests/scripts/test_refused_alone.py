@@ -95,3 +95,24 @@ for step in session.steps(3):
     says = f"step 0: the forward of '0' shortens rows of its weight to max_norm={max_norm}.*renorm_"
     with pytest.raises(AssertionError, match=says):
         player.play(script, tmp_path / "alone")
+
+
+def test_a_forward_before_backward_that_moves_averages_is_named(
+    player: Player, tmp_path: Path
+) -> None:
+    """As scripts compute outputs in train mode, for a number that they show."""
+    script = """
+import torch
+from orchestrator import Session
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(3):
+    x = torch.randn(16, 4)
+    outputs = model(x)
+    session.backward(lambda x: model(x).square().mean(), x)
+    optimizer.step()
+"""
+    says = r"step 0: the buffer '1.\w+' was changed before .*call the model in loss_of only"
+    with pytest.raises(AssertionError, match=says):
+        player.play(script, tmp_path / "alone")
