@@ -116,3 +116,15 @@ for step in session.steps(3):
     says = r"step 0: the buffer '1.\w+' was changed before .*call the model in loss_of only"
     with pytest.raises(AssertionError, match=says):
         player.play(script, tmp_path / "alone")
+
+
+def test_parameters_in_the_place_of_the_norm_are_told_where_they_belong(
+    player: Player, tmp_path: Path
+) -> None:
+    """In the order of torch's own function, which a port has there."""
+    script = SCRIPT.format(writes="pass", microbatches=2).replace(
+        "    optimizer.step()", "    session.clip_grad_norm_(model.parameters(), 1.0)"
+    )
+    says = r"the norm is a generator: give the number first, .*parameters=model.parameters\(\)"
+    with pytest.raises(AssertionError, match=says):
+        player.play(script, tmp_path / "alone")
