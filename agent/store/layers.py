@@ -18,6 +18,7 @@ import torch
 from agent.errors import StateError
 from agent.store.encoding import values
 from agent.store.encoding.format import REST, Layer, lay_out, share
+from agent.store.encoding.sharing import Sharing
 from agent.store.groups import Groups
 from agent.store.memory import Arena
 from agent.store.reading import Index, Want
@@ -236,12 +237,14 @@ def collect(objects: Mapping[str, Stateful]) -> Collected:
             keep = draft.keep if isinstance(tensor, torch.nn.Parameter) else draft.copy
             keep(path, tensor)
             first[tensor], names[tensor] = path, prefix + name
+    sharing = Sharing()
     for key, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
             _take_optimizer(key, thing, drafts, settings, names)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
-            draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
+            with sharing.of(key):
+                draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
     device = where(names)
     return Collected(drafts, settings, None if device == CPU else mark(device))
 
@@ -364,9 +367,11 @@ def fill(
     loading.finish()
     for apply in filled:
         apply()
+    sharing = Sharing()
     for key, state in others.items():
         try:
-            objects[key].load_state_dict(state)
+            with sharing.of(key):
+                objects[key].load_state_dict(state)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise StateError(f"{key} does not take the state that was saved: {error}") from error
     return count
