@@ -106,8 +106,10 @@ class Loop:
             self._epoch = epoch
             if place:
                 # The script's code at the start of this epoch was done already, with these numbers.
-                self._set_aside(comes_in=True)
+                self._set_aside(comes_in=True, to_epoch=True)
                 self.replica.seed_for(BEFORE, first + epoch * length)
+            else:
+                self.replica.groups.begin_epoch()
             yield epoch
             end = first + (epoch + 1) * length
             through = self.replica.stage == "open" and self.replica.turn == end
@@ -293,14 +295,12 @@ class Loop:
         """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
         if replica.stage == "open" and not replica.astray:
-            if (
-                replica.collected().versions() != self._kept_versions
-                or replica.still.take_changed()
-            ):
+            changed = replica.still.take_changed()
+            if changed := replica.collected().changed(self._kept_versions) or changed:
                 raise Misuse(
                     f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
                     "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "
-                    "in the same step"
+                    f"in the same step. It was {changed!r}"
                 )
             replica.idle += 1
             return
@@ -317,13 +317,13 @@ class Loop:
             self._outside.check(step)
             self.world.end_step(step)
 
-    def _set_aside(self, *, comes_in: bool = False) -> None:
+    def _set_aside(self, *, comes_in: bool = False, to_epoch: bool = False) -> None:
         """Put the state aside; what the script does until `_take_up` counts for nothing.
 
         The script is not where the job is.
         """
         self.world.settle()
-        self.replica.set_aside(comes_in=comes_in)
+        self.replica.set_aside(comes_in=comes_in, to_epoch=to_epoch)
 
     def _take_up(self) -> None:
         if self.replica.stage == "aside":

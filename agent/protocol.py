@@ -201,6 +201,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
 
     `gradients` has the layers that are looked at in this version: see `agent.proof.digest`. A
     worker of a pipeline has the layers of its stage, and a loss if that stage is the last.
+    `written` is what the forward has left in the buffers of layers.
     `machine` says how the worker rounds, so workers with the same `machine` compute the same bits.
     It is empty where this is not known, and where a script's kernels are not deterministic.
     """
@@ -210,6 +211,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
     batch: Digest
     loss: float | None
     gradients: tuple[Digest, ...] = ()
+    written: tuple[Digest, ...] = ()
     machine: Name = ""
     graph: int = 0  # the recorded graph of the loss, if computed in stages
 

@@ -83,6 +83,7 @@ class Replica:
             POSITION: Position(self),
         }
         self.models, self.state = registered.models, registered.state
+        self.groups = registered.groups
         self.seed, self.deterministic = seed, deterministic
         self.helps = stragglers == "flexrr"
         """Whether workers that are done compute microbatches of a worker that is late."""
@@ -247,6 +248,7 @@ class Replica:
         Borrowed weights are given back, because they are of an old version.
         """
         self.stage, self.phase, self._kept = "boundary", 0, None
+        self.groups.come_to_boundary()
         self.holdings.give_back()
 
     def forget_arena(self) -> None:
@@ -278,8 +280,9 @@ class Replica:
             try:
                 state, here = collect(self.objects), self.holdings.here
             except StateError:
-                # The form explains better what has become of the model.
+                # These explain better what has become of the model and its optimizers.
                 self.form.check(self.turn)
+                self.groups.check(self.turn)
                 raise
         return state if here is None else state.only(here)
 
@@ -333,12 +336,16 @@ class Replica:
         """Whether the script runs code that others have done, on its way to where they are."""
         return self._comes_in and self.stage == "aside" and self.holdings.here is None
 
-    def set_aside(self, *, comes_in: bool) -> None:
-        """Put the boundary's state aside, because the script is not where it can go on with it."""
+    def set_aside(self, *, comes_in: bool, to_epoch: bool = False) -> None:
+        """Put the boundary's state aside, because the script is not where it can go on with it.
+
+        With `to_epoch` the script begins the present epoch, otherwise it goes on where it was.
+        """
         self._comes_in = comes_in
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
         self.stage, self._kept = "aside", None
+        self.groups.go_back(to_epoch=to_epoch)
 
     def take_up(self) -> None:
         """Restore the state that was put aside, whatever the script has done to its objects."""

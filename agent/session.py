@@ -100,7 +100,8 @@ def world() -> World | None:
 class Session:
     """One per script. It is given what must survive: models, optimizers, schedules, a scaler.
 
-    `steps` is the number of steps of all loops together, if there are several.
+    `steps` is the number of steps of all loops together, if there are several. With `unfreezes`
+    parameters that are frozen now, and that no optimizer has, may be trained later.
     """
 
     def __init__(  # noqa: PLR0913 - a parameter per option
@@ -113,6 +114,7 @@ class Session:
         exchange: SumFormat = "float32",
         stragglers: Stragglers = "wait",
         steps: int = 0,
+        unfreezes: bool = False,
     ) -> None:
         if _sessions:
             raise Misuse(
@@ -125,7 +127,7 @@ class Session:
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.
         torch.set_num_threads(threads)
-        found = registered(objects)
+        found = registered(objects, unfreezes=unfreezes)
         check_modules(found.models, built=not _unborn)
         check_unborn(_unborn, found.models, objects)
         check_trained(found.models, found.objects.values())

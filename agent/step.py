@@ -244,12 +244,8 @@ class Step:
         replica = self._replica
         if replica.phase == 0:
             changed = replica.still.take_changed()
-            if replica.collected().versions() != self.kept_versions or changed:
-                raise Misuse(
-                    f"step {replica.turn}: {changed or 'the model or the optimizer'} was changed before session.backward(...); what "
-                    "changes them belongs after it, at the end of an epoch and not at the start of the next; and what is tried and "
-                    "taken back, as a range test of the learning rate, before Session(...)"
-                )
+            if changed := replica.collected().changed(self.kept_versions) or changed:
+                raise Misuse(f"step {replica.turn}: {replica.still.what_early(changed)}")
             replica.form.check(replica.turn)
             self._optimizers.check()
         replica.recorder.asked(replica.version, loss_of, microbatches)

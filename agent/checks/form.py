@@ -64,8 +64,8 @@ class Form:
             if param.requires_grad:
                 raise Misuse(
                     f"step {step}: the parameter {name!r} was unfrozen, but when Session(...) was made it required no "
-                    "gradient and no optimizer had it, so a step's sum has no room for it: give it before Session(...) to "
-                    "the optimizer, or to a second one for later, frozen as it is, which an optimizer leaves alone"
+                    "gradient and no optimizer had it, so a step's sum has no room for it: Session(..., unfreezes=True) makes "
+                    "room for all that is frozen; or give it before to the optimizer, frozen as it is"
                 )
 
     def _what(self) -> str:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from agent.errors import Misuse
+from agent.store.groups import Groups
 from agent.tensors.shards import Stateful
 
 
@@ -52,7 +53,6 @@ class Optimizers:
         self._objects, self._params, self._step, self._astray = objects, params, step, astray
         # Whether there are gradients that no optimizer has used.
         self.unused = False
-        self._trained = self._counted()
         self._hooks = (
             register_optimizer_step_pre_hook(self._look),
             # After the step, because a closure makes gradients inside of it.
@@ -66,12 +66,9 @@ class Optimizers:
     def check(self) -> None:
         """Check before the first phase of a step."""
         self._check_used()
-        if self._counted() != self._trained:
-            raise Misuse(
-                f"step {self._step()}: parameters were added to an optimizer after Session(...) was made, which "
-                "a joining worker would not know: add them before it, frozen (requires_grad_(False)), which an optimizer "
-                "leaves alone, and unfreeze them here"
-            )
+        for thing in self._objects.values():
+            if isinstance(thing, Groups):
+                thing.check(self._step())
         self._check_schedules()
 
     def _check_used(self) -> None:
@@ -89,14 +86,6 @@ class Optimizers:
                 "microbatches; to leave a step out, call optimizer.zero_grad()"
             )
         self.unused = False
-
-    def _counted(self) -> list[int]:
-        return [
-            len(group["params"])
-            for thing in self._objects.values()
-            if isinstance(thing, torch.optim.Optimizer)
-            for group in thing.param_groups
-        ]
 
     def _look(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse an optimizer that is not registered, before it steps.

@@ -13,11 +13,12 @@ from agent.checks.modes import Modes
 from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
 from agent.errors import Misuse
-from agent.tensors.layer_names import summed_parameters
+from agent.store.groups import Groups
+from agent.tensors.layer_names import named_parameters, summed_parameters
 from agent.tensors.shards import Stateful
 
 # No layer of a model has such a name.
-STATE, MODES = "session.state", "session.modules"
+STATE, MODES, GROUPS = "session.state", "session.modules", "session.groups"
 PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 BOTH = ("state_dict", "load_state_dict")
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
@@ -30,11 +31,15 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     objects: dict[str, Stateful]
     models: dict[str, torch.nn.Module]
     state: ScriptState
+    groups: Groups
     said: list[str]
+    unfreezes: bool = False
 
     @property
     def trained(self) -> frozenset[int]:
-        """The parameters that a registered optimizer has, by identity."""
+        """The parameters that a registered optimizer has or may be given, by identity."""
+        if self.unfreezes:
+            return frozenset(map(id, named_parameters(self.models).values()))
         return frozenset(
             id(param)
             for thing in self.objects.values()
@@ -50,10 +55,11 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
                 thing.check(step)
 
 
-def registered(objects: Sequence[object]) -> Registered:
+def registered(objects: Sequence[object], *, unfreezes: bool = False) -> Registered:
     """Name the objects.
 
-    The first module is the model; the order of the others is part of their names.
+    The first module is the model; the order of the others is part of their names. With `unfreezes`
+    any parameter may be trained later.
     """
     given = [thing for thing in objects if thing is not None]
     tensors = _tensors_of_none(given)
@@ -77,7 +83,7 @@ def registered(objects: Sequence[object]) -> Registered:
         key: thing if hasattr(thing, "state_dict") else Attributes(thing, registry)
         for key, thing in named.items()
     }
-    state = ScriptState()
+    state, groups = ScriptState(), Groups(named, models)
     said = [
         _told(type(named[key]).__name__, thing)
         for key, thing in saved.items()
@@ -86,9 +92,17 @@ def registered(objects: Sequence[object]) -> Registered:
     if tensors:
         shapes = ", ".join(str([*each.shape]) for each in tensors)
         said.append(f"Session: tensors of no module that are trained are kept as well ({shapes})")
-    objects_saved = {**saved, STATE: state, MODES: Modes(models)}
-    found = Registered(objects=objects_saved, models=models, state=state, said=said)
-    said.extend(_room_of_frozen(found))
+    objects_saved = {**saved, STATE: state, MODES: Modes(models), GROUPS: groups}
+    found = Registered(
+        objects=objects_saved,
+        models=models,
+        state=state,
+        groups=groups,
+        said=said,
+        unfreezes=unfreezes,
+    )
+    if not unfreezes:
+        said.extend(_room_of_frozen(found))
     return found
 
 

@@ -25,6 +25,7 @@ from agent.store.encoding.format import REST
 VERSIONS_MAX = 256
 FORMAT = 3  # what is looked at in a step differs from format 2, and digests from format 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
+WRITTEN = "change that the forward makes to the buffers of layer "
 SESSION_STATE = "session.state"
 
 NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
@@ -320,7 +321,10 @@ def _told(computed: Computed) -> list[Digest]:
     """Return all digests of a microbatch, in the order in which a difference would arise."""
     loss = [] if computed.loss is None else [_digest(computed.loss)]
     batch = msgspec.structs.replace(computed.batch, name=BATCH)
-    named = (msgspec.structs.replace(one, name=GRADIENT + one.name) for one in computed.gradients)
+    shown = ((GRADIENT, computed.gradients), (WRITTEN, computed.written))
+    named = (
+        msgspec.structs.replace(one, name=what + one.name) for what, each in shown for one in each
+    )
     graph = [Digest(GRAPH, computed.graph)] if computed.graph else []
     return [batch, *loss, *named, *graph]
 
@@ -478,6 +482,11 @@ def _advice(what: str, step: int) -> str:
         return (
             "Microbatches have to depend on the step only, not on what was drawn or counted before: a worker that joins "
             "later begins that anew"
+        )
+    if what.startswith(WRITTEN):
+        return (
+            "Its modules go by something that is not given to Session(...), as a momentum that the script has set: set it in "
+            "each step, or at the start of each epoch, from the step or from session.state"
         )
     if what in (LOSS, GRAPH):
         return (

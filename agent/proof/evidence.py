@@ -32,10 +32,13 @@ UNSTEADY = (
     "deterministic here: what workers compute is compared within {:g} of it, and not bit for bit"
 )
 
+Found = Mapping[str, torch.Tensor | None]
+
 
 class Staged(msgspec.Struct, frozen=True):
     """A microbatch in a stage of a pipeline, whose `gradients` are by the names of parameters.
 
+    `written` is what it has left in buffers, which are None if it has not written to them.
     `numbers` are there if the stage is the last. `graph` is what was recorded of the loss, and
     `whole` asks for as many layers as may be.
     """
@@ -45,7 +48,8 @@ class Staged(msgspec.Struct, frozen=True):
     stage: int
     given: object
     numbers: Numbers | None
-    gradients: dict[str, torch.Tensor | None]
+    gradients: Found
+    written: Found
     graph: fx.GraphModule
     whole: bool
 
@@ -59,8 +63,9 @@ class Evidence:
 
     def __init__(self, replica: Replica, beside: Beside | None = None) -> None:
         self._replica = replica
-        device = where([*replica.space.params.values()])
-        self._samples = Samples(replica.space.params, rounding(device))
+        space = replica.space
+        device = where([*space.params.values()])
+        self._samples = Samples(space.params, rounding(device), space.buffers)
         self._beside = beside if device.type == "cpu" else None
         # By microbatch and, in a pipeline, by generation and stage.
         self._computed: dict[tuple[int, ...], Computed] = {}
@@ -122,15 +127,17 @@ class Evidence:
         self, microbatch: int, given: object, numbers: Numbers, *, whole: bool = False
     ) -> None:
         """Note the results of a microbatch, whose gradients are in the model now."""
-        params = self._replica.space.params
-        gradients = {name: param.grad for name, param in params.items()}
-        self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
+        space = self._replica.space
+        gradients = {name: param.grad for name, param in space.params.items()}
+        loss = _number(float(numbers.loss))
+        self._note((microbatch,), given, loss, (gradients, space.written()), whole)
 
     def sample_stage(self, one: Staged) -> Computed:
         """Note the results of a microbatch in a stage, whose gradients may change afterwards."""
         loss = None if one.numbers is None else _number(float(one.numbers.loss))
         at = one.microbatch, one.generation, one.stage
-        self._note(at, one.given, loss, one.gradients, one.whole, digest_of(one.graph))
+        left = one.gradients, one.written
+        self._note(at, one.given, loss, left, one.whole, digest_of(one.graph))
         self.settle()
         return self._computed[at]
 
@@ -139,15 +146,18 @@ class Evidence:
         at: tuple[int, ...],
         given: object,
         loss: float | None,
-        gradients: Mapping[str, torch.Tensor | None],
+        left: tuple[Found, Found],
         whole: bool,
         graph: int = 0,
     ) -> None:
+        """Note what a microbatch has left: its gradients, and what it has written to buffers."""
         self._asked.add(at)
-        where_ = self._replica.version, self._replica.step, at[0]
-        layers = self._samples.layers(self._replica.step, gradients, whole=whole)
+        step, (gradients, written) = self._replica.step, left
+        where_ = self._replica.version, step, at[0]
+        layers = self._samples.layers(step, gradients, whole=whole)
+        buffers = self._samples.written(step, written, whole=whole)
         batch = batch_of(given)
-        self._do(lambda: self._compare(at, where_, batch, loss, layers, graph))
+        self._do(lambda: self._compare(at, where_, batch, loss, (layers, buffers), graph))
 
     def _compare(
         self,
@@ -155,10 +165,10 @@ class Evidence:
         where_: tuple[int, int, int],
         batch: Digest,
         loss: float | None,
-        layers: Mapping[str, Tensors],
+        left: tuple[Mapping[str, Tensors], Mapping[str, Tensors]],
         graph: int,
     ) -> None:
-        found = self._samples.computed(where_, batch, loss, layers)
+        found = self._samples.computed(where_, batch, loss, *left)
         found = msgspec.structs.replace(found, graph=graph)
         before = self._computed.get(at)
         if before is not None and not _same(before, found):
@@ -209,9 +219,12 @@ def _same(one: Computed, other: Computed) -> bool:
 
 
 def _shared(one: Computed, other: Computed) -> list[tuple[Digest, Digest]]:
-    """Pair the gradients of layers that both show; one of the two may show more layers."""
-    others = {each.name: each for each in other.gradients}
-    return [(each, others[each.name]) for each in one.gradients if each.name in others]
+    """Pair what both show of gradients and buffers; one of the two may show more layers."""
+    pairs = []
+    for mine, theirs in ((one.gradients, other.gradients), (one.written, other.written)):
+        others = {each.name: each for each in theirs}
+        pairs += [(each, others[each.name]) for each in mine if each.name in others]
+    return pairs
 
 
 def _alike(one: Digest, other: Digest) -> bool:

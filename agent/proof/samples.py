@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 import torch
@@ -17,24 +18,46 @@ STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters; optimizers keep as muc
 WHOLE_BYTES, WHOLE_MAX = 1 << 25, 1 << 10
 
 
+class _ByLayer:
+    """The names of some tensors by their layers, and the layers that are looked at in a step."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.names: dict[str, list[str]] = defaultdict(list)
+        for name in tensors:
+            self.names[block_of(name)].append(name)
+        self.sizes = {
+            layer: Size(sum(tensors[name].nbytes for name in names), len(names))
+            for layer, names in self.names.items()
+        }
+        self._some = Rotation(self.sizes, GRADIENTS_BYTES, GRADIENTS_MAX)
+        self.whole = Rotation(self.sizes, WHOLE_BYTES, WHOLE_MAX)
+
+    def looked_at(
+        self, script_step: int, found: Mapping[str, torch.Tensor | None], *, whole: bool
+    ) -> dict[str, Tensors]:
+        rotation = self.whole if whole else self._some
+        return {
+            layer: [found[name] for name in self.names[layer]]
+            for layer in rotation.at(script_step)
+            if all(name in found for name in self.names[layer])
+        }
+
+
 class Samples:
     """The digests of one session.
 
     `machine` says how this worker rounds; it is empty if its kernels are not deterministic.
     """
 
-    def __init__(self, params: Mapping[str, torch.Tensor], machine: str) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, torch.Tensor],
+        machine: str,
+        buffers: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
         self.machine = machine
-        self._layers: dict[str, list[str]] = defaultdict(list)
-        for name in params:
-            self._layers[block_of(name)].append(name)
-        sizes = {
-            layer: Size(sum(params[name].nbytes for name in names), len(names))
-            for layer, names in self._layers.items()
-        }
-        self._gradients = Rotation(sizes, GRADIENTS_BYTES, GRADIENTS_MAX)
-        self._state = Rotation(sizes, STATE_BYTES, STATE_MAX)
-        self._whole = Rotation(sizes, WHOLE_BYTES, WHOLE_MAX)
+        self._params, self._buffers = _ByLayer(params), _ByLayer(buffers)
+        self._state = Rotation(self._params.sizes, STATE_BYTES, STATE_MAX)
 
     def layers(
         self, script_step: int, gradients: Mapping[str, torch.Tensor | None], *, whole: bool = False
@@ -45,12 +68,13 @@ class Samples:
         layers as may be: in the step after a snapshot, and on a worker that is asked to prove
         itself.
         """
-        rotation = self._whole if whole else self._gradients
-        return {
-            layer: [gradients.get(name) for name in self._layers[layer]]
-            for layer in rotation.at(script_step)
-            if all(name in gradients for name in self._layers[layer])
-        }
+        return self._params.looked_at(script_step, gradients, whole=whole)
+
+    def written(
+        self, script_step: int, buffers: Mapping[str, torch.Tensor | None], *, whole: bool = False
+    ) -> dict[str, Tensors]:
+        """Return what a forward has left in the buffers that are looked at, in the same way."""
+        return self._buffers.looked_at(script_step, buffers, whole=whole)
 
     def computed(
         self,
@@ -58,10 +82,11 @@ class Samples:
         batch: Digest,
         loss: float | None,
         layers: Mapping[str, Tensors],
+        written: Mapping[str, Tensors] = MappingProxyType({}),
     ) -> Computed:
         """Return what became of a microbatch that began with `batch`.
 
-        `at` is its version, its step of the script, and its number.
+        `at` is its version, its step of the script, and its number. `layers` are its gradients.
         """
         version, script_step, microbatch = at
         return Computed(
@@ -70,6 +95,7 @@ class Samples:
             batch=batch,
             loss=loss,
             gradients=digests(layers, script_step),
+            written=digests(written, script_step),
             machine=self.machine,
         )
 
@@ -80,14 +106,14 @@ class Samples:
 
         What belongs to no layer is listed object by object, by its name.
         """
-        rotation = self._whole if whole else self._state
+        rotation = self._params.whole if whole else self._state
         looked, odd = frozenset(rotation.at(script_step)), list[Digest]()
         layers: dict[str, list[torch.Tensor]] = defaultdict(list)
         told: dict[str, list[object]] = defaultdict(list)
         for name, tensors, values in state.contents():
             if name == REST:
                 odd += _apart(tensors, values)
-            elif name in looked or name not in self._layers:
+            elif name in looked or name not in self._params.names:
                 layers[name] += tensors
                 told[name].append(values)
         marks = digests(layers, script_step)

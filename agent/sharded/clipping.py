@@ -19,6 +19,11 @@ def clip_grad_norm_(
 
     Its bits are those that one process with all gradients would get.
     """
+    if not hasattr(max_norm, "__float__"):
+        raise Misuse(
+            f"{CALL}: the norm is a {type(max_norm).__name__}: give the number first, session.clip_grad_norm_(1.0), which "
+            "clips all that is trained, or session.clip_grad_norm_(1.0, parameters=model.parameters())"
+        )
     gradients = holdings.gradients
     if not gradients.norms:
         return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)

@@ -18,6 +18,8 @@ import torch
 from agent.errors import StateError
 from agent.store.encoding import values
 from agent.store.encoding.format import REST, Layer, lay_out, share
+from agent.store.encoding.sharing import Sharing
+from agent.store.groups import Groups
 from agent.store.memory import Arena
 from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share
@@ -185,9 +187,18 @@ class Collected:
 
     def written(self, before: list[int]) -> str:
         """Return the name of a tensor that was written to since these updates, or ""."""
+        return self._differing(before, self.updates())
+
+    def changed(self, before: list[int]) -> str:
+        """Return the name of a tensor that was written to since these versions, or ""."""
+        return self._differing(before, self.versions())
+
+    def _differing(self, before: list[int], now: list[int]) -> str:
+        if before == now:
+            return ""
         names = (path for _, draft in self._all() for path in draft.tensors)
-        pairs = zip(names, before, self.updates(), strict=True)
-        return next((name for name, was, now in pairs if was != now), "")
+        pairs = zip(names, before, now, strict=True)
+        return next((name for name, was, is_ in pairs if was != is_), "")
 
     def joined(self, others: "Collected") -> "Collected":
         """Return these layers and those, with the optimizers' settings of these."""
@@ -226,12 +237,14 @@ def collect(objects: Mapping[str, Stateful]) -> Collected:
             keep = draft.keep if isinstance(tensor, torch.nn.Parameter) else draft.copy
             keep(path, tensor)
             first[tensor], names[tensor] = path, prefix + name
+    sharing = Sharing()
     for key, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
             _take_optimizer(key, thing, drafts, settings, names)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
-            draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
+            with sharing.of(key):
+                draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
     device = where(names)
     return Collected(drafts, settings, None if device == CPU else mark(device))
 
@@ -329,6 +342,9 @@ def fill(
     memory yet are made in `arena`.
     """
     loading = _Loading(Index(layers), arena or Arena())
+    groups = [key for key, thing in objects.items() if isinstance(thing, Groups)]
+    for key in filter(loading.has, groups):
+        objects[key].load_state_dict(loading.value(key))
     filled = [
         _fill_optimizer(loading, key, thing, objects, only, settings=settings)
         for key, thing in objects.items()
@@ -344,16 +360,18 @@ def fill(
     others = {
         key: loading.value(key)
         for key, thing in objects.items()
-        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer | Groups)
         and (only is None or REST in only)
     }
     count = read_wants(loading.wants)
     loading.finish()
     for apply in filled:
         apply()
+    sharing = Sharing()
     for key, state in others.items():
         try:
-            objects[key].load_state_dict(state)
+            with sharing.of(key):
+                objects[key].load_state_dict(state)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise StateError(f"{key} does not take the state that was saved: {error}") from error
     return count

@@ -378,6 +378,20 @@ class SumSpace:
             buffer.detach().copy_(before)
         return Contribution(numbers.on(self.device), found)
 
+    def written(self) -> dict[str, torch.Tensor | None]:
+        """Return what one microbatch has left in the buffers that it has written to, as copies.
+
+        The other buffers are None.
+        """
+        self._bring_home()
+        pairs = [*zip(self._before, self.buffers.values(), strict=True)]
+        return {
+            name: None if same else buffer.detach().clone()
+            for (name, buffer), same in zip(
+                self.buffers.items(), self._unchanged(pairs), strict=True
+            )
+        }
+
     def given(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return what a microbatch's gradient adds to a sum: in the type that it has there."""
         return gradient.detach().to(self.device, self._types[index])

@@ -100,6 +100,21 @@ class Still:
             "session.backward(...)"
         )
 
+    def what_early(self, path: str) -> str:
+        """Return what is wrong if the tensor saved at `path` was written to before backward."""
+        key, _, name = path.partition("/")
+        name = prefixes(self._models).get(key, "") + name if key in self._models else path
+        if name in named_buffers(self._models):
+            return (
+                f"the buffer {name!r} was changed before session.backward(...), as a forward in train mode changes averages: "
+                "call the model in loss_of only, which may return metrics beside its loss, or in eval mode"
+            )
+        return (
+            f"{name!r} was changed before session.backward(...); what changes the model or the optimizer belongs after it, at "
+            "the end of an epoch and not at the start of the next; and what is tried and taken back, as a range test of the "
+            "learning rate, before Session(...)"
+        )
+
     def _what(self, name: str) -> str:
         tensor = self._tensors[name]
         for path, module in named_modules(self._models).items():

@@ -134,3 +134,48 @@ def test_a_loop_that_trains_by_itself_or_never_is_refused(
 ) -> None:
     with pytest.raises(AssertionError, match=why):
         player.play(PLAIN.format(body=body), tmp_path / "alone")
+
+
+# As replay memories are written: what was observed last is in two rows, and in a variable.
+MEMORY = """
+import random
+from collections import deque, namedtuple
+
+import numpy as np
+import torch
+from orchestrator import Session, Variables
+
+Transition = namedtuple("Transition", ("state", "reward", "next_state"))
+torch.manual_seed(0)
+np.random.seed(0)
+
+class ReplayMemory:
+    def __init__(self):
+        self.memory = deque([], maxlen=12)
+
+    def push(self, *row):
+        self.memory.append(Transition(*row))
+
+memory, state = ReplayMemory(), np.random.randn(2).astype(np.float32)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+session = Session(model, optimizer, memory, Variables(globals(), "state"), microbatches=2)
+for turn in session.steps(24):
+    next_state = (0.9 * state + 0.1 * np.random.randn(2)).astype(np.float32)
+    memory.push(state, float(state.sum()), next_state)
+    state = next_state
+    if turn < 4:
+        continue
+    rows = Transition(*zip(*random.sample(memory.memory, 4)))
+    states, rewards = torch.tensor(np.array(rows.state)), torch.tensor(rows.reward)
+    optimizer.zero_grad()
+    session.backward(lambda x, y: (model(x)[:, 0] - y).square().mean(), states, rewards)
+    optimizer.step()
+"""
+
+
+@pytest.mark.processes
+def test_a_memory_that_shares_its_rows_with_a_variable_is_elastic(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    ends_alike(MEMORY, crew, player, tmp_path, "replica.version")

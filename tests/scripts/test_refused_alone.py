@@ -95,3 +95,36 @@ for step in session.steps(3):
     says = f"step 0: the forward of '0' shortens rows of its weight to max_norm={max_norm}.*renorm_"
     with pytest.raises(AssertionError, match=says):
         player.play(script, tmp_path / "alone")
+
+
+def test_a_forward_before_backward_that_moves_averages_is_named(
+    player: Player, tmp_path: Path
+) -> None:
+    """As scripts compute outputs in train mode, for a number that they show."""
+    script = """
+import torch
+from orchestrator import Session
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(3):
+    x = torch.randn(16, 4)
+    outputs = model(x)
+    session.backward(lambda x: model(x).square().mean(), x)
+    optimizer.step()
+"""
+    says = r"step 0: the buffer '1.\w+' was changed before .*call the model in loss_of only"
+    with pytest.raises(AssertionError, match=says):
+        player.play(script, tmp_path / "alone")
+
+
+def test_parameters_in_the_place_of_the_norm_are_told_where_they_belong(
+    player: Player, tmp_path: Path
+) -> None:
+    """In the order of torch's own function, which a port has there."""
+    script = SCRIPT.format(writes="pass", microbatches=2).replace(
+        "    optimizer.step()", "    session.clip_grad_norm_(model.parameters(), 1.0)"
+    )
+    says = r"the norm is a generator: give the number first, .*parameters=model.parameters\(\)"
+    with pytest.raises(AssertionError, match=says):
+        player.play(script, tmp_path / "alone")

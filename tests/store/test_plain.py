@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.store.encoding.plain import Unsavable, packed, unpacked
+from agent.store.encoding.plain import Unsavable, described, packed, unpacked
+from agent.store.encoding.sharing import Sharing
 
 
 def again(value, here=None):
@@ -232,3 +234,38 @@ def test_a_value_that_is_nested_too_deep_is_refused():
         value = [value]
     with pytest.raises(Unsavable, match="nested more than"):
         packed(value)
+
+
+class Row(NamedTuple):
+    """As the rows of a replay memory are."""
+
+    seen: np.ndarray
+    reward: float
+
+
+def test_a_named_tuple_comes_back_as_one_of_its_class() -> None:
+    (row,) = again([Row(np.ones(2), 0.5)])
+    assert type(row) is Row
+    assert same([*row], [np.ones(2), 0.5])
+    state = packed(Row(np.ones(2), 0.5))
+    assert same(described(state)[1], 0.5)
+
+
+def test_one_thing_in_two_objects_stays_one() -> None:
+    """Else the state of a worker that has loaded it would be of other things than that of the rest."""
+    now, seen = np.arange(3.0), [1, 2]
+    objects = {"a": [{"last": now}, seen], "b": [(now, 0.0), now, seen, torch.ones(1)]}
+    for _ in range(2):
+        writing, states = Sharing(), {}
+        for key, thing in objects.items():
+            with writing.of(key):
+                states[key] = packed(thing)
+        assert same(described(states["b"]), objects["b"])
+        reading = Sharing()
+        for key, state in states.items():
+            with reading.of(key):
+                objects[key] = unpacked(state)
+        one, other = objects["a"], objects["b"]
+        assert one[0]["last"] is other[0][0] is other[1]
+        assert one[1] is other[2]
+        assert same(other, [(np.arange(3.0), 0.0), np.arange(3.0), [1, 2], torch.ones(1)])

@@ -10,6 +10,7 @@ Nothing is pickled, because what is read may come from elsewhere.
 """
 
 import base64
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, zip_longest
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from agent.errors import StateError
+from agent.store.encoding.sharing import present
 from agent.tensors.shards import DTYPES
 
 VALUES, TENSORS = "~values", "~tensors"
@@ -79,6 +81,8 @@ def packed(value: Any, opened: Open = _closed) -> dict[str, Any]:
         # A very long number, or a broken string: then each element is looked at alone.
         packing = _Packing(opened, careful=True)
         data = msgspec.msgpack.encode(packing.form(value))
+    if packing.sharing is not None:
+        packing.sharing.written(packing)
     return {VALUES: _as_value(data), TENSORS: packing.tensors}
 
 
@@ -126,10 +130,11 @@ class _Packing:
 
     def __init__(self, opened: Open, *, careful: bool = False) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.sharing = present()
         self._opened, self._careful = opened, careful
         # By identity. The objects are held, so that no identity is used again meanwhile.
-        self._containers: dict[int, int] = {}
-        self._places: dict[int, int] = {}
+        self.containers: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self._held: list[Any] = []
         self._depth = 0
 
@@ -137,7 +142,10 @@ class _Packing:
         if type(value) in NATIVE:
             return value
         writer = _WRITERS.get(type(value))
-        return self._other(value) if writer is None else writer(self, value)
+        form = self._other(value) if writer is None else writer(self, value)
+        if self.sharing is None or (found := self.sharing.find(value)) is None:
+            return form
+        return form if type(form) is dict and "=" in form else {"~": [*found, form]}
 
     def items(self, values: list[Any], place: Callable[[int], str]) -> list[Any]:
         """Return the forms of these; `place` says where one is, if it cannot be written."""
@@ -158,10 +166,10 @@ class _Packing:
 
     def seen(self, value: Any) -> dict[str, int] | None:
         """Return a reference if this container was seen before, so that one list stays one."""
-        known = self._containers.get(id(value))
+        known = self.containers.get(id(value))
         if known is not None:
             return {"=": known}
-        self._containers[id(value)] = len(self._containers)
+        self.containers[id(value)] = len(self.containers)
         self._held.append(value)
         return None
 
@@ -178,10 +186,12 @@ class _Packing:
         if not SCALARS.issuperset(map(type, parts)):
             return ""
         if kind is not tuple:
-            first, ids = len(self._containers), [*map(id, values)]
-            if len({*ids}) < len(ids) or not self._containers.keys().isdisjoint(ids):
+            first, ids = len(self.containers), [*map(id, values)]
+            if len({*ids}) < len(ids) or not self.containers.keys().isdisjoint(ids):
                 return ""
-            self._containers.update(zip(ids, range(first, first + len(ids)), strict=True))
+            if self.sharing is not None and any(map(self.sharing.find, values)):
+                return ""
+            self.containers.update(zip(ids, range(first, first + len(ids)), strict=True))
             self._held.extend(values)
         return ROWS[kind]
 
@@ -194,17 +204,20 @@ class _Packing:
 
     def place(self, value: Any, tensor: torch.Tensor) -> int:
         """Return the number of a tensor beside the bytes."""
-        if id(value) not in self._places:
-            self._places[id(value)] = len(self.tensors)
+        if id(value) not in self.places:
+            self.places[id(value)] = len(self.tensors)
             self._held.append(value)
             self.tensors.append(tensor)
-        return self._places[id(value)]
+        return self.places[id(value)]
 
     def _other(self, value: Any) -> Any:
         if isinstance(value, float):  # numpy's, or a result
             return float(value)
         if isinstance(value, np.generic) and _is_known(value.dtype):
             return {"n": [value.dtype.name, value.item()]}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            kind = type(value)
+            return {"N": [kind.__module__, kind.__qualname__, _tuple(self, value)["()"]]}
         if type(value) is np.ndarray and _is_known(value.dtype):
             return {"A": self.place(value, _tensor_of(value))}
         if type(value) is torch.Tensor:
@@ -351,8 +364,11 @@ class _Unpacking:
         self, tensors: list[torch.Tensor], opened: Open, registered: Mapping[str, Any]
     ) -> None:
         self._tensors, self._opened, self._registered = tensors, opened, registered
-        self._made: dict[int, torch.Tensor] = {}
-        self._containers: list[Any] = []
+        self.made: dict[int, Any] = {}
+        self.containers: list[Any] = []
+        self._sharing = present()
+        if self._sharing is not None:
+            self._sharing.read(self)
         # Objects here that have been filled; one object is not filled for two places.
         self._used: set[int] = set()
 
@@ -367,7 +383,7 @@ class _Unpacking:
         return getattr(self, _READERS[tag])(content, here)
 
     def _known(self, thing: Any) -> Any:
-        self._containers.append(thing)
+        self.containers.append(thing)
         return thing
 
     def _mine(self, here: Any, kind: Any, *given: Any) -> Any:
@@ -400,7 +416,7 @@ class _Unpacking:
         found: list[Any] = self._mine(here, list)
         found[:] = [*map(tuple, rows)] if tag == ROWS[tuple] else rows
         if tag != ROWS[tuple]:
-            self._containers.extend(rows)
+            self.containers.extend(rows)
         return found
 
     def _tuple(self, forms: list[Any], here: Any) -> tuple[Any, ...]:
@@ -433,7 +449,7 @@ class _Unpacking:
 
     def _tensor(self, content: list[Any], here: Any) -> torch.Tensor:
         place, device, wants_grad = content
-        if place not in self._made:
+        if place not in self.made:
             found = self._tensors[place]
             if _takes(here, found, device) and id(here) not in self._used:
                 with torch.no_grad():
@@ -441,13 +457,14 @@ class _Unpacking:
             elif device != found.device.type:
                 found = found.to(device)
             self._used.add(id(found))
-            self._made[place] = found.requires_grad_(wants_grad)
-        return self._made[place]
+            self.made[place] = found.requires_grad_(wants_grad)
+        made: torch.Tensor = self.made[place]
+        return made
 
     def _array(self, place: int, _: Any) -> Any:
-        if place not in self._made:
-            self._made[place] = self._tensors[place].numpy()  # type: ignore[assignment]
-        return self._made[place]
+        if place not in self.made:
+            self.made[place] = self._tensors[place].numpy()
+        return self.made[place]
 
     def _object(self, content: list[Any], here: Any) -> Any:
         kind, names, forms = content
@@ -463,11 +480,38 @@ class _Unpacking:
             set_attribute(here, name, self.value(form, getattr(here, name, None)))
         return here
 
+    def _named(self, content: list[Any], here: Any) -> Any:
+        module, name, forms = content
+        kind: Any = sys.modules.get(module)
+        for part in name.split("."):
+            kind = getattr(kind, part, None)
+        values = self._items(forms, here)
+        if not (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")):
+            raise StateError(
+                f"the saved state has a {name} of {module}, which is no named tuple here"
+            )
+        return kind(*values)
+
+    def _shared(self, content: list[Any], here: Any) -> Any:
+        """Return what was read of an object before this one, in the place of what is equal."""
+        key, kind, number, form = content
+        at = len(self.containers)
+        found = self.value(form, here)
+        if self._sharing is None:
+            return found
+        thing = self._sharing.thing(key, kind, number)
+        if kind == "container":
+            self.containers[at] = thing
+        else:
+            ((_, place),) = form.items()
+            self.made[place[0] if isinstance(place, list) else place] = thing
+        return thing
+
     def _reference(self, name: str, here: Any) -> Any:
         return self._registered[name] if name else here
 
     def _seen(self, number: int, _: Any) -> Any:
-        return self._containers[number]
+        return self.containers[number]
 
     def _int(self, text: str, _: Any) -> int:
         return int(text, 16)
@@ -496,12 +540,17 @@ class _Describing(_Unpacking):
     def _reference(self, name: str, _: Any) -> Any:
         return name or None
 
+    def _named(self, content: list[Any], _: Any) -> Any:
+        return tuple(self._items(content[2], None))
+
 
 _READERS = {
     "()": "_tuple",
     "[]": "_rows",
     "=": "_seen",
     "@": "_reference",
+    "~": "_shared",
+    "N": "_named",
     "set": "_set",
     "frozenset": "_frozenset",
     "deque": "_deque",

@@ -224,15 +224,20 @@ class Chain:
     def _phase(self, flat: "Flat", how: How) -> Phase:
         def look(stage: Stage, microbatch: int, numbers: Numbers) -> None:
             index = stage.piece.index
-            entries = [e for e in self._entries[index] if e and self._is_param(e)]
             names, tensors = self._whole.space.names, self._whole.space.tensors
+            entries = [entry - 1 for entry in self._entries[index] if entry]
+            space = self._worker.sums[index].space
+            left = zip(space.buffers.values(), space.written().values(), strict=True)
+            written = {id(buffer): value for buffer, value in left}
+            params = len(self._whole.space.params)
             one = Staged(
                 microbatch=microbatch,
                 generation=self._layout.generation,
                 stage=index,
                 given=flat.given[microbatch],
                 numbers=numbers if stage.piece.last else None,
-                gradients={names[entry - 1]: tensors[entry - 1].grad for entry in entries},
+                gradients={names[at]: tensors[at].grad for at in entries if at < params},
+                written={names[at]: written.get(id(tensors[at])) for at in entries if at >= params},
                 graph=flat.variants[microbatch].graph,
                 whole=how.thorough,
             )

@@ -59,7 +59,8 @@ def test_what_a_sum_has_no_room_for_cannot_be_unfrozen() -> None:
     form.check(1)
     model.bias.requires_grad_(True)
     with pytest.raises(
-        Misuse, match=r"step 2: the parameter 'bias' was unfrozen, .* give it before Session"
+        Misuse,
+        match=r"step 2: the parameter 'bias' was unfrozen, .* Session\(..., unfreezes=True\)",
     ):
         form.check(2)
 

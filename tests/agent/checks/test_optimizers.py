@@ -38,13 +38,14 @@ def test_an_optimizer_that_was_not_given_is_refused_when_it_steps() -> None:
     other.step()
 
 
-def test_parameters_that_are_added_later_are_refused() -> None:
+def test_parameters_of_no_model_that_are_added_later_are_refused() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     with optimizers(model, optimizer) as found:
-        found.check()
         optimizer.add_param_group({"params": [model.bias]})
-        with pytest.raises(Misuse, match=r"step 7: parameters were added .* before it, frozen"):
+        found.check()
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+        with pytest.raises(Misuse, match=r"step 7: a parameter of shape \[3\] was added to SGD"):
             found.check()
 
 

@@ -33,7 +33,7 @@ def test_the_first_module_is_the_model_wherever_it_stands() -> None:
     assert (
         [*one.objects]
         == [*other.objects]
-        == ["model", "SGD1", "Linear2", "session.state", "session.modules"]
+        == ["model", "SGD1", "Linear2", "session.state", "session.modules", "session.groups"]
     )
     assert one.models == {"model": model, "Linear2": head}
     assert one.said == []
@@ -213,7 +213,12 @@ def test_without_a_module_or_with_one_twice_there_is_no_session() -> None:
 def test_what_is_none_is_left_out() -> None:
     """A scaler that there is only on a device, for one."""
     model = nn.Linear(1, 1)
-    assert [*registered([model, None]).objects] == ["model", "session.state", "session.modules"]
+    assert [*registered([model, None]).objects] == [
+        "model",
+        "session.state",
+        "session.modules",
+        "session.groups",
+    ]
 
 
 def net(width: int = 2) -> nn.Module:

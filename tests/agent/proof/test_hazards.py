@@ -13,7 +13,8 @@ SCRIPT = """
 import pathlib, sys, time, torch
 from orchestrator import Session
 torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+hidden = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh()
+model = torch.nn.Sequential(*hidden, torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 session = Session(model, optimizer, microbatches=2)
 hold, mine = pathlib.Path(sys.argv[1]), 0
@@ -41,6 +42,7 @@ HAZARDS = {
         "the gradient of layer",
     ),
     "state": ("STATE", "optimizer.param_groups[0]['lr'] = 0.1 / (1 + mine)", "the state of"),
+    "buffer": ("STATE", "model[1].momentum = 0.1 + 0.01 * mine", "the buffers of layer 1"),
 }
 
 
@@ -68,7 +70,15 @@ def test_a_script_that_keeps_nothing_is_proven(crew: Crew, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "all_lost"), [("batch", False), ("loss", True), ("gradient", False), ("state", True)]
+    ("kind", "all_lost"),
+    [
+        ("batch", False),
+        ("loss", True),
+        ("gradient", False),
+        ("state", True),
+        ("buffer", False),
+        ("buffer", True),
+    ],
 )
 def test_what_a_script_keeps_is_named(
     crew: Crew, tmp_path: Path, kind: str, all_lost: bool

@@ -72,3 +72,16 @@ def test_what_became_of_a_microbatch() -> None:
     stage = {name: grad for name, grad in gradients.items() if name.startswith("2")}
     part = samples.computed((7, 3, 2), batch, 0.5, samples.layers(3, stage))
     assert part.gradients == all_of_it.gradients[2:]
+
+
+def test_what_a_forward_has_written_to_buffers_is_told() -> None:
+    """Layer by layer; a buffer that was not written to is another answer than one that was."""
+    model, *_ = made()
+    buffers = {name: each.detach() for name, each in model.named_buffers()}
+    samples = Samples(dict(model.named_parameters()), "m", buffers)
+    found = [
+        samples.computed((7, 3, 2), batch_of(0), 0.5, {}, samples.written(3, left)).written
+        for left in (buffers, {**buffers, "1.running_mean": None}, {})
+    ]
+    assert [[one.name for one in each] for each in found] == [["1"], ["1"], []]
+    assert found[0] != found[1]
