@@ -304,7 +304,8 @@ class Tables:
         elif isinstance(message, Broken):
             self._broken.add((message.peer, sender))
         elif isinstance(message, messages.Failed):
-            self._owner.application_failed(sender, message.why)
+            told = f"{message.traceback}\n{message.why}"
+            self._owner.application_failed(sender, told.strip())
         elif brain is not None:
             self._say(CONTROLLER, brain.handle(sender, message, now_s))
 
