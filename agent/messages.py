@@ -40,6 +40,7 @@ Entry = tuple[
 Entries = Annotated[tuple[Entry, ...], msgspec.Meta(max_length=ENTRIES_MAX)]
 
 UNRECORDED = "its loop has not been recorded yet"
+SERVED = "its tables are served, and it has no layers"
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):

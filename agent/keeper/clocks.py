@@ -62,15 +62,26 @@ class Past(msgspec.Struct, frozen=True):
     tables: tuple[Shape, ...] = ()
 
 
-def demand_alike(before: Iterable[Shape], now: Iterable[Shape], where: str) -> None:
-    """Raise if a table is declared otherwise now, because its rows would mean something else."""
-    shapes = {shape.name: shape for shape in now}
-    for shape in before:
-        if shape.name in shapes and not shape.fits(other := shapes[shape.name]):
-            raise Unknown(
-                f"{where} has table {shape.name!r} of {shape}, and this job of {other}; "
-                "declare it as it was"
-            )
+def demand_alike(before: Iterable[Shape], partitions: int, serving: Serving, where: str) -> None:
+    """Raise if tables are declared otherwise now, because their rows would mean something else.
+
+    What an earlier version does not say, no tables or 0 partitions, is not compared.
+    """
+    if partitions and partitions != serving.partitions:
+        raise Unknown(
+            f"{where} has {partitions} partitions, and this job {serving.partitions}; "
+            "start the job with those that it had"
+        )
+    shapes, were = {one.name: one for one in serving.tables}, {one.name: one for one in before}
+    for name, shape in were.items():
+        other = shapes.get(name)
+        if other is None or not shape.fits(other):
+            now = f"this job of {other}" if other else f"table {name!r} is not there any more"
+            raise Unknown(f"{where} has table {name!r} of {shape}, and {now}; declare it as it was")
+    if were and (new := sorted(set(shapes) - set(were))):
+        raise Unknown(
+            f"{where} has tables {', '.join(were)}, and table {new[0]!r} was not there; leave it out"
+        )
 
 
 def saved_of(clock: Clock) -> Saved:
@@ -99,13 +110,14 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
     if MEASURES not in layers or saved.redo:
         raise Unknown(f"version {saved.reached} is a model's, and this job serves tables")
     past = msgspec.json.decode(layers.pop(MEASURES).values, type=Past)
-    demand_alike(past.tables, serving.tables, f"version {saved.reached}")
+    parts = 1 + max((int(name.partition("/")[0]) for name in layers), default=-1)
+    demand_alike(past.tables, parts, serving, f"version {saved.reached}")
     shapes = {
         f"{at}/{shape.name}": shape for at in range(serving.partitions) for shape in serving.tables
     }
     if odd := sorted(set(shapes) ^ set(layers)):
         raise Unknown(
-            f"version {saved.reached} has other tables or partitions than this job ({odd[0]}); "
+            f"version {saved.reached} has other tables than this job ({odd[0]}); "
             "start the job with those that it had"
         )
     partitions: list[list[Section]] = [[] for _ in range(serving.partitions)]

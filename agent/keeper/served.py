@@ -14,7 +14,14 @@ from agent.keeper.roster import PEER_GRACE_S, Roster
 from agent.keeper.storage.vault import Vault
 from agent.keeper.tables import Tables
 from agent.layout import Layout
-from agent.messages import CheckpointWritten, JobCompleted, Report, TablesNode, TablesServed
+from agent.messages import (
+    CheckpointWritten,
+    FailureKind,
+    JobCompleted,
+    Report,
+    TablesNode,
+    TablesServed,
+)
 from agent.paramserver.controller import Part as ServingPart
 from agent.protocol import Failed, Serving
 from cloud.clock import CLOCK
@@ -43,7 +50,7 @@ class ServedJob:
         self._lock, self._fail, self._give_up = lock, fail, give_up
         self._report, self._completed, self._closed = report, completed, closed
         self._vault, self._written_s = vault, 0.0
-        self._why = ""  # the tables cannot go on, until there is a worker to report it for
+        self._broken: Failed | None = None  # why the tables cannot go on
         self.tables: Tables
         self.serving: Serving
 
@@ -108,17 +115,17 @@ class ServedJob:
             if member is not None:
                 self._fail(member, Failed(kind="exception", detail=why))
 
-    def broken(self, why: str) -> None:
+    def broken(self, why: str, *, unlike: bool = False) -> None:
         with self._lock:
-            self._why = why
+            kind: FailureKind = "refused" if unlike else "setup"
+            self._broken = Failed(kind=kind, detail=why)
             self.look()
 
     def look(self) -> None:
-        """Fail the job if its tables cannot go on, for any worker: the manager knows no keeper."""
-        member = next(iter(self._roster.members.values()), None)
-        if self._why and member is not None:
-            why, self._why = self._why, ""
-            self._fail(member, Failed(kind="setup", detail=why))
+        """Fail the job if its tables cannot go on, for whoever is here: they wait in vain."""
+        if self._broken is not None:
+            for member in list(self._roster.members.values()):
+                self._fail(member, self._broken)
 
     def gave_up(self, error: Fenced) -> None:
         self._give_up(error)

@@ -39,6 +39,7 @@ from agent.paramserver.messages import CONTROLLER, Join, Message, Out
 from agent.paramserver.server import Server
 from agent.paramserver.tables import keys_of
 from agent.protocol import Part, Serving, Shape
+from agent.store.errors import Unknown
 from cloud import private
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,8 @@ class Owner(Protocol):
 
     def application_failed(self, worker: str, why: str) -> None: ...
 
-    def broken(self, why: str) -> None:
-        """Fail the job, because the keeper itself cannot go on with it."""
+    def broken(self, why: str, *, unlike: bool = False) -> None:
+        """Fail the job, because the keeper cannot go on with it, or its script is `unlike` before."""
 
     def gave_up(self, error: Fenced) -> None: ...
 
@@ -98,6 +99,7 @@ class Reached(msgspec.Struct, frozen=True):
     measures: tuple[float, ...] = ()
     elapsed_s: float = 0.0  # in which the job was served so far
     tables: tuple[Shape, ...] = ()  # as they were declared; of an earlier version, nothing
+    partitions: int = 0  # of an earlier version, 0
 
 
 class Copies:
@@ -250,7 +252,7 @@ class Tables:
         except WireError as error:  # the keeper is closed while Redis is away
             log.info("the tables are left: %s", error)
         except CheckpointError as error:
-            self._owner.broken(str(error))
+            self._owner.broken(str(error), unlike=isinstance(error, Unknown))
         except Exception as error:
             log.exception("the tables cannot go on")
             self._owner.broken(f"the keeper cannot go on with the tables: {error!r}")
@@ -302,7 +304,8 @@ class Tables:
         elif isinstance(message, Broken):
             self._broken.add((message.peer, sender))
         elif isinstance(message, messages.Failed):
-            self._owner.application_failed(sender, message.why)
+            told = f"{message.traceback}\n{message.why}"
+            self._owner.application_failed(sender, told.strip())
         elif brain is not None:
             self._say(CONTROLLER, brain.handle(sender, message, now_s))
 
@@ -471,7 +474,8 @@ class Tables:
             self._owner.reached(commit, size, str(self._folder), newest=newest)
 
     def _reach(self, clock: int, measures: tuple[float, ...], elapsed_s: float) -> None:
-        reached = Reached(clock, measures, elapsed_s, self._serving.tables)
+        serving = self._serving
+        reached = Reached(clock, measures, elapsed_s, serving.tables, serving.partitions)
         private.write(self._folder / "reached.json", msgspec.json.encode(reached))
         self._reached = reached
 
@@ -481,7 +485,8 @@ class Tables:
         What the disk does not have of the commits is looked for where its copies are. As long as
         that cannot be read, the commits stay as they are.
         """
-        demand_alike(self._reached.tables, self._serving.tables, str(self._folder))
+        reached = self._reached
+        demand_alike(reached.tables, reached.partitions, self._serving, str(self._folder))
         here, committed = self._reached.clock + 1, self._history.version
         if (not here or here < committed) and not self._recall(committed):
             return

@@ -21,6 +21,7 @@ from agent.paramserver.tables import (
     keys_of,
     verify,
 )
+from cloud.clock import CLOCK, Clock
 
 MEASURE_MAX = 1e290  # so that the sum of a clock is finite, however many there are
 GRAINS = 80  # of a worker's share of a clock: pieces of 2.5 % and 5 % are 2 and 4 of them
@@ -139,10 +140,16 @@ class Application:
 
 def checked(application: Application) -> dict[str, Table]:
     """Return the tables by name, after whatever can be found wrong before a start is looked for."""
+    if isinstance(application.tables, Table) or not all(
+        isinstance(table, Table) for table in application.tables
+    ):
+        raise ApplicationError("the application's tables are not a tuple of Table(...)")
+    if not isinstance(application.stop, Stop):
+        raise ApplicationError(f"the application's stop is {application.stop!r}, not a Stop(...)")
     for table in application.tables:
         with blamed(f"looking at samples of table {table.name!r}"):
             verify(table)
-        if table.exact and (table.aggregate is not SUM or not table.dtype.startswith("float")):
+        if table.exact and (table.aggregate is not SUM or np.dtype(table.dtype).kind != "f"):
             raise ApplicationError(f"table {table.name!r} is exact, which needs float sums")
     tables = {table.name: table for table in application.tables}
     if len(tables) != len(application.tables) or not tables:
@@ -190,14 +197,15 @@ class Alone(NamedTuple):
         return held.get(held.keys())[:, : held.table.width]
 
 
-def run_alone(application: Application, work: Work | None = None) -> Alone:
+def run_alone(application: Application, work: Work | None = None, time: Clock = CLOCK) -> Alone:
     """Run an application in this process: one worker that waits for nobody."""
     tables = checked(application)
     work = work or even(application.items, 1)
     application.load(0, application.items)
     rows = {name: Rows(table) for name, table in tables.items()}
     measures: list[float] = []
-    while not (why := application.stop.reached(measures, 0.0)):
+    begun_s = time.now_s()
+    while not (why := application.stop.reached(measures, time.now_s() - begun_s)):
         clock = len(measures)
         sums = {name: Changes(table) for name, table in tables.items()}
 

@@ -249,6 +249,7 @@ class Report(Message, frozen=True, kw_only=True):
 
 class Failed(Message, frozen=True, kw_only=True):
     why: str
+    traceback: str = ""  # of the application's own lines
 
 
 class End(Message, frozen=True, kw_only=True):

@@ -131,6 +131,10 @@ class Table(NamedTuple):
         with blamed(f"making the first rows of table {self.name!r}"):
             value = self.initial(keys) if callable(self.initial) else self.initial
             found[:, : self.width] = value
+        if found.dtype.kind == "f" and (odd := np.isnan(found).any(axis=1)).any():
+            raise ApplicationError(
+                f"the first row of table {self.name!r}, key {int(keys[odd][0])}, is not a number"
+            )
         return found
 
     def wanted(self, keys: Any) -> Array:
@@ -144,9 +148,9 @@ class Table(NamedTuple):
         with np.errstate(invalid="ignore"):
             found = given.astype(np.int64)
         if given.dtype.kind != "i" and (odd := given[found != given]).size:
-            raise ApplicationError(
-                f"table {self.name!r} has no key {odd[0]}: it is no whole number"
-            )
+            is_whole = odd[0] == np.floor(odd[0])
+            wrong = "keys are less than 2^63" if is_whole else "it is no whole number"
+            raise ApplicationError(f"table {self.name!r} has no key {odd[0]}: {wrong}")
         strange = found[(found < 0) | (found >= self.keys)] if self.keys else found[:0]
         if strange.size:
             raise ApplicationError(
@@ -310,7 +314,9 @@ def verify(table: Table) -> None:
             f"table {table.name!r} has numbers of {table.dtype!r}, which no checkpoint can have; "
             f"there are: {', '.join(NUMBERS)}"
         )
-    if table.keys < 0 or table.width < 1:
+    sizes = (table.keys, table.width)
+    is_sized = all(isinstance(size, int | np.integer) for size in sizes)
+    if not is_sized or table.keys < 0 or table.width < 1:
         raise ApplicationError(
             f"table {table.name!r} has {table.keys} keys of width {table.width}; keys are 0 (any "
             "whole number) or more, and the width is 1 or more"
@@ -357,7 +363,7 @@ def _samples_of_rows(table: Table, keys: Array) -> Array:
         raise ApplicationError(
             f"the first rows of table {table.name!r} are numbers that {table.dtype} cannot hold"
         )
-    if not np.allclose(rows, turned, rtol=1e-3, atol=0, equal_nan=True):
+    if not np.allclose(rows, turned, rtol=1e-3, atol=0):
         raise ApplicationError(
             f"the first rows of table {table.name!r} depend on more than their keys, so machines "
             "would begin with different ones; draw each row by its key"

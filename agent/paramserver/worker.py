@@ -44,6 +44,7 @@ from agent.paramserver.messages import (
     Subscribe,
 )
 from agent.paramserver.tables import ApplicationError, Array, Changes, Table, blamed
+from agent.source.tracebacks import traceback_of
 
 FAR = 1 << 40
 AHEAD_BYTES = 1 << 30  # of own changes that are in no clock yet, which servers hold as well
@@ -495,7 +496,8 @@ class Worker:
 
     def fail(self, where: str, error: ApplicationError) -> Out:
         """Compute no more before a roll-back, and have the controller end the job with this."""
-        self._failed = Failed(why=f"worker {self.name}, {where}: {error}")
+        why = f"worker {self.name}, {where}: {error}"
+        self._failed = Failed(why=why, traceback=traceback_of(error.__cause__ or error))
         return [(CONTROLLER, self._failed)]
 
     def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:

@@ -4,8 +4,10 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 OURS = str(Path(__file__).parents[1])
 PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
@@ -55,7 +57,7 @@ def is_torchs(module: type) -> bool:
     return module.__module__.startswith(TORCHS)
 
 
-def overheard_by(module: torch.nn.Module) -> list[object]:
+def overheard_by(module: "torch.nn.Module") -> list[object]:
     """Return the hooks of a module's forward that are neither torch's own nor ours."""
     if not (module._forward_hooks or module._forward_pre_hooks):
         return []

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+import msgspec
 import torch
 
 from agent.errors import CannotRecord, WireError
@@ -100,6 +101,9 @@ class Group(Participant):
 
     def serve(self, application: Application, serving: Serving) -> str:
         """Be a node of a parameter server until the job ends, and return why it has ended."""
+        if self.stop_at:  # a rehearsal does not do all of it
+            clocks = min(serving.clocks or self.stop_at, self.stop_at)
+            serving = msgspec.structs.replace(serving, clocks=clocks)
         self.node = ServedNode(self._worker_order, self._host, self.link, application, serving)
         self._survey.ready = ready(serving)  # the link says it again when it connects again
         self.link.send(self._survey.ready)

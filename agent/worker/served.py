@@ -6,7 +6,7 @@ Nodes reach each other on sockets, by the secret of their job.
 from typing import NoReturn
 
 from agent.errors import WireError
-from agent.messages import WorkerOrder
+from agent.messages import SERVED, WorkerOrder
 from agent.net.link import Link
 from agent.paramserver.api import Application
 from agent.paramserver.live.node import Node
@@ -14,8 +14,6 @@ from agent.paramserver.live.plan import KEPT, plan_of
 from agent.paramserver.live.post import Post, Reading
 from agent.paramserver.messages import CONTROLLER, Loaded, Message, Section
 from agent.protocol import Part, Ready, Serving
-
-UNCUTTABLE = "its tables are served, and it has no layers"
 
 
 class Nowhere:
@@ -79,6 +77,6 @@ def ready(serving: Serving) -> Ready:
         microbatches=serving.blocks,
         steps_total=serving.clocks or 1_000_000,
         state_bytes=size,
-        uncuttable=UNCUTTABLE,
+        uncuttable=SERVED,
         serving=serving,
     )

@@ -10,6 +10,7 @@ import msgspec
 from agent.keys import INBOX
 from agent.layout import Layout, data_parallel
 from agent.messages import (
+    SERVED,
     UNRECORDED,
     AnyReport,
     JobCompleted,
@@ -140,6 +141,11 @@ class Troupe:
         self._until(lambda: self.completed is not None)
         assert self.completed is not None
         return self.completed
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its workers are nodes of a parameter server."""
+        return self.facts is not None and self.facts.uncuttable == SERVED
 
     # --- what is heard ----------------------------------------------------------------------------
 

@@ -9,7 +9,10 @@ The state at the end must be the same in both cases.
     resume      the job is closed, and other workers go on with it
     end         the state after the last step has the same bits as the reference
 
-The scenes after the first are played with the whole model on each worker, and again with the model
+A job whose tables are served is played alone, and by two workers that share its blocks; what more may
+happen to it does not touch its script, and its clocks are not held.
+
+The other scenes after the first are played with the whole model on each worker, and again with the model
 in two stages, if it can be cut.
 """
 
@@ -32,13 +35,19 @@ STEPS_MIN = 8
 JOINS_AT, LEFT = 1, 4
 BACKUP_STEPS = 2
 LINES = 10_000
-ALONE, JOIN, KILL, ALL_LOST, RESUME, END = (
+ALONE, SHARED, JOIN, KILL, ALL_LOST, RESUME, END = (
     "alone",
+    "two workers share its blocks",
     "a second worker joins",
     "the first one is killed",
     "all are killed, fresh ones come",
     "closed, and resumed by others",
     "the same weights and session.state",
+)
+
+SERVED_LINE = (
+    "it runs alone, and by two workers that share its blocks; its tables are served, so a loss does not "
+    "touch the script, and none was tried"
 )
 
 
@@ -85,6 +94,9 @@ class Rehearsal:
     def play(self) -> SceneVerdict:
         try:
             alone, troupe = self._alone()
+            if troupe.is_served:
+                self._shared()
+                return self._verdict(passed=True, line=SERVED_LINE)
             self._with_losses(1, alone, troupe)
             why = self._uncut(troupe)
             if why:
@@ -113,11 +125,19 @@ class Rehearsal:
             troupe.open(None)
             troupe.start(1)
             self._steps = troupe.ends().step
-            if self._steps < STEPS_MIN:
+            if self._steps < STEPS_MIN and not troupe.is_served:
                 raise Fault(
                     f"the script does {self._steps} steps, and {STEPS_MIN} are needed for all that is tried: let it do more"
                 )
             return self._ended(troupe), troupe
+
+    def _shared(self) -> None:
+        troupe = self._troupe("shared", 1)
+        with self._scene(SHARED, 1, troupe):
+            troupe.open(None)
+            troupe.start(2)
+            troupe.ends()
+            troupe.close()
 
     def _uncut(self, alone: Troupe) -> str:
         facts = alone.facts

@@ -68,6 +68,39 @@ def test_a_script_that_keeps_nothing_holds(shell) -> None:
     assert was_rehearsed(shell.places.state_dir, sha)
 
 
+SERVED = """
+import numpy as np
+from agent.paramserver.api import Application, Stop
+from agent.paramserver.tables import Table
+from agent.served import ParamServerJob
+class Count(Application):
+    items, stop = 24, Stop(clocks=100_000)
+    tables = (Table("seen", 4, 1),)
+    def process_item(self, item, params):
+        WHAT
+        params.update("seen", [item % 4], [[1.0]])
+ParamServerJob(Count(), blocks=4, grains=2).run()
+"""
+
+
+def test_an_application_of_tables_is_tried_alone_and_by_two(shell) -> None:
+    """Its clocks are not held, so what comes in between is no scene; and it does a few of them."""
+    script = SERVED.replace("WHAT", "pass")
+    answer = shell("rehearse", shell.script("count.py", script), "--json")
+    assert (answer.code, answer.json["passed"], answer.json["steps"]) == (0, True, 10)
+    played = [one["name"] for one in answer.json["scenes"] if one["passed"]]
+    assert played == ["alone", "two workers share its blocks"]
+    assert not left_behind()
+
+
+def test_what_an_application_of_tables_raises_is_shown_with_its_line(shell) -> None:
+    script = SERVED.replace("WHAT", "params.clock == 2 and params.no_such_thing")
+    answer = shell("rehearse", shell.script("count.py", script))
+    assert answer.code == 1
+    assert "in process_item" in answer.out
+    assert "raised AttributeError: 'Params' object has no attribute" in answer.out
+
+
 def test_what_a_script_counts_in_its_loss_is_named(shell) -> None:
     """A count of the calls, gone by from the second step on."""
     loss = "count += 1\n    return model(x).square().mean() * (1 + 0.01 * (count > 6) * count)"

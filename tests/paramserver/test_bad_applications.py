@@ -46,6 +46,7 @@ from agent.paramserver.virtual.network import Delays
 from agent.paramserver.worker import Bound, Cache
 from agent.protocol import Serving
 from agent.served import ParamServerJob
+from cloud.clock import VirtualClock
 
 
 class Small(Application):
@@ -200,14 +201,37 @@ def test_a_measure_that_stays_the_same_ends_a_job_that_stops_when_it_converges(v
     assert stop.reached([value, value, value + 1.0], 0.0) == ""
 
 
-def test_an_application_that_raises_is_named_with_its_range():
+def test_an_application_that_raises_is_named_with_its_range_and_its_line():
     class Raises(Small):
         def process_item(self, item, params):
             raise ZeroDivisionError("no luck")
 
-    _, why = run(Raises)
+    said = []
+    virtual = cluster(Raises)
+    virtual.on_message = lambda _, __, message: said.append(message)
+    why = virtual.run()
     assert "Raises.process_range(" in why
     assert why.endswith("raised ZeroDivisionError: no luck")
+    failed = next(message for message in said if isinstance(message, Failed))
+    first, *frames, last = failed.traceback.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "ZeroDivisionError: no luck")
+    assert [line.rpartition(" in ")[2] for line in frames if line.startswith("  File")] == [
+        "process_item"
+    ], "nothing of ours"
+
+
+def test_a_change_that_has_no_meaning_is_named_with_the_line_that_made_it():
+    class Wrong(Small):
+        def change(self, item):
+            return [[np.inf, 0.0]]
+
+    said = []
+    virtual = cluster(Wrong)
+    virtual.on_message = lambda _, __, message: said.append(message)
+    virtual.run()
+    failed = next(message for message in said if isinstance(message, Failed))
+    assert "in process_item" in failed.traceback
+    assert failed.traceback.endswith("is not finite: inf")
 
 
 @pytest.mark.parametrize("mishap", ["controller restarts", "others die"])
@@ -365,7 +389,8 @@ def test_a_key_that_a_table_does_not_have_is_named(key, act):
     [
         ([1.7], "no key 1.7: it is no whole number"),
         ([float("nan")], "no key nan: it is no whole number"),
-        (np.array([2**63 + 5], np.uint64), "no key 9223372036854775813: it is no"),
+        (np.array([2**63 + 5], np.uint64), r"no key 9223372036854775813: .* less than 2\^63"),
+        ([1e19], r"no key 1e.19: keys are less than 2\^63"),
         (np.array([True, False]), "these have shape .2,. and are bool"),
         (["3"], "these have shape .1,. and are <U1"),
         ([[1], [2]], "these have shape .2, 1. and are int64"),
@@ -555,6 +580,8 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
     [
         (Table("sum", -4, 2), "has -4 keys of width 2"),
         (Table("sum", 4, 0), "has 4 keys of width 0"),
+        (Table("sum", 4.0, 2), "has 4.0 keys of width 2"),
+        (Table("sum", 4, 2, "float32", np.nan), "first row of table 'sum', key 0, is not a number"),
         (Table("sum", 4, 2, "int8", 300), "first rows of table 'sum' raised OverflowError"),
         (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
         (
@@ -590,6 +617,52 @@ def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(tabl
 
     with pytest.raises(ApplicationError, match=said):
         checked(Strange())
+
+
+def test_a_first_row_that_is_no_number_is_named_although_no_sample_was_of_it():
+    """Zero divided by zero in one row of many: no sum would ever make a number of it."""
+
+    class Holed(Small):
+        tables = (
+            Table("sum", 90, 1, initial=lambda keys: np.where(keys == 70, np.nan, 1)[:, None]),
+        )
+
+    with pytest.raises(ApplicationError, match="first row of table 'sum', key 70, is not a number"):
+        run_alone(Holed())
+    _, why = run(Holed)
+    assert "key 70, is not a number" in why
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tables", Small.tables[0], "not a tuple of Table"),
+        ("tables", ("sum",), "not a tuple of Table"),
+        ("stop", 5, "stop is 5, not a Stop"),
+    ],
+)
+def test_what_is_no_tables_and_no_stop_is_named(name, value, said):
+    class Odd(Small):
+        pass
+
+    setattr(Odd, name, value)
+    with pytest.raises(ApplicationError, match=said):
+        ParamServerJob(Odd())
+
+
+def test_alone_a_job_ends_by_time_as_well():
+    """Otherwise the run of the same file in one process has no end."""
+    time = VirtualClock()
+
+    class Timed(Small):
+        stop = Stop(seconds=10.0)
+
+        def process_range(self, lo, hi, params):
+            time.advance_to(time.now_s() + 4.0)
+            params.measure(1.0)
+
+    ended = run_alone(Timed(), even(40, 1, 1), time)
+    assert (ended.why, len(ended.measures)) == ("10 s have passed", 3)
 
 
 def test_a_table_of_any_keys_may_have_first_rows_of_some_only():
@@ -635,7 +708,7 @@ def test_a_job_may_be_described_by_the_numbers_of_numpy():
 
     class Found(Small):
         items, stop = np.int64(40), Stop(clocks=np.int32(3), change=np.float32(0.5))
-        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), np.float32),)
+        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), np.float32, exact=True),)
 
     serving = ParamServerJob(Found(), blocks=np.int64(4)).serving
     assert msgspec.json.decode(msgspec.json.encode(serving), type=Serving) == serving

@@ -149,8 +149,8 @@ def test_a_requested_clock_that_could_not_be_read_is_tried_again(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"partitions": 3}, "other tables or partitions"),
-        ({"tables": SERVING.tables[:1]}, "other tables or partitions"),
+        ({"partitions": 3}, "has 2 partitions, and this job 3"),
+        ({"tables": SERVING.tables[:1]}, "other tables than this job"),
         (
             {"tables": (Shape("rows", 5, 2, 2, "float32"), SERVING.tables[1])},
             "rows of 4 float32 in rows, and this job of 2",
@@ -191,26 +191,46 @@ def test_a_table_that_is_declared_otherwise_now_is_named(shape: Shape, said: str
         assert clock_of(saved, msgspec.structs.replace(now, tables=(still, SERVING.tables[1])))
 
 
-def test_a_disk_with_tables_that_are_declared_otherwise_is_left_as_it_is(tmp_path: Path) -> None:
-    """The script reads its sizes from a file, perhaps, which has changed since."""
+UNLIKE = [
+    (
+        {"tables": (CHANGED[2][0], SERVING.tables[1])},
+        "and this job of 6 keys, 2 float32 and the arrays of 'momentum'; declare it as it was",
+    ),
+    ({"partitions": 3}, "has 2 partitions, and this job 3; start the job with those that it had"),
+    ({"partitions": 1}, "has 2 partitions, and this job 1; start the job with those that it had"),
+    ({"tables": (MOMENTUM,)}, "and table 'any/keys' is not there any more; declare it as it was"),
+    (
+        {"tables": (MOMENTUM, SERVING.tables[1], Shape("new", 1, 1, 1, "int8"))},
+        "and table 'new' was not there; leave it out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "told"), UNLIKE)
+def test_a_disk_with_tables_that_are_declared_otherwise_is_left_as_it_is(
+    tmp_path: Path, changed: dict[str, object], told: str
+) -> None:
+    """The script reads its sizes from a file or its machine, perhaps, which has changed since."""
     folder = tmp_path / "tables"
     folder.mkdir()
-    reached = Reached(1, (0.0, 1.0), 5.0, (MOMENTUM, SERVING.tables[1]))
+    reached = Reached(1, (0.0, 1.0), 5.0, (MOMENTUM, SERVING.tables[1]), partitions=2)
     (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
     for partition, sections in enumerate(clock(1).partitions):
         Folder(str(folder)).write(partition, 1, sections)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    said: list[str] = []
+    said: list[tuple[str, bool]] = []
     owner: Any = Nobody()
-    owner.broken = said.append
-    serving = msgspec.structs.replace(SERVING, tables=(CHANGED[2][0], SERVING.tables[1]))
+    owner.broken = lambda why, *, unlike=False: said.append((why, unlike))
+    serving = msgspec.structs.replace(
+        SERVING, **{"tables": (MOMENTUM, SERVING.tables[1]), **changed}
+    )
     tables = Tables(serving, history_of(2), folder, owner, vault(tmp_path, []), 60.0)
     until("the sentence", lambda: said, PATIENCE_S)
     tables.close()
     tables.put_away()
-    assert said[0].endswith(
-        "and this job of 6 keys, 2 float32 and the arrays of 'momentum'; declare it as it was"
-    )
+    ((why, unlike),) = said
+    assert why.endswith(told)
+    assert unlike
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -220,8 +240,8 @@ class Nobody:
     def present(self) -> dict[str, Member]:
         return {}
 
-    def broken(self, why: str) -> None:
-        raise AssertionError(why)
+    def broken(self, why: str, *, unlike: bool = False) -> None:
+        raise AssertionError(why, unlike)
 
     recall_failed = broken
 
@@ -429,5 +449,9 @@ def test_tables_that_cannot_go_on_fail_the_job_whoever_comes_next(tmp_path: Path
         house.job.tick(0.0, 0.0)
         house.job.tick(0.0, 0.0)
         assert house.failed == ["the keeper cannot go on with the tables"]
+        comes("c")
+        comes("d")  # otherwise they would wait for a first step that nobody begins
+        house.job.tick(0.0, 0.0)
+        assert house.failed == ["the keeper cannot go on with the tables"] * 3
     finally:
         house.job.close()
