@@ -39,6 +39,7 @@ def by_hand(tmp_path: Path) -> Iterator[Callable[[str], None]]:
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     with Nursery.shared(tmp_path_factory.mktemp("disk")) as nursery:
         yield nursery
+    KeeperProcess.forks.close()
 
 
 @pytest.fixture

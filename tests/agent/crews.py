@@ -2,20 +2,22 @@
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 import explain
 import msgspec
 import redis
 import waiting
-from injection import VARIABLE
+from keeper_process import Start
 from nursery import Birth, Play
 
 from agent import messages
@@ -163,8 +165,60 @@ class Nursery:
             self._process.stdout.close()
 
 
+class Forked:
+    """A process that another one has forked, with a handle that no other process can ever have."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._handle = pid, os.pidfd_open(pid)
+
+    def ended(self, patience_s: float = 0.0) -> bool:
+        """Return whether it has ended, or does in this time."""
+        return bool(select.select([self._handle], [], [], patience_s)[0])
+
+    def send_signal(self, number: signal.Signals) -> None:
+        signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """It may have ended before."""
+        if self._handle >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                self.send_signal(signal.SIGKILL)
+            assert self.ended(PATIENCE_S), f"{self.pid} does not end"
+            os.close(self._handle)
+            self._handle = -1
+
+
+class KeeperForks:
+    """Starts keepers: forks of one process, which begins with the first of them."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, start: Start) -> tuple[Forked, TextIO, TextIO]:
+        """Return a keeper, the pipe for its orders, and the one with its answers."""
+        if self._process is None:
+            self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            program = Path(__file__).with_name("keeper_process.py")
+            with theirs:
+                self._process = subprocess.Popen([sys.executable, str(program)], stdin=theirs)
+        (takes, orders), (answers, gives) = os.pipe(), os.pipe()
+        socket.send_fds(self._door, [msgspec.json.encode(start)], [takes, gives])
+        os.close(takes)
+        os.close(gives)
+        forked = Forked(int(self._door.recv(64)))
+        return forked, os.fdopen(orders, "w"), os.fdopen(answers)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._door.close()
+            self._process.wait(60)  # it waits for a core like everybody else
+            self._process = None
+
+
 class KeeperProcess:
     """A keeper that can be killed. The same calls as `Keeper` has."""
+
+    forks: ClassVar[KeeperForks] = KeeperForks()
 
     def __init__(
         self,
@@ -176,27 +230,21 @@ class KeeperProcess:
     ) -> None:
         private.write(folder / "secret", SECRET.encode())
         self.storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.5)
-        self._arguments = [
-            redis_process.url,
-            str(folder / "checkpoints"),
-            host,
-            str(folder / "secret"),
-            msgspec.json.encode(self.storage).decode(),
-            *["lasting"] * lasting,
-        ]
+        self._start = Start(
+            redis_url=redis_process.url,
+            checkpoints=str(folder / "checkpoints"),
+            host=host,
+            secret=str(folder / "secret"),
+            storage=msgspec.json.encode(self.storage).decode(),
+            lasting=lasting,
+        )
         self.address = ""
         self.faults = ""  # the encoded plan that the next process is armed with
         self.start()
 
     def start(self) -> None:
-        armed = {VARIABLE: self.faults} if self.faults else {}
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("keeper_process.py")), *self._arguments],
-            env={**os.environ, **armed},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        asked = msgspec.structs.replace(self._start, faults=self.faults)
+        self.process, self._orders, self._answers = self.forks.start(asked)
         address = self._call("ping")
         assert self.address in ("", address), "a restarted keeper listens where it did before"
         self.address = address
@@ -206,17 +254,16 @@ class KeeperProcess:
         with contextlib.suppress(
             BrokenPipeError, ValueError
         ):  # the latter of a pipe that is closed
-            self.process.stdin.write("\t".join(words) + "\n")
-            self.process.stdin.flush()
-            return self.process.stdout.readline().strip()
+            self._orders.write("\t".join(words) + "\n")
+            self._orders.flush()
+            return self._answers.readline().strip()
         return ""
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
+        self._answers.close()
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._orders.close()
 
     def open_job(self, order: JobOrder, script: bytes) -> None:
         self._call("open_job", f"hex:{msgspec.json.encode(order).hex()}", f"hex:{script.hex()}")

@@ -1,29 +1,95 @@
-"""A keeper in a process of its own, as Ray would start one: it can be killed, and started again.
+"""Keepers in processes of their own, as Ray would start them: they can be killed, and started again.
 
-python keeper_process.py REDIS_URL CHECKPOINTS HOST SECRET_FILE STORAGE [lasting]    (prints its address)
+One process has imported what a keeper needs, and forks: a keeper starts in milliseconds.
+
+python keeper_process.py < a socket    (takes a `Start` with two pipes for each keeper, and answers with its pid)
 """
 
+import gc
+import os
+import socket
 import sys
 import threading
+import traceback
 
 import explain
-import injection  # noqa: F401 - arms this process
+import injection
+import msgspec
 
+import agent.keeper.keeper  # noqa: F401 - the actor imports it when it starts
 from agent.machine.actor import KeeperActor
+
+START_BYTES_MAX = 1 << 16
+
+
+class Start(msgspec.Struct):
+    """A keeper; it takes orders from the first pipe, and writes its address into the second after each."""
+
+    redis_url: str
+    checkpoints: str
+    host: str
+    secret: str  # a file
+    storage: str
+    lasting: bool
+    faults: str = ""  # an encoded plan, or nothing
 
 
 def main() -> None:
+    door = socket.socket(fileno=0)
+    gc.collect()
+    gc.freeze()
+    while True:
+        asked, pipes, *_ = socket.recv_fds(door, START_BYTES_MAX, 2)
+        if not asked:
+            os._exit(0)
+        _bury()
+        pid = os.fork()
+        if pid == 0:
+            door.detach()
+            _end_with(msgspec.json.decode(asked, type=Start), *pipes)
+        for pipe in pipes:
+            os.close(pipe)
+        door.send(str(pid).encode())
+
+
+def _bury() -> None:
+    """Let go of those that have ended; until then nobody else has their pids."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _end_with(start: Start, orders: int, answers: int) -> None:
+    try:
+        os.dup2(orders, 0)
+        _live(start, answers)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+def _live(start: Start, answers: int) -> None:
     explain.listen()
-    redis_url, checkpoints, host, secret, storage, *lasting = sys.argv[1:]
+    if start.faults:
+        injection.arm(start.faults)
     keeper = KeeperActor(
-        redis_url, checkpoints, host, secret, storage.encode(), lasting=bool(lasting)
+        start.redis_url,
+        start.checkpoints,
+        start.host,
+        start.secret,
+        start.storage.encode(),
+        lasting=start.lasting,
     )
-    for line in sys.stdin:
-        name, *arguments = line.rstrip("\n").split("\t")
-        getattr(keeper, name)(*[_value(argument) for argument in arguments])
-        sys.stdout.write(f"{keeper.address()}\n")
-        sys.stdout.flush()
-    threading.Event().wait()
+    with open(0) as orders:
+        for line in orders:
+            name, *arguments = line.rstrip("\n").split("\t")
+            getattr(keeper, name)(*[_value(argument) for argument in arguments])
+            os.write(answers, f"{keeper.address()}\n".encode())
+        threading.Event().wait()
 
 
 def _value(text: str) -> object:

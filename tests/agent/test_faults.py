@@ -437,7 +437,7 @@ def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fa
         if fault.kind == "stop":
             until("the keeper to be stopped", lambda: state_of(keeper.process.pid) == "T")
             keeper.process.send_signal(signal.SIGCONT)
-    keeper.process.wait(30)
+    assert keeper.process.ended(30.0)
     return suffered + len(due)
 
 

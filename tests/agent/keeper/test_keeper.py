@@ -93,7 +93,7 @@ def test_a_keeper_that_ends_in_the_middle_of_a_close_leaves_it_to_the_next(morta
     workers = mortal.begin(1, TOY.read_text(), *arguments)
     mortal.reach(3)
     mortal.keeper.close_job("job")
-    mortal.keeper.process.wait(30)
+    assert mortal.keeper.process.ended(30.0)
     mortal.kill(*workers)  # one that comes back to the job opened again has what the disk lacks
     assert mortal.client.hkeys(OPEN_JOBS) == [b"job"]
     mortal.keeper.kill()
@@ -488,4 +488,4 @@ def test_a_keeper_that_can_let_nobody_in_leaves_no_sign_of_life(mortal: Crew) ->
         return now_s > seen.setdefault(sign, now_s) + 2.5 * keeper_module.PULSE_S
 
     until("silence", silent)
-    assert mortal.keeper.process.poll() is None
+    assert not mortal.keeper.process.ended()
