@@ -36,6 +36,7 @@ from orchestrator.events import (
     ManagerStarted,
     QuotesSeen,
 )
+from orchestrator.formatting import memory
 from orchestrator.live.manager import settings_from
 from orchestrator.planner import drift
 from orchestrator.planner.errors import MorphError
@@ -108,6 +109,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     float32_bytes: float | None = None  # of the same gradients in that format
     second_zones: list[SecondZone] = []
     replay: Replay | None = None  # None if the state passes the manager's machine, or is unknown
+    crowded: str = ""  # why the manager's machine has too little memory for that, if so
     exact: bool = True
     accelerators: tuple[str, ...] = ()  # of what is sold
 
@@ -150,6 +152,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "silent": self.silent,
             "second_zones": self.second_zones,
             "replay": self.replay,
+            "crowded": self.crowded,
             "exact": self.exact,
             "accelerators": self.accelerators,
         }
@@ -189,6 +192,7 @@ def preview(
         source=sold.source,
         work=work,
         replay=_replay(config, spec, model, sum(one.count for one in purchase.acquire), step_s),
+        crowded=_crowded(config, spec, model, step_s),
         because=purchase.because,
         runner_up=purchase.runner_up,
         offers=considered(state, job, work, purchase, sold),
@@ -208,20 +212,10 @@ def preview(
     )
 
 
-def _replay(
-    config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
-) -> Replay | None:
-    """Return what is trained again if everything is lost, where workers write the state."""
-    if (
-        model is None
-        or not machines
-        or config.storage.checkpoint_url is None
-        or spec.sums == "always"
-    ):
-        return None
-    profile, link = model.profile, model.profile.network.inter
+def _passing(spec: JobSpec, model: Model, step_s: float) -> Passing:
+    profile = model.profile
     beside = sum(section.optimizer_bytes for section in profile.sections)
-    passing = Passing(
+    return Passing(
         state_bytes=int(profile.parameter_bytes + beside),
         sum_bytes=int(profile.sum_bytes),
         every=spec.backup_every_steps,
@@ -229,9 +223,40 @@ def _replay(
         bytes_s=LINK_BYTES_S,
         memory_bytes=machine_bytes(),
     )
+
+
+def _replay(
+    config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
+) -> Replay | None:
+    """Return what is trained again if everything is lost, where workers write the state."""
+    if model is None or not machines or not _may_pass_by(config, spec):
+        return None
+    passing = _passing(spec, model, step_s)
     if not passing.costly:
         return None
+    link = model.profile.network.inter
     return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
+
+
+def _may_pass_by(config: Config, spec: JobSpec) -> bool:
+    """Whether workers may write a state into the store themselves."""
+    return config.storage.checkpoint_url is not None and spec.sums != "always"
+
+
+def _crowded(config: Config, spec: JobSpec, model: Model | None, step_s: float) -> str:
+    """Say if this machine has to hold more than it has memory for, and what to do about it."""
+    if model is None or _may_pass_by(config, spec):
+        return ""
+    passing = _passing(spec, model, step_s)
+    if not passing.crowds:
+        return ""
+    has_store = config.storage.checkpoint_url is not None
+    return (
+        f"the manager's machine would hold up to {memory(passing.held_bytes)} of this job's state and sums, and has "
+        f"{memory(passing.memory_bytes)} in all: "
+        + ('leave job.sums at "auto"' if has_store else "set storage.checkpoint_url")
+        + ", and workers write the state into the store themselves"
+    )
 
 
 def _slots(state: State, purchase: Purchase) -> int:

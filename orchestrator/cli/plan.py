@@ -118,6 +118,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
             else []
         ),
         *([] if found.replay is None else [_replayed(found.replay, spec.max_replay_s)]),
+        *([Text(found.crowded, style="yellow")] if found.crowded else []),
         *(Text(_second_zone(one), style="dim") for one in found.second_zones),
         Text(exactness(found.accelerators, exact=found.exact), style="dim"),
         *_layouts(found, unmeasured),

@@ -79,7 +79,21 @@ def test_a_plan_says_what_a_loss_of_everything_costs(tmp_path):
     assert "job.max_replay_s = 20 is not kept" in plan._replayed(found, 20.0).plain
 
 
-def test_a_plan_says_nothing_of_it_where_no_step_is_lost(tmp_path):
+def test_a_plan_says_what_the_managers_machine_lacks_memory_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(preview, "machine_bytes", lambda: 4 << 30)
+    near, far = Config(), Config(storage={"checkpoint_url": tmp_path.as_uri()})
+    spec = job_spec(near, tmp_path / "train.py", ())
+    said = preview._crowded(near, spec, large(2e9), 600.0)
+    assert "and has 4.00 GiB in all: set storage.checkpoint_url, and workers" in said
+    assert not preview._crowded(far, spec, large(2e9), 600.0)
+    always = msgspec.structs.replace(spec, sums="always")
+    assert 'leave job.sums at "auto"' in preview._crowded(far, always, large(2e9), 600.0)
+    monkeypatch.setattr(preview, "machine_bytes", lambda: 256 << 30)
+    assert not preview._crowded(near, spec, large(2e9), 600.0)
+
+
+def test_a_plan_says_nothing_of_it_where_no_step_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(preview, "machine_bytes", lambda: 256 << 30)
     config = Config(storage={"checkpoint_url": tmp_path.as_uri()})
     spec = job_spec(config, tmp_path / "train.py", ())
     careful = msgspec.structs.replace(spec, sums="always")

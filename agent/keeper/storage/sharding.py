@@ -31,9 +31,18 @@ class Passing(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # of the keeper's machine
 
     @property
+    def held_bytes(self) -> int:
+        return HELD * self.state_bytes
+
+    @property
+    def crowds(self) -> bool:
+        """Whether the keeper's machine lacks the memory for it."""
+        return self.held_bytes > MEMORY_PART * self.memory_bytes
+
+    @property
     def costly(self) -> bool:
         """Whether the keeper would cost more than its toll, or more memory than its machine has."""
-        if HELD * self.state_bytes > MEMORY_PART * self.memory_bytes:
+        if self.crowds:
             return True
         if self.state_bytes < SMALL_STATE_BYTES:
             return False
