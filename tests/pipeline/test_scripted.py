@@ -195,3 +195,49 @@ def ever_fewer(generator: torch.Generator, number: int) -> tuple[torch.Tensor, .
 
 def test_memory_that_is_shared_in_one_microbatch_only_is_not_written_to() -> None:
     refused_somewhere(Script(Halved, ever_fewer, loss), "writes into what another stage has")
+
+
+# --- what a forward sets ----------------------------------------------------------------------------------
+
+
+class Normed(Three):
+    """A part of it, as small as may be, sets the momentum of the norm that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Momentum()
+
+    def forward(self, x):
+        return self.out(self.part(self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))))
+
+
+class Momentum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        self.norm.momentum = 0.7
+        return torch.tanh(self.norm(x))
+
+
+def test_what_a_module_sets_of_another_is_set_in_a_stage() -> None:
+    """Both are called as one."""
+    assert "model_part" in check_every_cut(Script(Normed, rows, loss))
+
+
+def setting(model: nn.Module, batch: Any) -> torch.Tensor:
+    model.part.norm.momentum = 0.2
+    return loss(model, batch)
+
+
+class Set(Normed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.BatchNorm1d(WIDTH))
+        self.part.norm = self.part[0]
+
+
+def test_what_a_loss_sets_of_a_module_is_refused_by_name() -> None:
+    with pytest.raises(CannotRecord, match=r"it sets 'momentum' of 'part.0'"):
+        places(Script(Set, rows, setting))
