@@ -5,6 +5,7 @@ layers is not. So an optimizer is tried on three tensors: its result for one may
 whether the others and their gradients are here.
 """
 
+import itertools
 from collections.abc import Iterable
 
 import torch
@@ -14,8 +15,9 @@ from agent.checks.optimizers import twin_of
 from agent.errors import Misuse
 from agent.pipeline.tracing.recording.trace import streams_kept
 from agent.sharded.refusals import APART, AVERAGE, ROOM
-from agent.tensors.absent import nothing
+from agent.tensors.absent import is_away, nothing
 from agent.tensors.device import CPU
+from agent.tensors.layer_names import Models, named_buffers, named_parameters
 
 STEPS = 4
 
@@ -27,6 +29,35 @@ def refuse(objects: Iterable[object]) -> None:
             raise Misuse(f"{type(thing).__name__} {why}, and {APART}: {ROOM}")
         if isinstance(thing, AveragedModel):
             raise Misuse(f"{type(thing).__name__} takes in all weights one by one, and {AVERAGE}")
+
+
+def refuse_one_memory(models: Models) -> None:
+    """Refuse tensors that lie in one another's memory, before a worker drops some of them.
+
+    An update of one is an update of the other, and they may be on different workers.
+    """
+    named = (*named_parameters(models).items(), *named_buffers(models).items())
+    spans = sorted(
+        (*_span(tensor), name)
+        for name, tensor in named
+        if tensor.layout is torch.strided and tensor.numel() and not is_away(tensor)
+    )
+    for (memory, _, end, name), (other, start, _, another) in itertools.pairwise(spans):
+        if memory == other and start < end:
+            raise Misuse(
+                f"{name!r} and {another!r} lie in one memory, so that an update of one is one of the other, and {APART}: "
+                f"let both be one parameter (head.weight = embed.weight), or {ROOM}"
+            )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return the memory of a tensor, and from where to where of it the tensor lies."""
+    size = tensor.element_size()
+    length = 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    start = tensor.storage_offset() * size
+    return int(tensor.untyped_storage()._cdata), int(start), int(start + length * size)
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

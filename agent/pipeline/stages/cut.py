@@ -27,7 +27,7 @@ from agent.errors import Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import NOTHING, Boundary, Piece
-from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
+from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, memory_of, used
 from agent.pipeline.tracing.recording.module_names import written
 from agent.pipeline.tracing.recording.trace import METRICS, attributes_kept
 from agent.schedule import Schedule
@@ -102,6 +102,8 @@ def _piece(
     whole = dict(graph.named_parameters())
     mine = {id(param): name for name, param in module.named_parameters()}
     seldom = _seldom_written(graph, nodes, span)
+    buffers = dict(graph.named_buffers())
+    written_to = {memory_of(buffers[name]) for name in facts.written}
     return Piece(
         index=index,
         last=after is NOTHING,
@@ -113,7 +115,7 @@ def _piece(
         written=tuple(
             name
             for name, buffer in module.named_buffers()
-            if name in facts.written or id(buffer) in seldom
+            if memory_of(buffer) in written_to or id(buffer) in seldom
         ),
         tied=tied,
         names={name: mine[id(whole[name])] for name in tied if id(whole[name]) in mine},

@@ -12,6 +12,7 @@ The numbers are those of the model in one piece, to the bit:
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,9 +22,11 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from agent.pipeline import autocast_nodes
+from agent.pipeline.stages.assumptions import Assumptions
 from agent.pipeline.stages.channel import Parcel
 from agent.pipeline.stages.split_backward import Halves, Owed
 from agent.pipeline.stages.stage_parts import Piece
+from agent.pipeline.tracing.analysis import memory_of
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import checked
 from agent.tensors.device import set_stream_state, stream_state
@@ -148,36 +151,48 @@ class Stage:
         if piece.draws and held.stream is not None:
             set_stream_state(held.stream, piece.device)
         inputs = self._inputs(held)
+        assumed = Assumptions(piece, inputs)
         out = self._with_buffers(held, inputs)
+        names = piece.after.tensors
+        tensors = () if piece.last else out[: len(names)]
+        assumed.check(names, tensors)
         if piece.last:
             return self._loss(held, out)
-        after = piece.after
-        tensors = out[: len(after.tensors)]
-        for name, tensor in zip(after.tensors, tensors, strict=True):
-            if tensor.requires_grad and name in after.differentiable:
+        for name, tensor in zip(names, tensors, strict=True):
+            if tensor.requires_grad and name in piece.after.differentiable:
                 held.edges[name] = get_gradient_edge(tensor)
-        return [tensor.detach() for tensor in tensors], list(out[len(after.tensors) :])
+        first = {id(tensor): at for at, tensor in reversed([*enumerate(tensors)])}
+        same = [first[id(tensor)] for tensor in tensors]
+        sent = [t.detach() if same[at] == at else None for at, t in enumerate(tensors)]
+        return sent, [*out[len(names) :], same]
 
     def _inputs(self, held: Held) -> list[Any]:
-        before = held.piece.before
-        inputs: list[Any] = []
         held.leaves, held.edges = {}, {}
-        if held.parcel is not None:
-            for name, tensor in zip(before.tensors, held.parcel.tensors, strict=False):
+        if held.parcel is None:
+            return [*held.batch]
+        before = held.piece.before
+        assert isinstance(held.parcel.plain, list)
+        *plain, same = held.parcel.plain
+        learning: dict[int, str] = {}  # a name of each tensor that has gradients, by its place
+        for name, at in zip(before.tensors, same, strict=True):
+            if name in before.differentiable:
+                learning.setdefault(at, name)
+        inputs: list[Any] = []
+        for at, first in enumerate(same):
+            tensor = inputs[first] if first < at else held.parcel.tensors[at]
+            if first == at:
                 assert tensor is not None
-                leaf = tensor.detach()
-                if name in before.differentiable:
-                    held.leaves[name] = leaf.requires_grad_()
-                    leaf = leaf.view_as(leaf)  # an autocast would keep its cast of a leaf
-                inputs.append(leaf)
-            plain = held.parcel.plain
-            inputs += plain if isinstance(plain, list) else []
-        return [*inputs, *held.batch]
+                tensor = tensor.detach()
+                if at in learning:
+                    held.leaves[learning[at]] = tensor.requires_grad_()
+                    tensor = tensor.view_as(tensor)  # an autocast would keep its cast of a leaf
+            inputs.append(tensor)
+        return [*inputs, *plain, *held.batch]
 
     def _with_buffers(self, held: Held, inputs: list[Any]) -> Any:
         """Run with copies of the buffers, so that a microbatch leaves no trace for the next."""
         written, switches = self._of(held.piece)
-        held.buffers = [buffer.clone() for buffer, _ in written]
+        held.buffers = _copies([buffer for buffer, _ in written])
         for copy, (_, places) in zip(held.buffers, written, strict=True):
             for owner, key in places:
                 there = owner._buffers[key]
@@ -310,7 +325,7 @@ class Stage:
         """Return gradients for a trial run."""
         after = self.piece.after
         found = {n: t for n, t in zip(after.tensors, sent.tensors, strict=False) if t is not None}
-        ones = [torch.ones_like(found[name]) for name in after.differentiable]
+        ones = [torch.ones_like(found[n]) if n in found else None for n in after.differentiable]
         return Parcel(tensors=(*ones, *(None for _ in after.tied)))
 
     def release(self, microbatch: int) -> Numbers:
@@ -326,6 +341,20 @@ class Stage:
         """Drop everything of the step, because it is given up."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
+
+
+def _copies(buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return copies that share memory where the buffers do."""
+    memories = {memory_of(buffer): buffer for buffer in buffers}
+    if len(memories) == len(buffers):
+        return [buffer.clone() for buffer in buffers]
+    copied = {key: deepcopy(buffer.untyped_storage()) for key, buffer in memories.items()}
+    return [
+        buffer.new_empty(0).set_(
+            copied[memory_of(buffer)], buffer.storage_offset(), buffer.shape, buffer.stride()
+        )
+        for buffer in buffers
+    ]
 
 
 def _places(module: torch.nn.Module, name: str) -> list[tuple[torch.nn.Module, str]]:

@@ -16,7 +16,7 @@ itself. A cut is refused where it would change the numbers:
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ from agent.tensors.unchanged import version_of
 
 OURS = Guest | Scaling
 DRAW = _DropoutNd | torch.nn.RNNBase | torch.nn.MultiheadAttention | torch.nn.RReLU
+SEEDED = torch.Tag.nondeterministic_seeded
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
@@ -107,6 +108,7 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
             *autocast_nodes.without_grad(graph.graph.nodes),
             *_buffer_uses(graph, written),
             *look.handed_on,
+            *_weights_handed_out(graph, look.weights),
             *_derivatives(graph),
         ),
         draws=tuple(sorted(drawing.union(look.draws))),
@@ -146,11 +148,14 @@ def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
     """Return the nodes that may draw, and the norms' buffers that may be written to.
 
     These are in modules that are called unchanged. A module may do on another microbatch what it
-    did not do on this one, because of the values there or because the script has switched it.
+    did not do on this one, because of the values there or because the script has switched it. So may
+    a function of torch that draws, because its rate or its mask may be another.
     """
     drawing, owned = set[int](), set[int]()
     for index, node in enumerate(graph.graph.nodes):
         if node.op != "call_module":
+            if node.op in ("call_function", "call_method") and _is_drawing(_name_of(node.target)):
+                drawing.add(index)
             continue
         module = graph.get_submodule(str(node.target))
         for each in module.modules():
@@ -160,6 +165,18 @@ def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
             if isinstance(each, _NormBase):
                 owned.update(map(id, each.buffers()))
     return drawing, {name for name, buffer in graph.named_buffers() if id(buffer) in owned}
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+@cache
+def _is_drawing(name: str) -> bool:
+    """Return whether torch says of its function of this name that it draws random numbers."""
+    known = getattr(torch.ops.aten, name, None)
+    overloads = () if known is None else known.overloads()
+    return any(SEEDED in getattr(known, each).tags for each in overloads)
 
 
 def _is_written(
@@ -214,6 +231,8 @@ class _Look(fx.Interpreter):
         self.draws: list[int] = []
         self._kept, self._keeps, self._at = Kept(graph), -1, 0
         self.handed_on: list[tuple[int, int]] = []
+        self.weights: list[tuple[fx.Node, torch.Tensor]] = []  # nodes that return a weight itself
+        self._params = {id(param) for param in graph.parameters()}
         self._stream, self._others = stream_state(self._device), python_drawn()
         self.casts = autocast_nodes.Casts(graph.parameters())
 
@@ -261,11 +280,11 @@ class _Look(fx.Interpreter):
     def _note(self, node: fx.Node, out: Any) -> None:
         index = self._index[node]
         for key, memory in list(self._memories.items()):
-            version = memory.version()
-            if version is None:
+            written = memory.written()
+            if written is None:
                 # No code can write to it any more, and its address may be used again.
                 del self._memories[key]
-            elif version != memory.seen:
+            elif written:
                 if self._nodes[memory.first].op == "placeholder":
                     raise CannotRecord(
                         f"{node.format_node()} writes into the microbatch, of which every stage has its own: "
@@ -273,16 +292,16 @@ class _Look(fx.Interpreter):
                     )
                 self._writes[memory.first] = index
                 self._learns.update(memory.learns())  # writing may have given it gradients
-                memory.seen = version
         if node.op == "output":
             return
         refuse_sparse(f"the result of {node.name}", out)
         tensor = out if isinstance(out, torch.Tensor) else None
         if tensor is not None:
-            key = tensor.untyped_storage()._cdata
-            memory = self._memories.setdefault(key, _Memory(index, version_of(tensor)))
-            memory.tensors.append((index, weakref.ref(tensor)))
+            key = memory_of(tensor)
+            self._memories.setdefault(key, _Memory(index)).add(index, tensor)
             self._learns[index] = tensor.requires_grad
+        if tensor is not None and node.op != "get_attr" and id(tensor) in self._params:
+            self.weights.append((node, tensor))
         uses = [self._index[user] for user in node.users if user in self._index]
         if node.op not in ("placeholder", "get_attr") and uses:
             plain = _plain(out)
@@ -310,19 +329,24 @@ class _Look(fx.Interpreter):
 class _Memory:
     """Memory that tensors share, watched through weak references only."""
 
-    def __init__(self, first: int, seen: int) -> None:
-        self.first, self.seen = first, seen
-        self.tensors: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # with their nodes
+    def __init__(self, first: int) -> None:
+        self.first = first
+        # The tensors, with their nodes and versions. `x.data` counts what is written on its own.
+        self._tensors: list[tuple[int, weakref.ref[torch.Tensor], int]] = []
 
-    def version(self) -> int | None:
-        """Return the version that all tensors on it share, or None if none is left."""
-        return next((version_of(tensor) for _, tensor in self._alive()), None)
+    def add(self, node: int, tensor: torch.Tensor) -> None:
+        self._tensors.append((node, weakref.ref(tensor), version_of(tensor)))
+
+    def written(self) -> bool | None:
+        """Return whether any of them has been written to since, or None if none is left."""
+        alive = [(*each, tensor) for each in self._tensors if (tensor := each[1]()) is not None]
+        self._tensors = [(node, ref, version_of(tensor)) for node, ref, _, tensor in alive]
+        now = [version for _, _, version in self._tensors]
+        return now != [version for _, _, version, _ in alive] if alive else None
 
     def learns(self) -> dict[int, bool]:
-        return {node: tensor.requires_grad for node, tensor in self._alive()}
-
-    def _alive(self) -> Iterator[tuple[int, torch.Tensor]]:
-        return ((node, tensor) for node, ref in self.tensors if (tensor := ref()) is not None)
+        alive = ((node, ref()) for node, ref, _ in self._tensors)
+        return {node: tensor.requires_grad for node, tensor in alive if tensor is not None}
 
 
 def _cloned(value: Any) -> Any:
@@ -358,17 +382,35 @@ def _plain(value: Any) -> bool:
 
 
 def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[int, int]]:
-    """Return spans from the first to the last use of every buffer that is written to."""
+    """Return spans from the first to the last use of every memory of a buffer that is written to."""
     spans: dict[int, tuple[int, int]] = {}
     buffers = dict(graph.named_buffers(remove_duplicate=False))
-    marked = {id(buffers[name]) for name in written}
+    marked = {memory_of(buffers[name]) for name in written}
     for index, node in enumerate(graph.graph.nodes):
-        for tensor in used(graph, node):
-            if id(tensor) in marked:
-                first, _ = spans.get(id(tensor), (index, index))
+        for memory in map(memory_of, used(graph, node)):
+            if memory in marked:
+                first, known = spans.get(memory, (index, index))
                 last = max([index, *(_position(graph, user) for user in node.users)])
-                spans[id(tensor)] = (first, last if node.op == "get_attr" else index)
+                spans[memory] = (first, max(known, last if node.op == "get_attr" else index))
     return [span for span in spans.values() if span[0] < span[1]]
+
+
+def _weights_handed_out(
+    graph: fx.GraphModule, found: Sequence[tuple[fx.Node, torch.Tensor]]
+) -> Iterator[tuple[int, int]]:
+    """Yield spans in which a value is a weight that is used under its own name later as well.
+
+    A stage would add the gradients of each name on its own, and one backward adds them as they come.
+    """
+    nodes = list(graph.graph.nodes)
+    for value, weight in found:
+        named = [node for node in nodes if any(each is weight for each in used(graph, node))]
+        uses = [
+            node for each in named for node in (each.users if each.op == "get_attr" else [each])
+        ]
+        ends = [max(map(nodes.index, some), default=0) for some in (value.users, uses)]
+        if nodes.index(value) < min(ends):
+            yield nodes.index(value), min(ends)
 
 
 def _derivatives(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
@@ -388,6 +430,10 @@ def _derivatives(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
             if each in reached and each.op not in ("placeholder", "get_attr"):
                 yield index, last
                 break
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _position(graph: fx.GraphModule, node: fx.Node) -> int:

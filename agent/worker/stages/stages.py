@@ -86,6 +86,7 @@ class Stages:
         """
         if not self._apart:
             separable.refuse(replica.objects.values())
+            separable.refuse_one_memory(replica.models)
             self._apart = True
 
     def play(self, step: int, batches: Sequence[object], check: Callable[[], None]) -> Played:

@@ -7,7 +7,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from agent.errors import Misuse
-from agent.sharded.separable import refuse
+from agent.sharded.separable import refuse, refuse_one_memory
 
 Params = Iterable[torch.Tensor]
 
@@ -83,3 +83,36 @@ def test_what_cannot_be_tried() -> None:
 def test_an_average_of_torchs() -> None:
     with pytest.raises(Misuse, match=r"^AveragedModel takes in all weights one by one.*an object"):
         refuse([AveragedModel(torch.nn.Linear(3, 3))])
+
+
+def shared(how: str) -> torch.nn.Module:
+    """Two layers: in one memory side by side, in the same place, as one parameter, or a buffer of a weight."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    one, other = model[0].weight, model[1].weight
+    match how:
+        case "side by side":
+            flat = torch.randn(2, 3, 3)
+            one.data, other.data = flat
+        case "tied":
+            model[1].weight = one
+        case "in one place":
+            other.data = one.data
+        case "overlapping":
+            flat = torch.randn(12)
+            one.data, other.data = flat[:9].view(3, 3), flat[3:].view(3, 3)
+        case "a buffer":
+            model[1].register_buffer("seen", one.data[1])
+    return model
+
+
+@pytest.mark.parametrize("how", ["side by side", "tied"])
+def test_what_is_apart_in_one_memory_may_be_on_other_workers(how: str) -> None:
+    refuse_one_memory({"model": shared(how)})
+
+
+@pytest.mark.parametrize("how", ["in one place", "overlapping", "a buffer"])
+def test_what_shares_memory_is_on_one_worker(how: str) -> None:
+    with pytest.raises(
+        Misuse, match=r"'0.weight' and '1.\w+' lie in one memory, so that an update"
+    ):
+        refuse_one_memory({"model": shared(how)})

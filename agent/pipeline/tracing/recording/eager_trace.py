@@ -206,6 +206,7 @@ class Witness(TorchFunctionMode):
         self._paths = {id(module): path for path, module in whole.named_modules()}
         self._attributes = dict(_attributes(whole))
         self._hooks = {id(each): backward_hooks(each) for each in whole.modules()}
+        self._settings = settings(whole)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # a node's own code is running
@@ -379,9 +380,11 @@ class Witness(TorchFunctionMode):
             refuse_kept_weights(module)
         if kept or (path and self._is_leaf(module, path) and not lent(module, self._attributes)):
             refuse_hooks(module, path, self._hooks)
+            refuse_settings(module, path, self._settings)
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
                 out = original(module, *args, **kwargs)
+            self._settings |= settings(module)  # what it has set itself is set in a stage as well
             self._remember(out, self._create("call_module", path, taken, named, pure=False))
             return out
         buffers = [*module._buffers.values()]
@@ -568,6 +571,31 @@ def refuse_hooks(
                 f"loss_of gives {name.removeprefix('model.')!r} a backward hook, which that module would not have where "
                 "a stage calls it: give it the hook before the loop over session.steps(...), or train with depth 1"
             )
+
+
+def settings(module: torch.nn.Module) -> dict[int, dict[str, Any]]:
+    """Return the plain attributes of a module and of all inside, by which their code may go."""
+    return {
+        id(each): {key: value for key, value in vars(each).items() if isinstance(value, PLAIN)}
+        for each in module.modules()
+    }
+
+
+def refuse_settings(
+    module: torch.nn.Module, path: str, before: Mapping[int, dict[str, Any]]
+) -> None:
+    """Refuse a module, called as one node, with other settings than it had `before`.
+
+    Whoever has set them is not called by a stage. A module that sets them itself is kept whole.
+    """
+    now = settings(module)
+    for name, each in module.named_modules(prefix=path):
+        mine, known = now[id(each)], before.get(id(each), now[id(each)])
+        for key in sorted(mine.keys() | known.keys()):
+            if mine.get(key) != known.get(key):
+                raise TraceError(
+                    f"it sets {key!r} of {name.removeprefix('model.')!r}, which is called where a stage does not set it"
+                )
 
 
 def refuse_kept_weights(module: torch.nn.Module) -> None:

@@ -39,6 +39,8 @@ from agent.pipeline.tracing.recording.eager_trace import (
     refuse_kept_weights,
     refuse_lent,
     refuse_replaced,
+    refuse_settings,
+    settings,
     weights_kept,
 )
 from agent.pipeline.tracing.recording.loss_value import called
@@ -247,7 +249,9 @@ class _Tracer(fx.Tracer):
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # how many modules of the model are running
         self._own: Collection[int] = ()  # the ids of its weights
-        self._hooks: Mapping[int, list[Callable[..., Any]]] = {}  # of its modules, at the start
+        # Of its modules, at the start.
+        self._hooks: Mapping[int, list[Callable[..., Any]]] = {}
+        self._settings: Mapping[int, dict[str, Any]] = {}
         self.switches = Switches()
         self.failed: str | None = None
 
@@ -264,6 +268,7 @@ class _Tracer(fx.Tracer):
         exec(f"def fixed(self, {names}): return forward(self, {names})", space)  # noqa: S102
         self._own = {id(param) for param in root.parameters()}
         self._hooks = {id(each): backward_hooks(each) for each in root.modules()}
+        self._settings = settings(root)
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
         before = _drawn(self._device)
         with Unswitched(self._own):
@@ -288,6 +293,8 @@ class _Tracer(fx.Tracer):
         refuse_lent(m, self._own)
         if path in self._kept:
             refuse_kept_weights(m)
+        if self.is_leaf_module(m, path):
+            refuse_settings(m, path, self._settings)
         self._inside += 1
         try:
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for
