@@ -6,6 +6,7 @@ import weakref
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -626,3 +627,15 @@ def test_what_was_measured_is_of_these_settings():
     """Two layers of the same shape that do another amount of work."""
     one, other = (nn.Conv1d(6, 6, 1, stride=stride) for stride in (1, 2))
     assert key(one, "") != key(other, "")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_number_of_numpys_is_recorded_as_the_one_that_it_is(fixed):
+    """A temperature that `np.maximum` has made; its text is no number in code."""
+    model, scale = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), np.float64(0.5)
+
+    def loss_of(model, x):
+        return (model(x) / scale).mul(scale).square().mean()
+
+    graph = record(model, loss_of, (X,), fixed=fixed)
+    torch.testing.assert_close(graph(X)[0], loss_of(model, X), rtol=0.0, atol=0.0)

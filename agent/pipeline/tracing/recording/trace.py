@@ -340,6 +340,9 @@ class _Tracer(fx.Tracer):
             raise fx.proxy.TraceError("it draws from a random stream of its own")
         if isinstance(a, torch.Tensor) and not self.derived.knows(a) and self.derived.has(a):
             raise fx.proxy.TraceError("it computes with weights before it meets its inputs")
+        if isinstance(a, np.float64):
+            # Code would be made of its text, `np.float64(0.5)`.
+            return float(a)
         return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
