@@ -23,6 +23,7 @@ import msgspec
 import torch
 from msgspec import structs
 from torch import fx
+from torch._ops import OpOverloadPacket
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
@@ -175,8 +176,9 @@ def _name_of(target: Any) -> str:
 def _is_drawing(name: str) -> bool:
     """Return whether torch says of its function of this name that it draws random numbers."""
     known = getattr(torch.ops.aten, name, None)
-    overloads = () if known is None else known.overloads()
-    return any(SEEDED in getattr(known, each).tags for each in overloads)
+    if not isinstance(known, OpOverloadPacket):  # `__getitem__`, for one
+        return False
+    return any(SEEDED in getattr(known, each).tags for each in known._overload_names)
 
 
 def _is_written(
