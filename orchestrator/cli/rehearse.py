@@ -55,6 +55,8 @@ def rehearse(
     took = duration(time.monotonic() - began_s)
     note_rehearsed(command.config.state_dir, packed.sha)
     tone, word = ("green", "it holds") if verdict.passed else ("red", "it does not hold")
+    if not verdict.tried:
+        tone, word = "yellow", "it was not tried"
     texts = [Text.assemble((f"{script}: {word}", tone), f": {verdict.line}")]
     if verdict.passed:
         texts[0].append(f" ({took})")

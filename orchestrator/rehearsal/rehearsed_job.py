@@ -44,6 +44,10 @@ class Fault(OrchestratorError):  # noqa: N818 - it names what was found
         self.line, self.detail = line, detail
 
 
+class TooShort(Fault):
+    """The script is at its end before anything can happen to it."""
+
+
 class Troupe:
     """The workers of one job, with the decisions that a manager would make.
 

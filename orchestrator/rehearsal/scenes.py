@@ -28,7 +28,7 @@ from agent.keys import log_key
 from agent.messages import UNRECORDED, JobOrder
 from orchestrator.rehearsal import comparison
 from orchestrator.rehearsal.bench import Stage, Unready
-from orchestrator.rehearsal.rehearsed_job import Fault, Troupe
+from orchestrator.rehearsal.rehearsed_job import Fault, TooShort, Troupe
 
 STEPS_MIN = 8
 # The second worker joins after JOINS_AT steps; the last LEFT steps are kept for the later scenes.
@@ -63,7 +63,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SceneVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rehearsal came to; if the script is too short for one, nothing was `tried`."""
+
     passed: bool
+    tried: bool = True
     line: str
     steps: int
     scenes: tuple[Scene, ...]
@@ -105,7 +108,8 @@ class Rehearsal:
                 self._with_losses(2, alone, troupe)
         except (Fault, Unready, AgentError) as error:
             traceback = error.detail if isinstance(error, Fault) else ""
-            return self._verdict(passed=False, line=str(error), traceback=traceback)
+            verdict = self._verdict(passed=False, line=str(error), traceback=traceback)
+            return msgspec.structs.replace(verdict, tried=not isinstance(error, TooShort))
         near = ", but for rounding" if self._near else ""
         line = f"it comes to the same{near}, whoever joins and whoever is lost"
         return self._verdict(passed=True, line=line)
@@ -126,7 +130,7 @@ class Rehearsal:
             troupe.start(1)
             self._steps = troupe.ends().step
             if self._steps < STEPS_MIN and not troupe.is_served:
-                raise Fault(
+                raise TooShort(
                     f"the script does {self._steps} steps, and {STEPS_MIN} are needed for all that is tried: let it do more"
                 )
             return self._ended(troupe), troupe

@@ -150,6 +150,7 @@ def test_a_script_of_too_few_steps_is_told_so(shell) -> None:
     answer = shell("rehearse", shell.script("train.py", script(steps=3)))
     assert answer.code == 1
     assert "the script does 3 steps, and 8 are needed" in answer.out
+    assert answer.out.splitlines()[-1].startswith("train.py: it was not tried: ")
 
 
 def test_ctrl_c_leaves_nothing_behind(shell) -> None:
