@@ -5,6 +5,7 @@ Steps are held by a file, so that every event falls between two known steps, how
 
 import contextlib
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,16 @@ if _made()[0].leader:
     _kept(_made()[0], {out!r})
 """
 RELEASED = 1 << 30
-ENOUGH_S = 0.5  # for a proof, before one more step is done
+ENOUGH_S = 0.3  # of rest, after which a worker that joins waits for one more step
+
+
+def has_work(pid: int) -> bool:
+    """Return whether a thread of a process runs, or would if it had a processor."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if stat.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 class Held:
@@ -81,10 +91,21 @@ class Held:
             self._well(lambda worker=worker: worker in members and members[worker].ready, worker)
         while not self._ready(workers) and inside:
             self.go(*inside)
-            with contextlib.suppress(AssertionError):
-                until("a proof", lambda: self._ready(workers), ENOUGH_S)
+            self._rest(workers)
         self._well(lambda: self._ready(workers), f"{workers} to be ready")
         return workers
+
+    def _rest(self, workers: list[str]) -> None:
+        """Wait until they are ready, or have had nothing to do for a while: then they need a step."""
+        busy_s = time.monotonic()
+
+        def rests() -> bool:
+            nonlocal busy_s
+            if any(has_work(self.crew.pids[worker]) for worker in workers):
+                busy_s = time.monotonic()
+            return self._ready(workers) or time.monotonic() > busy_s + ENOUGH_S
+
+        self._well(rests, f"{workers} to be ready or at rest")
 
     def _ready(self, workers: list[str]) -> bool:
         """Return whether they are ready, and the layout that has them was asked for."""
