@@ -203,14 +203,6 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "step 0: loss_of called backward() and left a gradient in 'weight'",
     ),
-    "trained later": (
-        START
-        + "for step in session.steps(2):\n"
-        + "    optimizer.param_groups[0]['params'].append(model.bias)\n"
-        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
-        "refused",
-        "parameters were added to an optimizer after Session(...) was made",
-    ),
     "a weight of the loss that is in no model": (
         START.replace(
             "session = ",

@@ -131,7 +131,7 @@ def test_nobody_is_asked_where_it_is_not_needed(
 
 def test_a_second_process_is_not_started_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes as much as the first one has, twice over."""
-    monkeypatch.setattr(second_process, "_resident_bytes", lambda: 3_000_000_000)
+    monkeypatch.setattr(second_process, "resident_bytes", lambda: 3_000_000_000)
     for free, says in ((5_000_000_000, "would take 6.00 GB"), (7_000_000_000, "")):
         monkeypatch.setattr(second_process, "_free_bytes", lambda free=free: free)
         why = second_process.lacking(torch.device("cpu"))

@@ -19,8 +19,8 @@ from agent.messages import UNRECORDED
 from agent.pipeline.tracing.analysis import cut_points
 from agent.profile import Profile
 from agent.protocol import Measured, ProfileAsked, ProfileKnown, Ready, Recording
-from agent.store.memory import resident_bytes, return_memory
-from agent.tensors.device import CPU, hardware
+from agent.store.memory import return_memory
+from agent.tensors.device import hardware
 from agent.worker.peers import PeerWorker
 from agent.worker.survey.helper import Helpers, Helping
 from agent.world import Facts, Interrupted
@@ -37,7 +37,6 @@ class Survey:
     def __init__(self, crew: PeerWorker, job: str, address: str) -> None:
         self._crew, self._job, self._address = crew, job, address
         self.helpers = Helpers(crew)
-        self._libraries_bytes = resident_bytes()  # before the script begins
         self._helped_at = -1  # the generation in which this worker was asked to help, or has asked
         self.ready: Ready | None = None
         self.addresses: Mapping[str, str] = {}
@@ -149,14 +148,11 @@ class Survey:
                 profile = measurement.profile_of(
                     recording, things, self._job, left, self._crew.go_on, self.helpers.open
                 )
-                on_host = replica.space.device == CPU
-                libraries_bytes = self._libraries_bytes if on_host else 0
                 profile = msgspec.structs.replace(
                     profile,
                     key=key,
                     sums=replica.sums_held,
                     exchanged=replica.space.exchanged,
-                    reserved_bytes=profile.reserved_bytes + libraries_bytes,
                 )
                 self._unmeasured, self._unprobed = False, profile
                 try:
