@@ -3,7 +3,7 @@
     python benchmarks/half_billion.py [--steps 12] [--layers 24] [--width 1280] [--microbatches 2] [--length 128]
 
 Four workers in a row, each of which keeps its own layers only, with `exchange="bfloat16"`; a keeper, Redis, and this
-process as the manager. Every half second the memory of all of these is looked at: what is shared by processes counts once
+process as the manager. What is predicted is what the model takes, without the libraries (about 0.2 GiB of a worker). Every half second the memory of all of these is looked at: what is shared by processes counts once
 (`Pss`). Predicted is by the planner from what the workers measured themselves (`JobProfiled`), for the very cuts.
 
 With two microbatches at most two of the four compute at once, so this machine's two cores do not queue.
