@@ -22,7 +22,8 @@ OrchestratorError
 ├── CommandError             cli.command: a command cannot be carried out; it has an exit code
 ├── DemoFailed               cli.demo: the demonstration showed something else
 ├── Unready                  rehearsal.stage: the rehearsal cannot be set up
-├── Fault                    rehearsal.troupe: the rehearsal found something
+├── Fault                    rehearsal.rehearsed_job: the rehearsal found something
+│   └── TooShort             the script ends before anything can happen to it
 └── MorphError               morph.errors: the planner refuses; its own tree is there
 """
 
