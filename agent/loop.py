@@ -295,8 +295,7 @@ class Loop:
         """End a step; a turn of the loop that trained nothing belongs to the step after it."""
         replica = self.replica
         if replica.stage == "open" and not replica.astray:
-            changed = replica.still.take_changed()
-            if changed := replica.collected().changed(self._kept_versions) or changed:
+            if changed := replica.changed_since(self._kept_versions):
                 raise Misuse(
                     f"step {replica.turn} changed the model or the optimizer without session.backward(loss_of, "
                     "microbatches), where the gradients of all workers are summed; what changes them belongs after it, "

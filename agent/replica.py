@@ -270,6 +270,11 @@ class Replica:
             self._kept = self.snapshot()
         return self._kept
 
+    def changed_since(self, versions: list[int]) -> str:
+        """Return the name of what the script has changed since these versions, or ""."""
+        changed = self.still.take_changed()
+        return self.collected().changed(versions) or changed
+
     def drop_collected(self) -> None:
         """Drop the collected state, because the script is about to change its state."""
         self._kept = None

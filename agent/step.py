@@ -243,8 +243,7 @@ class Step:
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
         if replica.phase == 0:
-            changed = replica.still.take_changed()
-            if changed := replica.collected().changed(self.kept_versions) or changed:
+            if changed := replica.changed_since(self.kept_versions):
                 raise Misuse(f"step {replica.turn}: {replica.still.what_early(changed)}")
             replica.form.check(replica.turn)
             self._optimizers.check()

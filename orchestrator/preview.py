@@ -10,7 +10,13 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from agent.keeper.storage.sharding import LINK_BYTES_S, Passing, Replay, replay
+from agent.keeper.storage.sharding import (
+    LINK_BYTES_S,
+    Passing,
+    Replay,
+    may_pass_by,
+    replay,
+)
 from agent.layout import Layout, Replica
 from agent.profile import Profile
 from agent.store.memory import machine_bytes
@@ -229,7 +235,8 @@ def _replay(
     config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
 ) -> Replay | None:
     """Return what is trained again if everything is lost, where workers write the state."""
-    if model is None or not machines or not _may_pass_by(config, spec):
+    has_store = config.storage.checkpoint_url is not None
+    if model is None or not machines or not may_pass_by(spec.sums, has_store=has_store):
         return None
     passing = _passing(spec, model, step_s)
     if not passing.costly:
@@ -238,19 +245,14 @@ def _replay(
     return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
 
 
-def _may_pass_by(config: Config, spec: JobSpec) -> bool:
-    """Whether workers may write a state into the store themselves."""
-    return config.storage.checkpoint_url is not None and spec.sums != "always"
-
-
 def _crowded(config: Config, spec: JobSpec, model: Model | None, step_s: float) -> str:
     """Say if this machine has to hold more than it has memory for, and what to do about it."""
-    if model is None or _may_pass_by(config, spec):
+    has_store = config.storage.checkpoint_url is not None
+    if model is None or may_pass_by(spec.sums, has_store=has_store):
         return ""
     passing = _passing(spec, model, step_s)
     if not passing.crowds:
         return ""
-    has_store = config.storage.checkpoint_url is not None
     return (
         f"the manager's machine would hold up to {memory(passing.held_bytes)} of this job's state and sums, and has "
         f"{memory(passing.memory_bytes)} in all: "

@@ -11,9 +11,9 @@ class ScriptState(dict[Any, Any]):
     """A dict of plain values, nested, that comes back exactly.
 
     Its values are numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets
-    of them. Tuples come back as tuples, named ones as those of their class, True as True, each number with its bits, a list in two
-    places as one list. The one exception is a NumPy float64, which comes back as the Python number
-    that it is.
+    of them. Tuples come back as tuples, named ones as those of their class, True as True, each
+    number with its bits, a list in two places as one list. The one exception is a NumPy float64,
+    which comes back as the Python number that it is.
     """
 
     def check(self, step: int) -> None:

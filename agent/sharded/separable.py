@@ -18,6 +18,7 @@ from agent.sharded.refusals import APART, AVERAGE, ROOM
 from agent.tensors.absent import is_away, nothing
 from agent.tensors.device import CPU
 from agent.tensors.layer_names import Models, named_buffers, named_parameters
+from agent.tensors.unchanged import memory_of
 
 STEPS = 4
 
@@ -57,7 +58,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
         (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     start = tensor.storage_offset() * size
-    return int(tensor.untyped_storage()._cdata), int(start), int(start + length * size)
+    return memory_of(tensor), int(start), int(start + length * size)
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

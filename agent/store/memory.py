@@ -196,7 +196,8 @@ class Copying:
         self._left = deque[tuple[memoryview, int]]()  # pieces and their places, in order
         self._flying, self._changed = set[int](), threading.Condition()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Find the sources, and copy nothing yet."""
         with self._beginning:
             if self._begun:
                 return
@@ -223,10 +224,6 @@ class Copying:
         with self._changed:
             return sum(source.nbytes for source, _ in self._left)
 
-    def begin(self) -> None:
-        """Find the sources, and copy nothing yet."""
-        self._begin()
-
     def reach(self, count: int) -> None:
         """Return when the first `count` bytes are copied; leave the others for later."""
         self._copy(count)
@@ -235,7 +232,7 @@ class Copying:
 
     def finish(self) -> None:
         """Copy all pieces that no thread copies yet; return when all are done."""
-        self._begin()
+        self.begin()
         self.reach(self.whole.nbytes)
 
     def let_change(self) -> None:
@@ -243,7 +240,7 @@ class Copying:
 
         Its changes on a device come after the copies that the device still makes.
         """
-        self._begin()
+        self.begin()
         self._copy(self.whole.nbytes)
         if self._elsewhere is not None:
             self._elsewhere.hold_back()
@@ -254,7 +251,7 @@ class Copying:
             self._left.clear()
 
     def _copy(self, count: int) -> None:
-        self._begin()
+        self.begin()
         while (piece := self._take(count)) is not None:
             source, at = piece
             copy_bytes(source, self.whole[at : at + source.nbytes])

@@ -38,6 +38,11 @@ def version_of(tensor: torch.Tensor) -> int:
         return int(_sum(tensor))
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return a number that tensors have in common which lie in one memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def seldom(count: int) -> bool:
     """Return whether values are compared in a step, or an epoch, that so many came before."""
     return count & (count + 1) == 0

@@ -6,7 +6,7 @@ A pure decision, with clocks handed in; the vault does what follows from it. No 
 import msgspec
 
 from agent.keeper.storage.backup import StateAssembly
-from agent.messages import JobOrder
+from agent.messages import JobOrder, Sums
 from agent.profile import Profile
 
 TOLL = 0.02  # of a step, or of the time between two snapshots: what may pass the keeper meanwhile
@@ -77,11 +77,16 @@ def between(took_s: float, max_replay_s: float) -> float:
     return max(took_s, max_replay_s - took_s)
 
 
+def may_pass_by(sums: Sums, *, has_store: bool) -> bool:
+    """Whether workers may write states into the store themselves."""
+    return has_store and sums != "always"
+
+
 class Sharding:
     """Not locked itself, as the vault that it belongs to."""
 
     def __init__(self, order: JobOrder, *, has_store: bool) -> None:
-        self._may = has_store and order.sums != "always"
+        self._may = may_pass_by(order.sums, has_store=has_store)
         self.max_replay_s = order.max_replay_s
         self.on = False
         self.whole: StateAssembly | None = None  # written by all workers, and no version yet

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from agent.errors import Misuse
 from agent.tensors.device import CPU
+from agent.tensors.unchanged import memory_of
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # no other code numbers the CPU
@@ -165,7 +166,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _unmade(tensor):
             return tensor
         number = self._numbers.get(id(tensor))
-        memory = tensor.untyped_storage()._cdata
+        memory = memory_of(tensor)
         if number is not None and self._alive[number][1]._cdata == memory:
             return Known(number)
         number = self._first[memory]
@@ -176,7 +177,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor.stride(),
             tensor.storage_offset(),
         )
-        still = first.untyped_storage()._cdata == memory
+        still = memory_of(first) == memory
         return Known(number, None if same and still else place)
 
     def _made(self, tensor: torch.Tensor) -> int:

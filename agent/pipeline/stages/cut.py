@@ -27,12 +27,13 @@ from agent.errors import Misuse
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import NOTHING, Boundary, Piece
-from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, memory_of, used
+from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
 from agent.pipeline.tracing.recording.module_names import written
 from agent.pipeline.tracing.recording.trace import METRICS, attributes_kept
 from agent.schedule import Schedule
 from agent.tensors.absent import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
+from agent.tensors.unchanged import memory_of
 
 SECTIONS_MAX = 64
 SELDOM_BYTES_MAX = 1 << 18  # the largest buffer that is copied in case it is written to

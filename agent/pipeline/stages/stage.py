@@ -26,11 +26,11 @@ from agent.pipeline.stages.assumptions import Assumptions
 from agent.pipeline.stages.channel import Parcel
 from agent.pipeline.stages.split_backward import Halves, Owed
 from agent.pipeline.stages.stage_parts import Piece
-from agent.pipeline.tracing.analysis import memory_of
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import checked
 from agent.tensors.device import set_stream_state, stream_state
 from agent.tensors.metrics import Numbers
+from agent.tensors.unchanged import memory_of
 
 Gradients = dict[str, torch.Tensor]
 PieceOf = Callable[[Any], Piece]  # takes a microbatch

@@ -37,7 +37,7 @@ from agent.pipeline.tracing.recording.trace import Kept, attributes_kept, python
 from agent.source.tracebacks import is_torchs
 from agent.tensors.absent import computable
 from agent.tensors.device import device_of, stream_kept, stream_state
-from agent.tensors.unchanged import version_of
+from agent.tensors.unchanged import memory_of, version_of
 
 OURS = Guest | Scaling
 DRAW = _DropoutNd | torch.nn.RNNBase | torch.nn.MultiheadAttention | torch.nn.RReLU
@@ -432,10 +432,6 @@ def _derivatives(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
             if each in reached and each.op not in ("placeholder", "get_attr"):
                 yield index, last
                 break
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _position(graph: fx.GraphModule, node: fx.Node) -> int:

@@ -46,8 +46,9 @@ class Handover:
 
     def keep(self, keepers: Having) -> None:
         """Take note of which layers each worker keeps from now on."""
+        if keepers != self.having:
+            return_memory()  # of layers that are kept elsewhere
         self.having, self._orphans = keepers, {}
-        return_memory()  # of layers that are kept elsewhere
 
     def shares(self) -> Having:
         """Return what each worker of the layout is asked for, orphaned layers included."""

@@ -40,7 +40,7 @@ from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.module_names import written
 from agent.source.tracebacks import shown
 from agent.tensors.device import device_of, stream_state
-from agent.tensors.unchanged import version_of
+from agent.tensors.unchanged import memory_of, version_of
 
 LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[2])
@@ -635,7 +635,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = {id(tensor) for tensor in known}
-        self._memories = {tensor.untyped_storage()._cdata for tensor in known}
+        self._memories = {memory_of(tensor) for tensor in known}
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def knows(self, tensor: torch.Tensor) -> bool:
@@ -646,7 +646,7 @@ class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if ref is not None and ref() is tensor:
             return True
         plain = tensor.layout is torch.strided
-        return plain and tensor.untyped_storage()._cdata in self._memories
+        return plain and memory_of(tensor) in self._memories
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
