@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 LOOK_S = 0.02
@@ -19,3 +20,10 @@ def until(
             return found
         time.sleep(every_s)
     raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
+
+
+def write_whole(path: Path, what: object) -> None:
+    """In one go: whoever reads the file again and again would see it empty in between."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(str(what))
+    part.replace(path)

@@ -381,10 +381,7 @@ class Crew:
 
     @staticmethod
     def hold(path: Path, step: int) -> None:
-        """In one go: a worker that reads half a number would not wait."""
-        part = path.with_name(f"{path.name}.part")
-        part.write_text(str(step))
-        part.replace(path)
+        waiting.write_whole(path, step)
 
     def begin(self, count: int, script: str | bytes, *argv: str, **options: Any) -> list[str]:
         self.settle = count

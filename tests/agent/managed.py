@@ -9,9 +9,10 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from crews import SECRET, Crew, Nursery, RedisProcess
 
-from agent.messages import AgentJoined, AnyReport, WorkerOrder
+from agent.messages import AgentJoined, AnyReport, Regrouped, WorkerOrder
 from agent.net.handshake import job_secret
 from cloud.model import InstanceType, Listing, Machine, Pool, Quote, Sold
 from orchestrator.actions import (
@@ -89,6 +90,9 @@ class Managed(Crew):
                     self._see(Tick(at_s=time.time()))
 
     def _decide(self, report: AnyReport) -> None:
+        if isinstance(report, Regrouped):
+            # Where all wait for a core it lasts for seconds, and the next change would have to wait for minutes.
+            report = msgspec.structs.replace(report, pause_s=0.0)
         self._see(report)
 
     def _see(self, event: AnyEvent) -> None:

@@ -208,7 +208,7 @@ def test_keeper_and_sole_owner_killed_at_once_end_with_the_same_bits(
     mortal.reach(12)
     mortal.keeper.write_checkpoint("job")
     saved = until("the checkpoint", lambda: mortal.of(CheckpointWritten))[0]
-    Path(f"{out}.hold").write_text("17")
+    Crew.hold(Path(f"{out}.hold"), 17)
     mortal.reach(17)
     mortal.keeper.kill()
     mortal.kill(workers[0])  # who leads, too
@@ -254,12 +254,12 @@ def test_who_slept_through_steps_of_others_does_not_do_them_again(
     mortal.kill(ghost, how=signal.SIGSTOP)
     until("the loss", lambda: mortal.of(WorkerLost))
     mortal.start(1)
-    Path(f"{out}.hold").write_text("12")
+    Crew.hold(Path(f"{out}.hold"), 12)
     mortal.reach(12)
     with mortal.on_hold():
         mortal.keeper.kill()
         mortal.keeper.start()
-        Path(f"{out}.hold").write_text("20")
+        Crew.hold(Path(f"{out}.hold"), 20)
         mortal.reach(20)
         came = len(mortal.of(WorkerReady))
         mortal.kill(ghost, how=signal.SIGCONT)

@@ -169,7 +169,7 @@ def test_a_checkpoint_that_is_asked_for_waits_as_long_as_it_takes(
         crew.keeper.write_checkpoint("job")
         asked_s = time.monotonic()
         until("longer than that", lambda: time.monotonic() > asked_s + job.WHOLE_S)
-        hold.write_text("20")
+        crew.hold(hold, 20)
         crew.reach(20)
         held(crew, 8)
     until("the checkpoint", lambda: [w for w in crew.of(CheckpointWritten) if w.step >= 20])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from houses import drill, until
+from waiting import write_whole
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(500)]
 
@@ -19,7 +20,7 @@ def test_a_warned_and_a_killed_machine_leave_the_tables_of_one_process(new_house
     house.start()
     house.submit(TOY.read_text(), argv=(str(CLOCKS), "0.01", str(hold)), slots_max=3)
     until("two workers", lambda: (job := house.job()) is not None and job.workers >= 2, 200)
-    hold.write_text(str(CLOCKS))
+    write_whole(hold, CLOCKS)
     house.reached(5, 100)
     until("a machine to give notice to", lambda: drill(house, 10.0, 1))
     step = house.reached(house.job().step + 8, 100).step
