@@ -10,7 +10,7 @@ from agent.transport.tcp import Tcp
 from agent.transport.transport import Transport
 from agent.transport.virtual import Fabric, Virtual
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHUNK = 1 << 20
 
 

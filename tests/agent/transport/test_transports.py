@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import CHUNK, KINDS, Network, Sockets
+from networks import CHUNK, KINDS, PATIENCE_S, Network, Sockets
 
 from agent.transport.transport import Slot, Ticket, Transport
 
@@ -36,7 +36,9 @@ def met(net: Network, *names: str) -> list[Transport]:
 
 
 @pytest.fixture(params=KINDS)
-def net(request: pytest.FixtureRequest) -> Iterator[Network]:
+def net(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    # A process that gets no processor for seconds is no peer that is broken.
+    monkeypatch.setattr("agent.transport.tcp.DIAL_S", PATIENCE_S)
     network = KINDS[request.param]()
     yield network
     network.close()
