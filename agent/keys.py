@@ -10,7 +10,7 @@ removed when 1500 jobs were closed after it (`agent.keeper.storage.retention`).
 EPOCH = "orch:epoch"
 # String, overwritten: which life of which house the newest manager belongs to.
 HOUSE = "orch:house"
-# Stream of `e` (event), `a` (actions), `s` (seal); about the newest 20,000.
+# Stream of `e` (event), `a` (actions), `s` (seal); about the newest 20,000, or 64 MiB of them.
 JOURNAL = "orch:journal"
 # Hash, overwritten: name and id of the newest turn, so that a repeated append is one entry.
 TURN = "orch:journal:turn"

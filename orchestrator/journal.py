@@ -23,6 +23,7 @@ from orchestrator.state import State
 from orchestrator.world import Entry, Superseded, decode_state, encode_state
 
 ENTRIES_KEPT = 20_000
+BYTES_KEPT = 64 << 20  # in Redis's memory, of entries that the newest snapshot has in it
 LOAD_BATCH = 1_000
 
 
@@ -46,6 +47,7 @@ return id
 _SNAPSHOT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
 redis.call('HSET', KEYS[2], 'id', ARGV[2], 'state', ARGV[3], 's', ARGV[4])
+redis.call('XTRIM', KEYS[3], 'MAXLEN', '~', ARGV[5])
 return 1
 """
 
@@ -111,9 +113,17 @@ class RedisJournal:
         self._last_id = await self._fenced(self._append, keys, words)
 
     async def snapshot(self, state: State) -> None:
+        """Write the state down; of the journal before it, only so many bytes stay."""
         data = encode_state(state)
-        words = [self._epoch, self._last_id, data, seal_of(self._last_id.encode(), data)]
-        await self._fenced(self._snapshot, [EPOCH, SNAPSHOT], words)
+        seal = seal_of(self._last_id.encode(), data)
+        words = [self._epoch, self._last_id, data, seal, await self._entries_kept()]
+        await self._fenced(self._snapshot, [EPOCH, SNAPSHOT, JOURNAL], words)
+
+    async def _entries_kept(self) -> int:
+        """Return how many entries fit into `BYTES_KEPT`: a list of many machines is a large one."""
+        count: Any = await self._redis.xlen(JOURNAL)
+        used: Any = await self._redis.memory_usage(JOURNAL)
+        return int(min(ENTRIES_KEPT, count * BYTES_KEPT // (used or 1)))
 
     async def publish(self, shown: Mapping[str, bytes]) -> None:
         """Show the state under these keys, unless a newer manager shows its own."""

@@ -6,9 +6,11 @@ has the measures of all clocks, and for how long the job was served.
 """
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +26,7 @@ from agent.store.errors import Unknown
 
 log = logging.getLogger(__name__)
 
+MEASURE = np.dtype("<f8")  # in the file of measures
 MEASURES = "~measures"  # the layer that has no tensors
 KEYS, ROWS = "keys", "rows"
 AGAIN_S = 5.0  # until the next try after a requested copy that failed
@@ -60,6 +63,44 @@ class Past(msgspec.Struct, frozen=True):
     measures: tuple[float, ...]
     elapsed_s: float = 0.0
     tables: tuple[Shape, ...] = ()
+
+
+class Measures:
+    """The measures of all clocks, in memory and in a file to which each clock adds its own.
+
+    A month of clocks is millions, so none of them may cost a file with all that were before it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._written = path, 0
+        self._all: list[float] = []
+
+    def __getitem__(self, clock: int) -> float:
+        return self._all[clock]
+
+    def up_to(self, clock: int) -> tuple[float, ...]:
+        return tuple(self._all[: clock + 1])
+
+    def recall(self, clock: int, told: Iterable[float]) -> None:
+        """Take over what an earlier keeper has `told`; if that is nothing, what is in the file."""
+        self._all = list(told)
+        if not self._all and clock >= 0:
+            self._all = np.fromfile(self._path, MEASURE, clock + 1).tolist()
+            self._written = len(self._all)
+        if len(self._all) <= clock:
+            raise AgentError(f"{self._path} has {len(self._all)} of {clock + 1} measures")
+
+    def add(self, first: int, fresh: Sequence[float]) -> None:
+        """Have these from clock `first` on, and wait until the disk has them."""
+        start = min(first, self._written)
+        values = np.array([*self._all[start:first], *fresh], MEASURE)
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as sink:
+            sink.seek(start * values.itemsize)
+            sink.write(values.tobytes())
+            sink.flush()
+            os.fsync(sink.fileno())
+        self._all[first:] = fresh
+        self._written = len(self._all)
 
 
 def demand_alike(before: Iterable[Shape], partitions: int, serving: Serving, where: str) -> None:

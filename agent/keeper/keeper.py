@@ -64,6 +64,7 @@ KEPT_MAX = 4
 KEPT_S = 60.0
 OWING_MAX = 64
 ASKED_S = 0.5
+AGENT_SILENT_S = 60.0  # it sends a heartbeat many times a second
 PORTS_END = 1 << 16
 PULSE_S = 5.0
 
@@ -465,10 +466,12 @@ class Keeper:
         """Send an agent's reports to the manager, and confirm each once it is in the inbox.
 
         An agent whose report has a value out of its range is given up, so that its machine is
-        replaced: it would send the same report for ever.
+        replaced: it would send the same report for ever. A machine that is switched off hangs up on
+        nobody, so an agent from which nothing comes is let go; one that lives dials again.
         """
         try:
             while True:
+                connection.patience(AGENT_SILENT_S)
                 message, _ = connection.receive()
                 if isinstance(message, Told):
                     self.report(message.report)

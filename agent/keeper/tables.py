@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
-from agent.keeper.clocks import Clock, Copying, clock_of, demand_alike
+from agent.keeper.clocks import Clock, Copying, Measures, clock_of, demand_alike
 from agent.keeper.commits import Commit, History
 from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
@@ -96,7 +96,7 @@ class Reached(msgspec.Struct, frozen=True):
     """Beside the files of the store: the newest clock that is whole in it."""
 
     clock: int = -1
-    measures: tuple[float, ...] = ()
+    measures: tuple[float, ...] = ()  # of an earlier version, which had no file for them
     elapsed_s: float = 0.0  # in which the job was served so far
     tables: tuple[Shape, ...] = ()  # as they were declared; of an earlier version, nothing
     partitions: int = 0  # of an earlier version, 0
@@ -123,8 +123,11 @@ class Copies:
     def take(self, sender: str, message: Message) -> None:
         self._orders.put((sender, message))
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._orders.put(None)
+
+    def close(self) -> None:
+        self.end()
         self._thread.join(END_S)
 
     def _run(self) -> None:
@@ -180,6 +183,7 @@ class Tables:
         self._broken: set[tuple[str, str]] = set()  # connections: to whom, and who says so
         self._layout: Layout | None = None
         self._entered_s = 0.0
+        self._measures = Measures(folder / "measures")
         self._reached = self._read()
         self._caught_up = False
         self._copying = Copying(vault, every_s, self._clock)
@@ -256,6 +260,8 @@ class Tables:
         except Exception as error:
             log.exception("the tables cannot go on")
             self._owner.broken(f"the keeper cannot go on with the tables: {error!r}")
+        finally:
+            self._copies.end()
 
     def _turn(self) -> None:
         try:
@@ -362,7 +368,7 @@ class Tables:
     def _begin(self, layout: Layout) -> None:
         """Make a controller that begins with these workers, where the disk says or memory."""
         self._epochs += 1 << 16
-        now_s, measures = time.monotonic(), self._reached.measures
+        now_s, measures = time.monotonic(), self._measures.up_to(self._reached.clock)
         elapsed_s = self._reached.elapsed_s if self.brain is None else self.brain.elapsed_s(now_s)
         resumed = Resumed(self._epochs, measures, elapsed_s)
         self.brain = brain = Controller(plan_of(self._serving, len(layout.workers)), resumed)
@@ -448,8 +454,9 @@ class Tables:
         if brain is None or layout is None:
             return
         if brain.saved > self._reached.clock:
-            measures = tuple(brain.ledger.measures[: brain.saved + 1])
-            self._reach(brain.saved, measures, brain.elapsed_s(time.monotonic()))
+            first = self._reached.clock + 1
+            fresh = brain.ledger.measures[first : brain.saved + 1]
+            self._reach(first, fresh, brain.elapsed_s(time.monotonic()))
             self._owner.worked(*brain.ledger.take_worked())
         self._commit_up_to(layout.generation)
         self._copying.look(self._reached.clock)
@@ -462,7 +469,7 @@ class Tables:
 
     def _commit_up_to(self, generation: int) -> None:
         while self._history.version <= self._reached.clock:
-            measure = self._reached.measures[self._history.version]
+            measure = self._measures[self._history.version]
             commit = Commit(
                 generation=generation,
                 version=self._history.version + 1,
@@ -473,9 +480,11 @@ class Tables:
             newest = commit.version > self._reached.clock
             self._owner.reached(commit, size, str(self._folder), newest=newest)
 
-    def _reach(self, clock: int, measures: tuple[float, ...], elapsed_s: float) -> None:
-        serving = self._serving
-        reached = Reached(clock, measures, elapsed_s, serving.tables, serving.partitions)
+    def _reach(self, first: int, measures: Sequence[float], elapsed_s: float) -> None:
+        """Write down that the clocks from `first` on are whole; their measures come before that."""
+        self._measures.add(first, measures)
+        serving, clock = self._serving, first + len(measures) - 1
+        reached = Reached(clock, (), elapsed_s, serving.tables, serving.partitions)
         private.write(self._folder / "reached.json", msgspec.json.encode(reached))
         self._reached = reached
 
@@ -518,7 +527,7 @@ class Tables:
         for partition, sections in enumerate(clock.partitions):
             self._disk.write(partition, clock.number, sections)
         elapsed_s = max(clock.elapsed_s, self._reached.elapsed_s)
-        self._reach(clock.number, clock.measures, elapsed_s)
+        self._reach(0, clock.measures, elapsed_s)
         return True
 
     def _insist(self, act: Callable[[int], T]) -> T | None:
@@ -536,15 +545,19 @@ class Tables:
         """Read a clock that is whole on the disk."""
         reached, every = self._reached, range(self._serving.partitions)
         partitions = [self._disk.read(partition, number) for partition in every]
-        measures = reached.measures[: number + 1]
-        return Clock(measures, partitions, reached.elapsed_s, self._serving.tables)
+        return Clock(
+            self._measures.up_to(number), partitions, reached.elapsed_s, self._serving.tables
+        )
 
     def _read(self) -> Reached:
-        try:
-            return msgspec.json.decode((self._folder / "reached.json").read_bytes(), type=Reached)
-        except FileNotFoundError:
+        path = self._folder / "reached.json"
+        if not path.exists():
             return Reached()
-        except (OSError, msgspec.DecodeError) as error:
+        try:
+            reached = msgspec.json.decode(path.read_bytes(), type=Reached)
+            self._measures.recall(reached.clock, reached.measures)
+            return msgspec.structs.replace(reached, measures=())
+        except (OSError, msgspec.DecodeError, AgentError) as error:
             raise AgentError(f"{self._folder} has tables that cannot be read: {error}") from error
 
     def _result(self) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import redis.asyncio
 from agent.keys import EPOCH, INBOX, INBOX_READ, JOURNAL, READING, SNAPSHOT, VIEW
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
+from orchestrator import journal as journals
 from orchestrator.actions import Note
 from orchestrator.brain.decide import decide
 from orchestrator.brain.holdings.leases import new_token
@@ -65,6 +66,30 @@ def test_what_was_appended_is_loaded_after_the_snapshot(server):
     assert encode_state(state) == encode_state(State(now_s=1.0))
     assert [entry.event.at_s for entry in entries] == [2.0, 3.0]
     assert entries[0].actions == (Note(who="job", because="because"),)
+
+
+def test_a_journal_of_large_entries_is_bounded_in_bytes(server, monkeypatch):
+    """The lists of a thousand machines are of that size each. The oldest go, and nothing behind the snapshot."""
+    monkeypatch.setattr(journals, "BYTES_KEPT", 1 << 20)
+    large = [Note(who="job", because="x" * 20_000)]
+
+    async def go():
+        store, journal = await opened(server)
+        for at_s in range(200):
+            await journal.append(tick(at_s), large)
+        await journal.snapshot(State(now_s=199.0))
+        left, used = await store.xlen(JOURNAL), await store.memory_usage(JOURNAL)
+        for at_s in range(200, 300):
+            await journal.append(tick(at_s), large)
+        state, entries = await RedisJournal(store).load()
+        await store.aclose()
+        return left, used, state, entries
+
+    left, used, state, entries = asyncio.run(go())
+    assert left > 10
+    assert used < 1.5 * (1 << 20)
+    assert state.now_s == 199.0
+    assert [entry.event.at_s for entry in entries] == [*range(200, 300)]
 
 
 def test_an_older_manager_cannot_write(server):

@@ -1,9 +1,11 @@
 """The machines in real processes: kills, additions and evictions leave the bits of one process."""
 
+import itertools
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import faulty
 import numpy as np
@@ -12,7 +14,8 @@ import regression
 import sluggish
 
 from agent.paramserver.api import run_alone
-from agent.paramserver.processes import House, Job
+from agent.paramserver.live import node as live_node
+from agent.paramserver.processes import House, Job, Single, Start
 
 pytestmark = pytest.mark.processes
 
@@ -66,6 +69,27 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         ]
         assert len({name.partition("-")[2] for name in files}) <= 2, files
         assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
+
+
+def test_a_wall_clock_that_is_set_changes_nothing_that_is_measured(tmp_path, monkeypatch):
+    """As that of a machine that has just booted is: a clock that seems to take hours, or less than nothing, gets no help."""
+    hours = itertools.count(1e9, -3600.0)
+    times = SimpleNamespace(time=lambda: next(hours), monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(live_node, "time", times)
+    arguments = {"clocks": 5}
+    with running(regression, "Regression", tmp_path, arguments=arguments, expected=1) as house:
+        start = Start(
+            job=house.job,
+            name="r0",
+            secret=house._secret,
+            controller=house._post.address,
+            reliable=True,
+            allocation="first",
+        )
+        single = Single(start)
+        single.run()
+        house.result()
+    assert 0.0 < single.member.worker.helpee.usual_s < 3600.0
 
 
 def test_a_slow_call_is_no_loss_and_a_stopped_node_is_one_that_ends_when_it_wakes(tmp_path):

@@ -60,12 +60,12 @@ class Node:
             if run is None:
                 self._read(LOOK_S)
             else:
-                begun_s = time.time()
+                begun_s = time.monotonic()
                 grains = 1 if worker.application.grainwise or self._grain_s else GRAINS
                 grains = min(grains, run.span.last - run.span.first)
                 if self._grain_s:
                     time.sleep(self._grain_s * grains)
-                out = worker.finish(run, grains, time.time() - begun_s, time.time())
+                out = worker.finish(run, grains, time.monotonic() - begun_s, time.time())
                 self._say(self.member.marked(out))
                 self._read(0.0)
         self.ended.set()

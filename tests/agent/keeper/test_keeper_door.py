@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from crews import SECRET, RedisProcess, until
 
+from agent.errors import WireError
+from agent.keeper import keeper as keepers
 from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage.vault import Place
 from agent.keys import INBOX
@@ -97,3 +99,16 @@ def test_message_that_the_keeper_cannot_take_in_costs_its_worker(
     assert "the keeper could not take its message" in lost.detail
     assert "w1" not in job.roster.members
     connection.close()
+
+
+def test_agent_from_which_nothing_comes_is_let_go(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine was switched off, and hung up on nobody: it keeps no thread and no file of the keeper's."""
+    monkeypatch.setattr(keepers, "AGENT_SILENT_S", 0.05)
+    agent = dial(keeper.address, SECRET, AgentHello(machine_id="m"))
+    agent.patience(20.0)
+    with pytest.raises(WireError, match="closed"):
+        agent.receive()
+    agent.close()
+    until("its connection to be forgotten", lambda: not keeper._connections)

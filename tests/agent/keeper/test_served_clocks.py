@@ -13,6 +13,7 @@ from commit_logs import MemoryCommitLog
 from crews import until
 from players import House, Line
 
+from agent.errors import AgentError
 from agent.keeper import clocks
 from agent.keeper import tables as tables_module
 from agent.keeper.clocks import Clock, Copying, clock_of, saved_of
@@ -263,6 +264,42 @@ def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path
     until("the next clock", (folder / "0-5.npz").exists, PATIENCE_S)
     tables.close()
     assert (folder / "0-4.npz").exists()
+
+
+def test_a_clock_writes_down_its_own_measure_and_no_other(tmp_path: Path) -> None:
+    """After a month there are millions; the next keeper, and one after an earlier version's, has them all."""
+    folder, history = tmp_path / "tables", History(MemoryCommitLog(), "job")
+    folder.mkdir()
+    (folder / "reached.json").write_bytes(msgspec.json.encode(Reached(1, (0.0, 1.0))))
+    measures = [0.0, 1.0, *(float(at) for at in range(2, 300))]
+    owner: Any = Nobody()
+
+    def opened() -> Tables:
+        tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
+        tables.close()
+        return tables
+
+    tables, sizes = opened(), set[int]()
+    for at in range(2, 300):
+        tables._reach(at, measures[at : at + 1], 1.0)
+        sizes.add((folder / "reached.json").stat().st_size)
+    assert max(sizes) - min(sizes) < len("300")
+    assert opened()._measures.up_to(299) == tuple(measures)
+    tables._reach(0, measures[:200], 1.0)  # from an archive, after a loss of the disk
+    assert (opened()._reached.clock, opened()._measures.up_to(300)) == (199, tuple(measures[:200]))
+
+    (folder / "measures").write_bytes(b"torn")
+    with pytest.raises(AgentError, match="has 0 of 200 measures"):
+        opened()
+
+
+def test_tables_that_are_left_leave_no_thread(tmp_path: Path) -> None:
+    """Neither when a keeper ends, nor when a newer one has taken the job over."""
+    history, owner = History(MemoryCommitLog(), "job"), Nobody()
+    tables = Tables(SERVING, history, tmp_path / "tables", owner, vault(tmp_path, []), 60.0)  # type: ignore[arg-type]
+    tables.leave()
+    threads = (tables._thread, tables._copies._thread)
+    until("both threads to end", lambda: not any(thread.is_alive() for thread in threads))
 
 
 class Timed(Nobody):
