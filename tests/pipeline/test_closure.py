@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,35 @@ def test_what_it_comes_by_has_changed(how: str) -> None:
     CHANGES[how](task)
     assert closed_over(getattr(task, how)) != before
     assert closed_over(task.nothing) == other
+
+
+LARGE: dict[str, Callable[[np.ndarray], object]] = {
+    "all of it": lambda array: np.multiply(array, 0.5, out=array),
+    "a column": lambda array: array[:, 3].fill(2.0),
+    "some rows": lambda array: array[100:140].fill(2.0),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("how", LARGE)
+def test_a_large_array_has_changed_in_place(how: str, turned: bool) -> None:
+    """Too large to be compared whole in each step; it need not lie in one piece."""
+    task, array = Task(), np.ones((1024, 1024))
+    task.array = array.T[:, :512] if turned else array
+    before = closed_over(task.an_array)
+    assert closed_over(task.an_array) == before
+    LARGE[how](array)
+    assert closed_over(task.an_array) != before
+
+
+def test_an_array_in_a_file_is_not_read(tmp_path: Path) -> None:
+    """As the tokens of a corpus are, which no step may read through."""
+    task, file = Task(), tmp_path / "tokens.bin"
+    file.write_bytes(bytes(1 << 20))
+    task.array = np.memmap(file, np.uint16, mode="r+")
+    before = closed_over(task.an_array)
+    task.array[:] = 1
+    assert closed_over(task.an_array) == before
 
 
 def test_what_a_function_has_around_it() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -195,6 +196,29 @@ def ever_fewer(generator: torch.Generator, number: int) -> tuple[torch.Tensor, .
 
 def test_memory_that_is_shared_in_one_microbatch_only_is_not_written_to() -> None:
     refused_somewhere(Script(Halved, ever_fewer, loss), "writes into what another stage has")
+
+
+class Erasing(nn.Module):
+    """Rows are erased by NumPy's stream, where the microbatch has any to erase."""
+
+    def forward(self, x, given):
+        if not given.any():
+            return x
+        return x * torch.from_numpy(np.random.random(WIDTH) < 0.5)
+
+
+class Erased(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.erase = Erasing()
+
+    def forward(self, x, given):
+        return self.out(self.c(self.erase(torch.tanh(self.b(torch.tanh(self.a(x)))), given)))
+
+
+def test_a_stream_that_does_not_travel_is_found_where_the_first_microbatch_did_not_draw() -> None:
+    script = Script(Erased, given(lambda number: torch.full((3,), number > 0)), loss)
+    refused_somewhere(script, "draws from Python's or numpy's random stream")
 
 
 # --- what a forward sets ----------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ KINDS = {
     "distillation": Kind(),
     "dqn": Kind(None, DRAWS, "replica.version"),
     "early_stopping": Kind(),
+    "ensemble": Kind(None, DRAWS),
+    "equilibrium": Kind(None, DRAWS),
     "experts": Kind(None, DRAWS),
     "finetune": Kind(),
     "forward_forward": Kind(),

@@ -31,6 +31,7 @@ from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
 from agent.pipeline.tracing.recording.module_names import written
 from agent.pipeline.tracing.recording.trace import METRICS, attributes_kept
 from agent.schedule import Schedule
+from agent.source.tracebacks import is_torchs
 from agent.tensors.absent import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
 from agent.tensors.unchanged import memory_of
@@ -113,6 +114,7 @@ def _piece(
         before=before,
         after=after,
         draws=any(draw in span for draw in facts.draws),
+        foreign=not all(is_torchs(type(each)) for each in module.modules()),
         written=tuple(
             name
             for name, buffer in module.named_buffers()

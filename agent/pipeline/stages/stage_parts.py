@@ -43,6 +43,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     before: Boundary
     after: Boundary
     draws: bool
+    foreign: bool  # it calls modules that are not torch's, of which nobody knows what they draw
     written: tuple[str, ...]  # its buffers that the forward writes to
     tied: Mapping[str, tuple[int, ...]]  # every parameter of several stages, with these stages
     names: Mapping[str, str]  # its own names of those that this stage uses

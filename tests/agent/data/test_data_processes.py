@@ -202,6 +202,56 @@ def test_what_a_script_sets_in_a_transform_counts_from_the_next_step_on(processe
     assert capfd.readouterr().err.count("Subset was changed by the script") == (processes > 0)
 
 
+STRENGTH = epoch = 1
+
+
+def strengthened(sample: torch.Tensor) -> torch.Tensor:
+    return sample * STRENGTH
+
+
+class Reading(Drawn):
+    """A data set that names an attribute as the script names a variable of its own."""
+
+    epoch = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return strengthened(torch.ones(1)) + self.epoch
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("place", ["data set", "transform", "collate_fn"])
+def test_a_global_that_the_code_of_a_data_set_reads_counts_from_the_next_step_on(
+    processes, place, capfd, monkeypatch
+):
+    dataset = Reading(16) if place == "data set" else Transformed(16, lambda sample: sample)
+    if place == "transform":
+        dataset.transform = strengthened
+    options = (
+        {"collate_fn": lambda x: strengthened(torch.stack(x))} if place == "collate_fn" else {}
+    )
+    data = _data(dataset, processes, **options)
+    for step in range(6):
+        monkeypatch.setitem(globals(), "STRENGTH", 1 + step // 2)
+        monkeypatch.setitem(globals(), "epoch", step)
+        batch = data.at(step)
+        batch.expect(0, M, 6)
+        assert {float(each) for part in batch for each in part} == {1.0 + step // 2}
+    data.close()
+    said = capfd.readouterr().err
+    assert said.count(f"{type(dataset).__name__} was changed by the script") == (processes > 0)
+
+
+def test_an_attribute_named_as_a_variable_of_the_script_begins_no_process_again(monkeypatch):
+    data = _data(Reading(16), 2)
+    begun = set()
+    for step in range(4):
+        monkeypatch.setitem(globals(), "epoch", step)
+        data.at(step).expect(0, M, 4)
+        begun |= {each.pid for each in multiprocessing.active_children()}
+    data.close()
+    assert len(begun) == 2
+
+
 def test_what_a_data_set_notes_for_itself_begins_no_process_again():
     data = _data(Sized(SAMPLES))
     begun = set()

@@ -29,6 +29,7 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.d
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
 ITEMS_MAX, BYTES_MAX = 256, 1 << 16
 NUMBER_BYTES = 8
+NUMBERS_OF_LARGE = 2048
 TENSORS_MAX = 4096  # items, where they are tensors, of which a large model may have one per weight
 LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
@@ -169,8 +170,7 @@ class Walk:
             case np.generic():
                 self.marks[name] = thing.item()
             case np.ndarray():
-                if thing.nbytes <= BYTES_MAX:
-                    yield f"{name}[:]", thing.tobytes()
+                yield f"{name}[:]", _bits(thing)
             case torch.nn.Module():
                 yield from self._modules(name, thing)
             case type() | ModuleType():
@@ -249,6 +249,18 @@ class Walk:
     def _named(self, name: str, there: Mapping[str, object]) -> Found:
         for key in self.known_words & there.keys():
             yield f"{name}.{key}", there[key]
+
+
+def _bits(array: np.ndarray[Any, Any]) -> bytes:
+    """Return the bits of an array; of a large one, evenly spaced numbers; none of a file.
+
+    Every so-manieth is an odd number, so they lie in all columns of a table.
+    """
+    if array.nbytes <= BYTES_MAX:
+        return array.tobytes()
+    if isinstance(array, np.memmap):
+        return b""
+    return array.flat[:: array.size // NUMBERS_OF_LARGE | 1].tobytes()
 
 
 def _around(name: str, thing: Any) -> Found:
