@@ -298,7 +298,7 @@ def _storage(config: Config) -> Finding:
 
 def _beside(folder: Path, config: Config) -> str:
     """Say of a folder that it goes with the disk of the states, as one whose disk is not mounted."""
-    disks = {os.stat(_existing(place)).st_dev for place in (folder, config.state_dir)}
+    disks = {_existing(place).stat().st_dev for place in (folder, config.state_dir)}
     return ": on the disk of manager.state_dir, and lost with it" if len(disks) == 1 else ""
 
 
