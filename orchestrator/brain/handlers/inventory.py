@@ -617,11 +617,11 @@ def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
 
 
 def _too_few(lease: Lease, slots: int) -> str:
-    """Say what a machine lacks of what is paid for."""
-    said = f"{lease.type.name} is sold with {plural(lease.type.slots, 'slot')}, and it has {slots}"
-    if not lease.type.accelerators:
-        return said
-    return f"{said}: without nvidia-smi in its image no {lease.type.accelerator} is found; put the driver into it"
+    """Say what a machine lacks of what is paid for, and what mends it."""
+    kind = lease.type
+    said = f"{kind.name} is sold with {plural(kind.slots, 'slot')}, and it has {slots}"
+    mend = f"without nvidia-smi in its image no {kind.accelerator} is found; put the driver into it"
+    return f"{said}: {mend}" if kind.accelerators else said
 
 
 def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:

@@ -540,11 +540,7 @@ def _crash(job: Job, event: WorkerLost) -> str:
 
 
 def _failure(job: Job, event: WorkerFailed) -> str:
-    """Say which failure it was, in which step, and the last line of Python's traceback.
-
-    A step is named by the script's count and by its ordinal; outside of the loop, and where tables
-    are served, which has none, by committed steps.
-    """
+    """Say which failure it was, in or after which step, and the last line of its traceback."""
     last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
     if event.step is not None:
         return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
