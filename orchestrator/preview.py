@@ -365,16 +365,24 @@ def _narrowest(state: State, profile: Profile) -> InstanceType | None:
 
 def _as_shown(job: Job, work: PlannedWork) -> Profile:
     """Return the job's profile, scaled to the step time in `work` if that is known."""
-    assert job.layouts.profile is not None
+    profile, foretold_s = job.layouts.profile, _slot_s(job)
+    assert profile is not None
+    if foretold_s is None or work.step_s is None:
+        return profile
+    return drift.refit(profile, work.step_s / foretold_s)
+
+
+def _slot_s(job: Job) -> float | None:
+    """Return the slot-seconds of a step in the least layout of the job's profile."""
     profile = job.layouts.profile
+    if profile is None:
+        return None
     task = layout_choice.task_of(
         profile, job.layouts.microbatches, job.spec.depth, job.layouts.stages_max, 1
     )
     plans = layout_choice.book_of(profile, task, job.workers_max).plans
     least = next((plan for plan in plans if plan is not None), None)
-    if least is None or work.step_s is None:
-        return profile
-    return drift.refit(profile, work.step_s / (least.step_s * least.way.depth * least.width))
+    return None if least is None else least.step_s * least.way.depth * least.width
 
 
 def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
@@ -437,13 +445,13 @@ def considered(
 ) -> list[Considered]:
     """Return every offer, each evaluated as if it were the only one, cheapest work first."""
     bought = {(part.pool, part.market): part.count for part in chosen.acquire}
+    # Without a measured step, the unit of work is a second of a slot.
+    work_s = (work.step_s if work.known else None) or _slot_s(job) or 1.0
     rows = []
     for pool, market, price_usd_per_h in _sold_now(state):
         alone = think(_only(state, pool, market), job)
         cost, took_s = expectation(state, job, alone, work)
         per_work = alone.cost_usd_per_work
-        counted = work.known or job.layouts.profile is not None
-        work_s = work.step_s if counted and work.step_s else 1.0  # slot-seconds in one work
         rows.append(
             Considered(
                 pool=pool.key,

@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_s: float | None = None
     finish_in_s: float | None = None
     final_usd: float | None = None  # what the job would have cost in the end
-    over_budget: bool = False
+    over_budget: bool = False  # with what stays reserved until its machines are given back
 
 
 def what_if(state: State, job_id: str, terms: Terms) -> Outcome:
@@ -132,10 +132,11 @@ def _foreseen(state: State, job: Job, outcome: Outcome, counts: "Counter[str]") 
     spent_usd = ledger.spent_usd(job.account, state.now_s)
     final_usd = spent_usd + outcome.usd_per_h * took_s / HOUR_S
     cap_usd = job.account.cap_usd
+    held_usd = ledger.committed_usd(job.account, state.now_s)
     return msgspec.structs.replace(
         outcome,
         steps_per_s=per_s,
         finish_in_s=took_s,
         final_usd=final_usd,
-        over_budget=cap_usd is not None and final_usd > cap_usd,
+        over_budget=cap_usd is not None and final_usd + held_usd > cap_usd,
     )

@@ -176,12 +176,12 @@ def _of_budget(job: JobView, budget_usd: float | None) -> str:
     final = final_usd(job)
     if final is None or job.ended_at_s is not None:
         return f"{said}."
+    said += f"; its last step is expected at {usd(final)}"
+    if final + job.reserved_usd <= budget_usd:
+        return f"{said}, within the budget."
     if final <= budget_usd:
-        return f"{said}; its last step is expected at {usd(final)}, within the budget."
-    return (
-        f"{said}; its last step is expected at {usd(final)}, so it would be stopped before, "
-        "with a checkpoint."
-    )
+        said += f" with {usd(job.reserved_usd)} held back to give its machines back"
+    return f"{said}, so it would be stopped before, with a checkpoint."
 
 
 def _of_deadline(job: JobView, deadline_s: float | None, asker: Asker) -> str:

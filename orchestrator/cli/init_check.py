@@ -291,7 +291,15 @@ def _storage(config: Config) -> Finding:
             f"{url} lets an object be written twice, so two managers could write one version",
             "use a store that knows If-None-Match, as S3, Azure and Google's do",
         )
-    return good("storage", url)
+    return good(
+        "storage", url + _beside(Path(sink.name), config) if url.startswith("file:") else url
+    )
+
+
+def _beside(folder: Path, config: Config) -> str:
+    """Say of a folder that it goes with the disk of the states, as one whose disk is not mounted."""
+    disks = {_existing(place).stat().st_dev for place in (folder, config.state_dir)}
+    return ": on the disk of manager.state_dir, and lost with it" if len(disks) == 1 else ""
 
 
 def _limits(_: Config) -> Finding:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -87,6 +89,16 @@ def test_check_writes_to_where_copies_shall_go(shell):
         assert (found["ok"], str(place) in found["found"]) == (good, True)
         assert ("storage.checkpoint_url" in found["remedy"]) is not good
     assert not [path for path in (shell.folder / "store").rglob("*") if path.is_file()]
+
+
+def test_check_says_when_copies_lie_on_the_disk_of_the_states(shell):
+    """As they do where the disk that an address names is not mounted: nothing outlives that disk."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        for place, same in ((shell.folder / "store", True), (Path(other), False)):
+            answer = shell("check", "--json", "--set", f"storage.checkpoint_url=file://{place}")
+            found = next(one for one in answer.json["checks"] if one["name"] == "storage")
+            assert found["ok"]
+            assert ("on the disk of manager.state_dir, and lost with it" in found["found"]) is same
 
 
 def test_a_file_of_a_persons_own_is_not_taken_for_a_package(tmp_path, monkeypatch):

@@ -130,6 +130,19 @@ def test_each_permission_that_is_missing_is_named(name: str):
         everything(house)
 
 
+def test_a_machine_reaches_the_parts_of_states_and_no_mark_of_which_state_counts():
+    """Workers put, read, list and take back parts; manifests and fences are the manager's alone."""
+    (one,) = RESOURCES["WorkerRole"]["Properties"]["Policies"]
+    policy = [resolved(one["PolicyDocument"])]
+    for folder, may in (("parts/0000000120", True), ("manifests", False), ("fences", False)):
+        for place in ("bucket/job-1", "bucket/some/prefix/job-1"):
+            for verb in ("GetObject", "PutObject", "DeleteObject"):
+                file = f"arn:aws:s3:::{place}/{folder}/x"
+                assert allows(policy, f"s3:{verb}", file, {}) == may, (verb, file)
+    assert allows(policy, "s3:ListBucket", "arn:aws:s3:::bucket", {})
+    assert not allows(policy, "s3:PutObject", "arn:aws:s3:::other/job-1/parts/1/x", {})
+
+
 def test_the_policy_keeps_the_manager_from_what_is_not_its_own(house: AwsHouse):
     """Without our tag nothing is bought and nothing ended, even by whoever has the manager's keys."""
     ec2 = house.session.client("ec2", region_name="us-east-1")

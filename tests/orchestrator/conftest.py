@@ -165,9 +165,13 @@ class Hand:
         listing = Listing(place=PLACE, machines=here)
         return self.see(Listed(at_s=self.at_s, asked_at_s=self.at_s, listing=listing))
 
-    def joined(self, machine_id: str) -> list[AnyAction]:
+    def joined(self, machine_id: str, slots: int | None = None) -> list[AnyAction]:
+        if slots is None:
+            known = self.machines.get(machine_id)
+            sold = {kind.name: kind.slots for kind in self.kinds}
+            slots = sold.get(known.pool.type, 1) if known is not None else 1
         return self.see(
-            AgentJoined(at_s=self.at_s, machine_id=machine_id, address="10.0.0.1", slots=1)
+            AgentJoined(at_s=self.at_s, machine_id=machine_id, address="10.0.0.1", slots=slots)
         )
 
     def away(self, machine_id: str) -> list[AnyAction]:

@@ -56,3 +56,14 @@ def test_a_job_whose_bounds_are_used_up_is_not_resumed_only_to_fail_at_once(over
     job = msgspec.structs.replace(running(), status="FAILED", **over)
     with pytest.raises(wishes.Refused, match=says):
         wishes.resume(job, has_script=True, asker=ASKER)
+
+
+def test_what_is_held_back_to_give_machines_back_pays_for_no_step():
+    """A job is drained as soon as its budget has the reserve left, so this is no room for its end."""
+    costs = {"spent_usd": 1.0, "reserved_usd": 0.5, "now_usd_per_h": 1.0, "eta_s": 3600.0}
+    job = msgspec.structs.replace(running(), **costs)
+    short = wishes.change(job, 2.25, "kept", ASKER).would
+    assert "within the budget" not in short
+    assert "expected at $2.00 with $0.5000 held back to give its machines back" in short
+    assert "so it would be stopped before" in short
+    assert "within the budget" in wishes.change(job, 2.5, "kept", ASKER).would

@@ -609,9 +609,19 @@ def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
         why = f"{lease.machine_id} joined with {plural(slots, 'slot')} {took_s:.0f} s after it was asked for"
         move_lease(lease, "ready", state.now_s, why)
         note(out, lease.machine_id, why)
+        if slots < lease.type.slots:
+            note(out, lease.machine_id, _too_few(lease, slots))
     known = state.pools[lease.pool.key]
     state.blocks.pop(leases.reach_of(known, lease.request.market)["pool"], None)
     staffing.staff(state, out, lease)
+
+
+def _too_few(lease: Lease, slots: int) -> str:
+    """Say what a machine lacks of what is paid for, and what mends it."""
+    kind = lease.type
+    said = f"{kind.name} is sold with {plural(kind.slots, 'slot')}, and it has {slots}"
+    mend = f"without nvidia-smi in its image no {kind.accelerator} is found; put the driver into it"
+    return f"{said}: {mend}" if kind.accelerators else said
 
 
 def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:

@@ -426,8 +426,9 @@ def _done(job: Job, event: JobCompleted) -> str:
             f"{job.progress.steps_total}"
         )
     if event.step < job.progress.steps_total:
+        ended = "its training" if job.layouts.tables is not None else "its script's loop"
         return (
-            f"its script's loop ended after {event.step} of {plural(job.progress.steps_total, 'step')} had trained: all of these "
+            f"{ended} ended after {event.step} of {plural(job.progress.steps_total, 'step')} had trained: all of these "
             f"are committed, loss {loss(event.loss)}"
         )
     return f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}"
@@ -539,20 +540,14 @@ def _crash(job: Job, event: WorkerLost) -> str:
 
 
 def _failure(job: Job, event: WorkerFailed) -> str:
-    """Say which failure it was, in which step, and the last line of Python's traceback.
-
-    A step is named by the script's count and by its ordinal; outside of the loop, by committed
-    steps.
-    """
+    """Say which failure it was, in or after which step, and the last line of its traceback."""
     last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
     if event.step is not None:
         return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
-    outside = (
-        f" outside of the loop, {plural(job.progress.step, 'step')} committed"
-        if job.progress.step
-        else ""
-    )
-    return f"{event.kind}{outside}: {last}"
+    if not job.progress.step:
+        return f"{event.kind}: {last}"
+    where = "" if job.layouts.tables is not None else " outside of the loop"
+    return f"{event.kind}{where}, {plural(job.progress.step, 'step')} committed: {last}"
 
 
 def _tried_again(state: State, out: list[AnyAction], job: Job, what: str) -> None:

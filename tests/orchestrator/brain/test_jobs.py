@@ -1362,3 +1362,14 @@ def test_who_serves_the_tables_of_a_job_is_on_its_row(hand: Any) -> None:
     h.wait(200.0)
     ended = job_view(h.state, h.job, h.at_s)
     assert (h.job.ended, ended.tables_stage, ended.servers) == (True, 0, ())
+
+
+def test_a_job_of_served_tables_has_no_loop_to_speak_of(hand: Any) -> None:
+    """Neither where its script fails between two steps, nor where it ends before its last one."""
+    h = hand().running(slots_max=1)
+    h.see(TablesServed(at_s=h.at_s, job=h.job.id, stage=1, partitions=2, nodes=()))
+    h.committed(8)
+    h.failed(h.job.layouts.current.workers[0])
+    assert "exception, 8 steps committed: ValueError" in h.job.because
+    h.see(completed(h, step=21))
+    assert h.job.because.startswith("its training ended after 21 of 100 steps")

@@ -542,3 +542,16 @@ def test_a_pool_whose_machine_ends_before_it_has_joined_is_left_alone(hand: Any)
     (other,) = h.only(h.wait(2.0), Launch)
     assert other.request.pool != launch.request.pool
     assert h.job.market.preemptions == 0
+
+
+def test_a_machine_with_fewer_slots_than_it_is_paid_for_says_so(hand: Any) -> None:
+    """Without `nvidia-smi` a machine finds no GPU, and trains on its processor at the price of four."""
+    dear = {"slots": 4, "accelerators": 4, "accelerator": "a10g", "on_demand_usd_per_h": 0.4}
+    for slots, says in ((4, False), (1, True)):
+        h = hand()
+        h.kinds = tuple(msgspec.structs.replace(kind, **dear) for kind in h.kinds)
+        h.start()
+        (launch, *_) = h.only(h.submit(slots_max=4), Launch)
+        words = h.words(h.joined(h.launched(launch), slots=slots))
+        told = f"is sold with 4 slots, and it has {slots}: without nvidia-smi in its image no a10g"
+        assert (told in words) is says, words

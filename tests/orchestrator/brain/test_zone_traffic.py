@@ -171,6 +171,35 @@ def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profil
         assert (choice.traffic_usd > 0) == (usd_per_gb == 1e-4)
 
 
+def test_a_plan_prices_a_slot_hour_alike_whether_a_step_was_timed_or_not(
+    hand: Any, profile: Any
+) -> None:
+    """The profile alone tells how long a step takes; it was shown as if each took a second."""
+    h = hand()
+    h.start()
+    pools = tuple(known.pool for known in h.state.pools.values())
+    model = preview.Model(
+        job="before", profile=profile(4), microbatches=8, stages_max=4, uncuttable=""
+    )
+    sold = preview.PlannedSale(
+        places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
+        quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
+        source="",
+    )
+    spec = JobSpec(job="job", script="train.py", script_sha="0" * 64, slots_max=2)
+    shown = []
+    untimed = preview.PlannedWork()
+    state, job = preview.ask_the_brain(Config(), sold, spec, untimed, model)
+    took_s = preview._slot_s(job)
+    timed = preview.PlannedWork(steps=1000, step_s=took_s, steps_from="x", step_s_from="x")
+    for work in (untimed, timed):
+        state, job = preview.ask_the_brain(Config(), sold, spec, work, model)
+        rows = preview.considered(state, job, work, preview.think(state, job), sold)
+        shown.append([(row.pool, row.expected_usd_per_slot_h) for row in rows])
+    for (pool, one), (_, other) in zip(*map(sorted, shown), strict=True):
+        assert one == pytest.approx(other, rel=0.12), pool  # 1 / took_s is more
+
+
 def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:
     h = split(hand, 0.0)
     assert zones_of(h) == {"east-a", "east-b"}
