@@ -83,12 +83,13 @@ def _serves(value: Any) -> bool:
     return isinstance(value, Dataset) or settings
 
 
-def same(some: Attributes, others: Attributes) -> bool:
-    """Return whether all are what they were."""
-    return len(some) == len(others) and all(
-        name == other_name and _is_same(value, other)
-        for (name, value), (other_name, other) in zip(some, others, strict=True)
-    )
+def changed(some: Attributes, others: Attributes) -> list[str]:
+    """Return the names of what is not what it was, each once."""
+    names, before = [name for name, _ in some], [name for name, _ in others]
+    if names != before:
+        return sorted({*names} ^ {*before}) or sorted({*names})
+    pairs = zip(some, others, strict=True)
+    return sorted({name for (name, a), (_, b) in pairs if not _is_same(a, b)})
 
 
 def _is_same(value: Any, other: Any) -> bool:

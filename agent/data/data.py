@@ -28,7 +28,7 @@ from torch.utils.data import (
 )
 
 from agent.data import random_streams
-from agent.data.attributes import Attributes, attributes, same
+from agent.data.attributes import Attributes, attributes, changed
 from agent.data.batch import Parts
 from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
@@ -37,6 +37,7 @@ from agent.data.prefetch import Ahead, Answer, FetchShare
 from agent.errors import Misuse
 
 STEPS_KEPT = 4
+NAMED_MAX = 4
 INSTEAD = {
     "sampler": "order=, a function from the epoch to the indices of its samples",
     "batch_sampler": (
@@ -205,10 +206,14 @@ class Data:
         What a stream is read with counts from its next epoch on.
         """
         midway = self._cut is not None and step % (self._steps or step + 1) > 0
-        if self._ahead is None or midway or same(self._settings(), self._attributes):
+        if self._ahead is None or midway:
             return
-        self.close()
-        self._say(f"{self._name} was changed by the script, so processes that fetch begin again")
+        if names := changed(self._settings(), self._attributes):
+            self.close()
+            self._say(
+                f"{self._name} was changed by the script ({', '.join(names[:NAMED_MAX])}), so processes that "
+                "fetch begin again"
+            )
 
     def _settings(self) -> Attributes:
         return attributes(self._dataset, self._collate)
@@ -263,7 +268,7 @@ class Data:
             fetched = self._direct.get(self._request(step, microbatch))
         self._say_passed(self._own.passed(), step)
         # What a data set notes for itself as it is read, each process notes for itself.
-        if before is not None and same(before, self._attributes):
+        if before is not None and not changed(before, self._attributes):
             self._attributes = self._settings()
         return fetched
 

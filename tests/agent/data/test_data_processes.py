@@ -238,7 +238,8 @@ def test_a_global_that_the_code_of_a_data_set_reads_counts_from_the_next_step_on
         assert {float(each) for part in batch for each in part} == {1.0 + step // 2}
     data.close()
     said = capfd.readouterr().err
-    assert said.count(f"{type(dataset).__name__} was changed by the script") == (processes > 0)
+    name = f"{type(dataset).__name__} was changed by the script (STRENGTH), so"
+    assert said.count(name) == (processes > 0)
 
 
 def test_an_attribute_named_as_a_variable_of_the_script_begins_no_process_again(monkeypatch):
