@@ -10,7 +10,6 @@ is never used again, because that reader may not know and copy late; a spare slo
 So bytes never change while anybody may read them. Without a free slot, the socket is the way.
 """
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -138,8 +137,11 @@ class Own:
                     self._free.append(self._spares.pop())
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        """Close the file once: its number belongs to something else after that."""
+        with self._lock:
+            file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 class Theirs:

@@ -79,6 +79,9 @@ class Managed(Crew):
             ):
                 self._see(event)
 
+    def what_happened(self) -> str:
+        return "\n".join(["the manager has said:", *self.sentences[-40:], super().what_happened()])
+
     @property
     def managed_job(self) -> Job:
         return self.state.jobs[self.job]

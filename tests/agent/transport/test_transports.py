@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from networks import CHUNK, KINDS, PATIENCE_S, Network, Sockets
 
+from agent.transport.segment import Own
 from agent.transport.transport import Slot, Ticket, Transport
 
 LONG = 96 * CHUNK  # longer than what sockets and segments hold
@@ -411,3 +412,18 @@ def test_a_place_is_given_once(scene: Scene) -> None:
     scene.b.land("a", slot(), room(10))
     with pytest.raises(ValueError, match="expected already"):
         scene.b.land("a", slot(), room(10))
+
+
+def test_a_segment_that_is_closed_twice_closes_no_file_of_others() -> None:
+    """Its number is given to the next file that is opened, of whatever kind."""
+    segment = Own()
+    segment.close()
+    reader, writer = os.pipe()
+    try:
+        assert segment.said.file in {reader, writer}
+        segment.close()
+        assert os.write(writer, b"here") == 4
+        assert os.read(reader, 4) == b"here"
+    finally:
+        os.close(reader)
+        os.close(writer)
