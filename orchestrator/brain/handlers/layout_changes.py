@@ -678,7 +678,8 @@ def _pays(
         return True
     if not job.progress.step_s or job.progress.trained_from_s is None:
         return True
-    if choice.step_s is None:
+    # What a straggler adds is in the steps' drift too, until a layout is chosen for it.
+    if choice.step_s is None or not stragglers.is_planned_for(state, job):
         shorter = layout_choice.drawn_out(choice.replicas, seats)
         shorter /= layout_choice.drawn_out(job.layouts.current.replicas, seats)
         step_s = job.progress.step_s * shorter

@@ -216,6 +216,16 @@ def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 # --- drift ---------------------------------------------------------------------------------------
 
 
+def is_planned_for(state: State, job: Job) -> bool:
+    """Return whether the running layout was chosen with the paces that its workers have now."""
+    assert job.layouts.current is not None
+    inside = [state.workers[w] for w in job.layouts.current.workers if w in job.workers]
+    return not any(
+        worker.doubted_at_s is not None or (worker.slow > 1 and not worker.eased)
+        for worker in inside
+    )
+
+
 def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
     """Compare a committed step with its prediction; refit the profile and the plan on drift."""
     plan, layout = job.layouts.plan, job.layouts.current
@@ -226,7 +236,7 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
         or job.layouts.acknowledged != job.layouts.generation
     ):
         return
-    if any(state.workers[w].doubted_at_s is not None for w in layout.workers if w in job.workers):
+    if not is_planned_for(state, job):
         return  # the deviation is a worker's, not the profile's
     job.layouts.watch = drift.observe(job.layouts.watch, plan, event.step_s)
     verdict = drift.judge(job.layouts.watch)

@@ -54,6 +54,19 @@ def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> 
     assert f"{slow} takes 3.0 times as long for a microbatch as its peers" in h.words(out)
 
 
+def test_a_straggler_that_steps_have_shown_first_gets_fewer_all_the_same(
+    hand: Any, profile: Any
+) -> None:
+    """Some steps are slow before its beats say who it is: that is not counted twice, and then no other layout pays."""
+    h = trained(hand, slots_max=4)
+    h.profiled(profile(1))
+    h.wait(2.0)
+    slow = h.job.layouts.current.workers[1]
+    h.train(100.0, step_s=3 * h.job.layouts.plan.step_s)
+    (regroup,) = h.only(slow_for(h, DOUBT_S, **{slow: 3.0}), Regroup)
+    assert shares(regroup.layout)[slow] == 1
+
+
 def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
     """What does not last, and what is within the noise, is not acted upon."""
     h = trained(hand, slots_max=4)
