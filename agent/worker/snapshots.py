@@ -54,14 +54,11 @@ class Snapshots:
 
     def settle(self) -> None:
         """Return when no part of the state is being copied, so that it may change."""
-        self._end_copy()
-        self._copy_time.end()
-
-    def _end_copy(self) -> None:
         if self._copying is not None:
             with self._crew.link.stuck.aided():  # waits for the copying thread, or for a device
                 self._copying.let_change()
             self._copying = None
+            self._copy_time.end()
 
     def due(self) -> bool:
         """Return whether the snapshot that the keeper asked for can be sent now.
@@ -88,7 +85,7 @@ class Snapshots:
         shared = self._shared(final=final)
         if shared is None:
             return  # the rest is outside of the layout: the keeper will ask again
-        self._end_copy()
+        self.settle()
         shares = list[Shape]()  # this worker's share, as soon as it is known
 
         def sources() -> list[Piece]:

@@ -22,7 +22,6 @@ from agent.store.shares import Distant, Gathered, Share, cut_up, whole
 
 BURST_S = 0.25
 HASTE = 3.0  # times the seconds that a copy took: the next one may be slower
-SAMPLE_BYTES = 1 << 24  # by which the first copy is timed
 FILE_BYTES_MIN, FILE_BYTES_MAX = 1 << 20, 1 << 26
 
 
@@ -55,45 +54,35 @@ class CopyTime:
     """Says until when a share that is being written can stay where it is.
 
     Its bytes change at the end of the step, and who changes them copies what is not in the store by
-    then. So a copy of the rest begins in time for that, and not before: it takes memory. How long
-    it can stay is known from the step before, and how fast it is copied from its first bytes.
+    then. So a copy of the rest begins in time for that, and not before: it takes memory.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._begun_s: float | None = None
-        self._calm_s = 0.0
+        self._begun_s = self._calm_s = 0.0
         self._s_per_byte: float | None = None
 
     def begin(self) -> None:
-        """Note that a share begins to be written."""
         self._begun_s = self._now_s()
 
     def end(self) -> None:
-        """Take note of how long the state has stayed as it was: it changes now."""
-        now_s = self._now_s()
-        if self._begun_s is not None:
-            self._calm_s = now_s - self._begun_s
-        self._begun_s = now_s
+        """Take note of how long the state has stayed as it was."""
+        self._calm_s = self._now_s() - self._begun_s
 
     def is_late(self, copying: Copying, wait_s: float) -> bool:
         """Whether the rest would be copied too late if its copy began in `wait_s`."""
         if self._s_per_byte is None:
-            self._copy(copying, SAMPLE_BYTES)
-        copy_s = (self._s_per_byte or 0.0) * copying.left_bytes
-        until_s = (self._begun_s or 0.0) + self._calm_s
-        return self._now_s() + wait_s + HASTE * copy_s >= until_s
+            return True
+        copy_s = self._s_per_byte * copying.left_bytes
+        return self._now_s() + wait_s + HASTE * copy_s >= self._begun_s + self._calm_s
 
     def copy(self, copying: Copying) -> None:
         """Copy the rest now, and take note of how long that takes."""
         copying.begin()
-        self._copy(copying, copying.whole.nbytes)
-
-    def _copy(self, copying: Copying, count: int) -> None:
         left, begun_s = copying.left_bytes, self._now_s()
-        copying.reach(min(count, copying.whole.nbytes))
-        if copied := left - copying.left_bytes:
-            self._s_per_byte = (self._now_s() - begun_s) / copied
+        copying.finish()
+        if left:
+            self._s_per_byte = (self._now_s() - begun_s) / left
 
 
 def files(

@@ -417,49 +417,32 @@ def test_a_share_that_is_written_slowly_has_the_bytes_of_its_version(scene: Scen
 
 
 def test_a_copy_begins_in_time_and_not_before() -> None:
-    """Ten bytes, each of which takes a tenth of a second to copy, in steps of twenty seconds."""
     now_s, source = 0.0, bytearray(10)
     calm = CopyTime(lambda: now_s)
 
-    class Slow(Copying):
-        def reach(self, count: int) -> None:
-            nonlocal now_s
-            left = self.left_bytes
-            super().reach(count)
-            now_s += 0.1 * (left - self.left_bytes)
-
     def made() -> Copying:
-        copying = Slow(lambda: [memoryview(source)], Again())
+        copying = Copying(lambda: [memoryview(source)], Again())
         copying.begin()
         calm.begin()
         return copying
 
     assert calm.is_late(made(), 0.0), "nobody knows yet how long it may wait"
-    calm.end()
+
+    class Slow(Copying):
+        def finish(self) -> None:
+            nonlocal now_s
+            super().finish()
+            now_s += 1.0
+
+    calm.copy(Slow(lambda: [memoryview(source)], Again()))
+    made()
     now_s += 20.0
-    calm.end()  # of a step in which nothing was written
+    calm.end()
     copying = made()
     assert not calm.is_late(copying, 16.9)
     assert calm.is_late(copying, 17.1)
     copying.finish()
-    assert not calm.is_late(copying, 18.9), "there is nothing left"
-
-
-def test_of_a_first_share_only_a_sample_is_copied_before_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("agent.worker.state.shards.SAMPLE_BYTES", 3)
-    monkeypatch.setattr("agent.store.memory.PIECE_BYTES", 1)
-    now_s = 0.0
-    calm = CopyTime(lambda: now_s)
-    calm.end()
-    now_s += 20.0
-    calm.end()
-    copying = Copying(lambda: [memoryview(bytes(10))], Again())
-    copying.begin()
-    calm.begin()
-    assert not calm.is_late(copying, 1.0)
-    assert copying.left_bytes == 7
+    assert not calm.is_late(copying, 19.0), "there is nothing left"
 
 
 def test_a_full_store_is_said_and_leaves_nothing_half(scene: Scene) -> None:
