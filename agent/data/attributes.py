@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from agent.source.tracebacks import is_library, is_own_class
+from agent.source.tracebacks import codes, is_library, is_own_class
 
 PLAIN = (bool, int, float, complex, str, bytes)
 FUNCTIONS = (type, BuiltinFunctionType, MethodType)  # which have none of their own
@@ -65,8 +65,7 @@ def _globals(function: FunctionType, besides: Container[str]) -> Attributes:
 
 @lru_cache(1024)
 def _words(code: CodeType) -> frozenset[str]:
-    inner = (_words(const) for const in code.co_consts if isinstance(const, CodeType))
-    return frozenset(code.co_names).union(*inner)
+    return frozenset(name for each in codes(code) for name in each.co_names)
 
 
 def _within(value: Any) -> Iterator[Any]:

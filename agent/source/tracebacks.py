@@ -3,7 +3,9 @@
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +53,14 @@ def is_own_class(kind: type) -> bool:
     if kind.__module__ == "__main__":
         return True
     return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and all code that is written within it, as lambdas and inner functions."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from codes(const)
 
 
 def is_torchs(module: type) -> bool:

@@ -22,6 +22,7 @@ import pytest
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, played_alone, until
 from explain import state_of
 from injection import Fault, Kind, Line, Plan
+from waiting import write_whole
 
 import agent
 from agent import faults
@@ -167,10 +168,7 @@ class Job:
         crew.settle = 1
 
     def open_to(self, step: int) -> None:
-        """In one go: a worker that reads half a number would wait at the wrong step."""
-        draft = self.gate.with_suffix(".draft")
-        draft.write_text(str(step))
-        draft.rename(self.gate)
+        write_whole(self.gate, step)
         self.opened = step
 
     def go(self, steps: int) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from agent.errors import AgentError
-from agent.source.tracebacks import is_library, is_own_class
+from agent.source.tracebacks import codes, is_library, is_own_class
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
@@ -289,10 +289,9 @@ def _equal(one: Any, other: Any) -> bool:
 @functools.lru_cache(1024)
 def _words(code: CodeType) -> frozenset[str]:
     """Return all non-local names in code, and its strings, because these may be such names."""
-    found = {*code.co_names}
-    for const in code.co_consts:
-        found |= _words(const) if isinstance(const, CodeType) else set()
-        found |= {const} if isinstance(const, str) else set()
+    found = set[str]()
+    for each in codes(code):
+        found.update(each.co_names, (const for const in each.co_consts if isinstance(const, str)))
     return frozenset(found)
 
 
