@@ -52,6 +52,14 @@ class Passing(msgspec.Struct, frozen=True, kw_only=True):
         return a_step > TOLL * self.step_s * self.bytes_s
 
 
+def room_for_sums(state_bytes: int, memory_bytes: int) -> int:
+    """Return how many bytes of sums a keeper may hold beside the backup and the next one.
+
+    It is a state's worth at least, so a job whose states do not fit goes on all the same.
+    """
+    return max(state_bytes, int(MEMORY_PART * memory_bytes) - (HELD - 1) * state_bytes)
+
+
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What a loss of everything costs a job whose state goes straight to the store."""
 

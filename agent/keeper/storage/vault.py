@@ -29,7 +29,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import Held, MemoryLog
 from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
-from agent.keeper.storage.sharding import Passing, Sharding
+from agent.keeper.storage.sharding import Passing, Sharding, room_for_sums
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
@@ -167,15 +167,28 @@ class Vault:
 
     def log(self, logged: LoggedSum) -> None:
         self._committed, self.sum_bytes = logged.step + 1, logged.body.nbytes
-        older = self._older
-        if older is not None and logged.step == older.reached and len(older.redo) < self._bound:
+        older, sharded = self._older, self.sharding.on
+        most = self.proofs.phases if sharded else self._bound
+        if older is not None and logged.step == older.reached and len(older.redo) < most:
             older.redo.append(logged)
-        if logged.step == self.reached:
+        if logged.step == self.reached and (len(self.redo) < most or not sharded):
             self.redo.append(logged)
             return
         if self._ahead and self._ahead[-1].step != logged.step - 1:
             self._ahead.clear()
         self._ahead.append(logged)
+        if sharded:  # commits do not wait for a state, so sums without one would have no bound
+            self._ahead = [one for one in self._ahead if self._comes_with(one.step)]
+
+    def _comes_with(self, step: int) -> bool:
+        """Whether a state is on its way that this sum is a part of the proof of."""
+        return any(first <= step < first + self.proofs.phases for first in self._coming)
+
+    @property
+    def _coming(self) -> list[int]:
+        """The versions of the states that are on their way, here or to the store."""
+        coming = (self._assembly, self.sharding.whole)
+        return [assembly.version for assembly in coming if assembly is not None]
 
     def skip(self, step: int) -> None:
         """Count a committed step whose sum is not here."""
@@ -208,16 +221,23 @@ class Vault:
         They have about as many bytes as the state, and are few enough to be sent to every worker
         that takes the job up again.
         """
+        return min(REDO_STEPS, self._fits, self._sums_in(max(REDO_BYTES_FREE, self._state_bytes)))
+
+    @property
+    def _fits(self) -> int:
+        """How many sums the keeper's machine has memory for, beside the states."""
+        return self._sums_in(room_for_sums(self._state_bytes, self._place.memory_bytes))
+
+    def _sums_in(self, room_bytes: int) -> int:
         newest = next((led[-1] for led in (self._ahead, self.redo) if led), None)
         if self.backup is None or newest is None:
             return REDO_STEPS
-        room = ROOM_FACTOR * max(REDO_BYTES_FREE, self.backup.state_bytes)
-        return max(1, min(REDO_STEPS, int(room / max(1, newest.body.nbytes))))
+        return max(1, int(ROOM_FACTOR * room_bytes / max(1, newest.body.nbytes)))
 
     @property
     def _every(self) -> int:
         """After how many steps a new state is asked for."""
-        return min(self._order.backup_every_steps, self._room)
+        return min(self._order.backup_every_steps, self._room, max(1, self._fits // 2))
 
     @property
     def _bound(self) -> int:
@@ -226,7 +246,7 @@ class Vault:
         As long as there is room for sums, commits go on even if a state takes longer to arrive than
         the steps between two states.
         """
-        return max(REDO_MAX_FACTOR * self._every, self._room)
+        return min(self._fits, max(REDO_MAX_FACTOR * self._every, self._room))
 
     @property
     def wants(self) -> bool:
@@ -269,9 +289,7 @@ class Vault:
         """Whether this sum is wanted whatever it costs, because workers prove themselves by it."""
         if self._sparing:
             return False
-        coming = (self._assembly, self.sharding.whole)
-        begun = [assembly.version for assembly in coming if assembly is not None]
-        newest = self._newest
+        begun, newest = self._coming, self._newest
         if newest is not None and not newest.provable and newest.reached >= version:
             begun.append(newest.backup.version)
         return any(first <= version < first + self.proofs.phases for first in begun)

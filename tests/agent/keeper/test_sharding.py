@@ -17,6 +17,7 @@ from s3_server import S3Server, s3_sink
 from agent.errors import WireError
 from agent.keeper.proofs import Question
 from agent.keeper.storage import sharding, versions
+from agent.keeper.storage.backup import LoggedSum
 from agent.keeper.storage.offsite import Storage
 from agent.keeper.storage.sharding import Passing, between, replay
 from agent.keeper.storage.vault import Vault
@@ -477,6 +478,26 @@ def test_a_store_that_never_took_one_is_given_up(scene: Scene) -> None:
     assert not scene.vault.sharding.on
     scene.vault.ask(LAYOUT, 1)
     assert scene.vault.shards(1) is None
+
+
+def test_sums_of_states_that_were_given_up_are_not_kept(scene: Scene) -> None:
+    """A state may be given up at each step, and its sum has been sent by then."""
+    vault = scene.vault
+    scene.snapshot(1)
+    held = list[int]()
+    for step in range(1, 19):
+        vault.log(LoggedSum(step, b"", memoryview(bytes(4))))
+        held.append(len(vault.redo) + len(vault._ahead))
+        vault.ask(LAYOUT, step + 1)
+        if step % 3:  # others are given up after their sum has come
+            vault.stop_asking_for(step + 1)
+    assert max(held) <= 2, held
+    assert [one.step for one in vault.redo] == [1]
+    scene.write(19, "a")
+    vault.log(LoggedSum(19, b"", memoryview(bytes(4))))
+    scene.write(19, "b")
+    scene.land()
+    assert (vault.backup.version, [one.step for one in vault.redo]) == (19, [19])
 
 
 def test_a_key_outside_of_its_version_is_refused(scene: Scene) -> None:

@@ -11,6 +11,7 @@ from agent.errors import CheckpointError
 from agent.keeper.commits import History
 from agent.keeper.pending_step import Round
 from agent.keeper.roster import Roster
+from agent.keeper.storage import vault as vault_module
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.keeper.storage.vault import SMALL_SUM_BYTES, Place, Vault
 from agent.layout import Layout, Replica, data_parallel
@@ -117,6 +118,27 @@ def test_states_are_asked_for_as_often_without_sums(tmp_path: Path) -> None:
             comes(vault, layout, step + 1)
     assert asked == [3, 7, 11], "the first is asked for early, so that a proof can begin with it"
     assert (vault.reached, vault.behind) == (11, 1)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "asked_at", "most"),
+    [(1 << 40, 12, 48), (352, 10, 20), (1, 6, 12)],  # the state has 48 bytes, a sum has 4
+)
+def test_sums_fill_no_more_memory_than_the_keeper_has_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, asked_at: int, most: int
+) -> None:
+    monkeypatch.setattr(vault_module, "REDO_BYTES_FREE", 0)
+    form = lay_out("l", [("model/l", "U8", (48,))])
+    order = JobOrder(job="job", script="t.py", script_sha="", backup_every_steps=99, sums="always")
+    place = Place(checkpoints=tmp_path, memory_bytes=memory_bytes)
+    vault, bodies = Vault(order, place, lambda report: None), {"l": memoryview(bytes(48))}
+    vault.adopt(Saved(Backup(generation=1, version=1, layers=(form,), bodies=bodies), ()))
+    step, wanted = 1, 0
+    while vault.open:
+        vault.log(LoggedSum(step, b"", memoryview(bytes(4))))
+        step += 1
+        wanted = wanted or (len(vault.redo) if vault.wants else 0)
+    assert (wanted, len(vault.redo)) == (asked_at, most)
 
 
 def test_sums_behind_a_gap_wait_for_the_state_that_leads_to_them(tmp_path: Path) -> None:
