@@ -278,6 +278,7 @@ class CopyFailed(Report, frozen=True, kw_only=True):
     job: Name
     step: Count
     error: Text
+    on_disk: bool = True  # the disk of the manager's machine has it
 
 
 class Recalled(Report, frozen=True, kw_only=True):

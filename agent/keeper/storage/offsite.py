@@ -4,6 +4,9 @@ Copies run on a separate thread, one at a time, and only the newest version is c
 store is slow or away, copies become rarer and that is reported, but nothing waits for it. A copy
 has the state, and the sums of the one step by which a worker proves itself. All sums would be
 several times as many bytes, and would save only a few steps.
+
+Copies are made of the files on the disk. A version that the disk has not taken is copied from
+memory, so a full disk does not stop them.
 """
 
 import contextlib
@@ -69,17 +72,26 @@ def step_in(url: str) -> int | None:
 
 
 class CopyOffer(msgspec.Struct, frozen=True):
-    """A version in the source, and the version that this job's keeper went on from."""
+    """A version in the source or only in memory; the version that this job's keeper went on from."""
 
-    manifest: Manifest
+    version: Manifest | Saved
     since: int
     last: bool
+
+    @property
+    def generation(self) -> int:
+        return 0 if isinstance(self.version, Saved) else self.version.generation
+
+    @property
+    def reached(self) -> int:
+        version = self.version
+        return version.reached if isinstance(version, Saved) else version.version
 
 
 class Begun(msgspec.Struct, frozen=True):
     """A generation in the source, and the version that this job's keeper went on from."""
 
-    generation: int
+    generation: int  # 0 for a version that is in memory only
     since: int
 
 
@@ -101,18 +113,18 @@ class Offsite:
         self._next: CopyOffer | None = None
         self._owed: CopyOffer | None = None  # all tries to copy it have failed
         self._target: Archive | None = None
-        self._source_generation = -1  # of the versions that are copied under `_generation`
+        self._begun = Begun(-1, 0)  # what is copied under `_generation`
         self._generation = 0
         self._copied = -1
 
-    def offer(self, manifest: Manifest, since: int, *, last: bool) -> None:
-        """Copy a version that is in the source now, if a copy is due or it is the last one."""
+    def offer(self, version: Manifest | Saved, since: int, *, last: bool) -> None:
+        """Copy a version, if a copy is due or it is the last one."""
         now_s = time.monotonic()
         with self._lock:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._begin(CopyOffer(manifest, since, last))
+            self._begin(CopyOffer(version, since, last))
 
     def again(self) -> bool:
         """Try an owed copy once more; return False if none is owed.
@@ -139,7 +151,7 @@ class Offsite:
     def _pin(self) -> None:
         """Keep the archive from deleting what is being copied, or is next."""
         offers = (self._working, self._next)
-        self._source.pinned = frozenset(one.manifest.version for one in offers if one is not None)
+        self._source.pinned = frozenset(one.reached for one in offers if one is not None)
 
     def _work(self) -> None:
         while (offer := self._take()) is not None:
@@ -164,32 +176,46 @@ class Offsite:
             except Exception as error:
                 # Catch everything, even a lack of memory, because if this thread ended there
                 # would be no more copies.
-                version = offer.manifest.version
-                log.warning("%s: version %d: %r", self._job, version, error)
+                log.warning("%s: version %d: %r", self._job, offer.reached, error)
                 if not attempt and offer != self._owed:
-                    self._say_failed(version, str(error) or type(error).__name__)
+                    self._say_failed(offer, str(error) or type(error).__name__)
             else:
                 return True
         return False
 
-    def _say_failed(self, step: int, why: str) -> None:
-        self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))
+    def _say_failed(self, offer: CopyOffer, why: str) -> None:
+        on_disk = isinstance(offer.version, Manifest)
+        self._report(
+            CopyFailed(
+                at_s=CLOCK.now_s(), job=self._job, step=offer.reached, error=why, on_disk=on_disk
+            )
+        )
 
     def _copy(self, offer: CopyOffer) -> None:
-        manifest = versions.beginning(offer.manifest)
-        version = manifest.version
         with self._writing:
-            target = self._taken_over(Begun(manifest.generation, offer.since))
-            new = version != self._copied
-            state = msgspec.structs.replace(manifest, generation=self._generation)
-            if new:
-                copy(state, self._source.sink, [target])
-                target.prune(self._generation)
+            target = self._taken_over(Begun(offer.generation, offer.since))
+            state = self._copied_to(target, offer.version)
             if offer.last:
                 self._sweep(target)
-            self._copied = version
-        if new:
+        if state is not None:
             self._report_copied(target, state)
+
+    def _copied_to(self, target: Archive, version: Manifest | Saved) -> Manifest | None:
+        """Copy a version; return what was made there, None if it is the newest there already."""
+        if isinstance(version, Saved):
+            saved = versions.saved_beginning(version)
+            if saved.reached == self._copied:
+                return None
+            state = versions.save(target, self._generation, saved)
+        else:
+            manifest = versions.beginning(version)
+            if manifest.version == self._copied:
+                return None
+            state = msgspec.structs.replace(manifest, generation=self._generation)
+            copy(state, self._source.sink, [target])
+            target.prune(self._generation)
+        self._copied = state.version
+        return state
 
     def _report_copied(self, target: Archive, state: Manifest) -> None:
         self._report(
@@ -242,7 +268,8 @@ class Offsite:
         """
         if self._target is None:
             self._target = self._opened()
-        if begun.generation != self._source_generation:
+        generation = begun.generation or max(0, self._begun.generation)
+        if Begun(generation, begun.since) != self._begun:
             self._generation, self._copied = self._target.take_over(begun.since), -1
-            self._source_generation = begun.generation
+            self._begun = begun
         return self._target

@@ -861,6 +861,9 @@ class Vault:
             except (CheckpointError, OSError, MemoryError) as error:
                 again_s = time.monotonic() + AGAIN_S
                 self._checkpoint_due_s = min(self._checkpoint_due_s, again_s)
+                if self.offsite is not None:
+                    self.offsite.offer(saved, self.since, last=last)
+                    self.offsite.wait(copied_s)
                 return self._failed(saved.reached, error)
         written = CheckpointWritten(
             at_s=CLOCK.now_s(),

@@ -194,6 +194,11 @@ def load(archive: Archive, manifest: Manifest, room: Room = ordinary) -> Saved:
     return Saved(backup, tuple(redo), manifest.records)
 
 
+def saved_beginning(saved: Saved) -> Saved:
+    """Return what a proof needs of a version in memory; see `beginning`."""
+    return msgspec.structs.replace(saved, redo=saved.redo[: proofs.commits_of(saved.records)])
+
+
 def beginning(manifest: Manifest) -> Manifest:
     """Return what a proof needs of a version: the state, and the sums of the step after it.
 

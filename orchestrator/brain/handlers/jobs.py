@@ -818,8 +818,8 @@ def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> No
 
 
 def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> None:
-    job = state.jobs.get(event.job)
-    where = "it is on this machine's disk, " + ("" if job and job.ended else "training goes on, ")
+    goes_on = "" if (job := state.jobs.get(event.job)) and job.ended else "training goes on, "
+    where = f"it is {'' if event.on_disk else 'not '}on this machine's disk, {goes_on}"
     why = f"the copy of step {event.step} failed: {event.error}; {where}and the copy is tried again"
     _say(state, out, event.job, why)
 

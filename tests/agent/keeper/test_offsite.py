@@ -1,7 +1,7 @@
 """Copies that outlive the manager's machine: made beside training, and found when nothing else is left."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from backups import disk, same, saved, vault_of
 from crews import until
 from memory_sink import MemorySink
 
-from agent.checksum import crc32c
+from agent.checksum import Buffer, crc32c
 from agent.errors import CheckpointError
 from agent.keeper.storage import offsite
 from agent.keeper.storage.offsite import Offsite, Storage
@@ -22,7 +22,7 @@ from agent.keeper.storage.versions import save
 from agent.messages import CheckpointCopied, CheckpointFailed, CheckpointWritten, CopyFailed, Report
 from agent.store.archive import Archive, Mark
 from agent.store.encoding.format import MANIFESTS, PARTS
-from agent.store.errors import Unavailable, Unknown
+from agent.store.errors import Full, Unavailable, Unknown
 from agent.store.places.sinks import DiskSink, Read
 from orchestrator.cli.command import CommandError
 from orchestrator.cli.submit import stored_at
@@ -117,6 +117,49 @@ def test_copies_go_on_when_a_fenced_keeper_begins_anew(tmp_path: Path) -> None:
     until("the last copy", lambda: len(of(ours, CheckpointCopied)) == 2 or of(ours, CopyFailed))
     assert of(ours, CopyFailed) == []
     assert [mark.version for mark in storage.archive("job").marks()] == [7, 5]
+
+
+def test_a_version_that_the_disk_has_not_taken_is_copied_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk on the manager's machine must not take the copies elsewhere along."""
+    vault, storage, said = copied_once(tmp_path)
+    monkeypatch.setattr(vault.offsite, "_every_s", 0.0)
+    vault.offsite._due_s = 0.0
+    put, here = DiskSink.put, str(tmp_path / "here")
+
+    def full(sink: DiskSink, key: str, pieces: Sequence[Buffer]) -> None:
+        if sink.name.removeprefix("file://").startswith(here):
+            raise Full(f"{key}: no space left on device")
+        put(sink, key, pieces)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskSink, "put", full)
+        assert not vault.write(saved(7, redo=2))
+        until("the copy", lambda: len(of(said, CheckpointCopied)) == 2)
+        assert not vault.write(saved(9), last=True, copied_s=60.0)
+        assert [report.step for report in of(said, CheckpointCopied)] == [3, 7, 9]
+    assert same(newest([Shelf(OBJECT, storage.archive("job"))], 9).saved, saved(9))
+    marks = storage.archive("job").marks()
+    assert len({mark.generation for mark in marks}) == 1, "it is the same writer"
+    assert vault.write(saved(11), last=True, copied_s=60.0)
+    assert same(newest([Shelf(OBJECT, storage.archive("job"))], 11).saved, saved(11))
+    assert not of(said, CopyFailed)
+
+
+def test_a_disk_that_was_full_from_the_start_keeps_no_copy_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    said: list[Report] = []
+    storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=0.0)
+    vault = vault_of(tmp_path / "taken", said, storage)
+    for version in (3, 5):
+        assert not vault.write(saved(version), copied_s=60.0)
+    (tmp_path / "taken").unlink()
+    assert vault.write(saved(7), last=True, copied_s=60.0)
+    assert [report.step for report in of(said, CheckpointCopied)] == [3, 5, 7]
+    assert same(newest([Shelf(OBJECT, storage.archive("job"))], 7).saved, saved(7))
 
 
 class Rival(MemorySink):

@@ -735,7 +735,9 @@ def test_a_copy_that_fails_is_tried_again_and_of_a_job_that_has_ended_no_trainin
 ) -> None:
     h = hand().running(slots_max=1)
     failed = CopyFailed(at_s=h.at_s, job="job", step=9, error="503")
-    assert "disk, training goes on, and the copy is tried again" in h.words(h.see(failed))
+    assert "it is on this machine's disk, training goes on, and the" in h.words(h.see(failed))
+    elsewhere = CopyFailed(at_s=h.at_s, job="job", step=9, error="503", on_disk=False)
+    assert "it is not on this machine's disk, training goes on" in h.words(h.see(elsewhere))
     h.see(completed(h))
     assert h.job.ended
     assert "disk, and the copy is tried again" in h.words(h.see(failed))
