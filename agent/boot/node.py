@@ -13,6 +13,7 @@ Given by the environment:
   SPOT_SLOTS        how many workers it has room for
   RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token
   SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
+  SPOT_IDLE_CARDS   how many cards it has that no driver serves (optional)
   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 """
 
@@ -35,7 +36,7 @@ NEEDED = (
     "SPOT_SLOTS",
     "RAY_AUTH_TOKEN_PATH",
 )
-CLUSTER_VARIABLE = "SPOT_CLUSTER"
+CLUSTER_VARIABLE, IDLE_CARDS_VARIABLE = "SPOT_CLUSTER", "SPOT_IDLE_CARDS"
 USAGE, DIFFERS = 64, 65
 OBJECT_STORE_BYTES = 100 << 20
 BECOME_WORKER = Path(__file__).with_name("worker.py")
@@ -200,6 +201,9 @@ def refusal(known: Mapping[str, str]) -> tuple[int, str]:
     if ours != theirs:
         said = f"this machine has {ours} and the manager {theirs}, and they cannot work together"
         return DIFFERS, f"{said}: build its image from the manager's version"
+    if idle := known.get(IDLE_CARDS_VARIABLE):
+        said = f"no driver serves the NVIDIA cards of this machine ({idle}), and they are paid for"
+        return DIFFERS, f"{said}: put the driver into its image, or buy types without accelerators"
     return 0, ""
 
 

@@ -90,6 +90,8 @@ def test_a_first_boot_without_a_setting_names_it():
         assert (status, why.partition(" is not set")[0]) == (64, missing)
     status, why = refusal({**KNOWN, "SPOT_CLUSTER": "0a/session/Ray 1.0 on Python 3.8"})
     assert (status, why.count(versions()), why.count("Ray 1.0 on Python 3.8")) == (65, 1, 1)
+    status, why = refusal({**KNOWN, "SPOT_IDLE_CARDS": "1"})
+    assert (status, "no driver serves the NVIDIA cards of this machine (1)" in why) == (65, True)
     refused = run("sh", ROOT / "cloud" / "boot.sh")
     assert refused.returncode == 64
     assert refused.stderr.startswith("boot: SPOT_MACHINE_ID is not set; ")

@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.boot.node import CLUSTER_VARIABLE, Cluster, refusal
+from agent.boot.node import CLUSTER_VARIABLE, IDLE_CARDS_VARIABLE, Cluster, refusal
+from agent.machine.join import cards
 from agent.machine.join.identity import METADATA_URL
 from agent.machine.parent_death import kill_family
 
@@ -35,7 +36,10 @@ class Node:
         found.setdefault("SPOT_ADDRESS", address)
         found.setdefault("SPOT_METADATA_URL", METADATA_URL)
         if not found.get("SPOT_SLOTS"):
-            found["SPOT_SLOTS"] = str(_accelerators() or 1)
+            served = cards.served()
+            found["SPOT_SLOTS"] = str(served or 1)
+            if not served and (idle := cards.on_bus()):
+                found[IDLE_CARDS_VARIABLE] = str(idle)
         self._environment = found
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -91,14 +95,3 @@ def _written(path: Path, secret: str) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
         sink.write(secret)
     return path
-
-
-def _accelerators() -> int:
-    """Return how many the driver lists; there may be no driver."""
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU") for line in listed.stdout.splitlines())

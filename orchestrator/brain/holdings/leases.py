@@ -329,11 +329,15 @@ def penalise(
 
 
 def end_unlike(state: State, out: list[AnyAction], lease: Lease, why: str) -> None:
-    """Give back a machine whose image does not fit the manager; all machines there have that image."""
+    """Give back a machine whose image does not fit; all machines there have that image.
+
+    An image without a driver fits those without accelerators.
+    """
     if lease.joined or lease.state not in ("pending", "booting"):
         return
     said = f"{lease.machine_id} cannot join: {why}"
-    penalise(state, out, lease, "NeverJoined", said, scope="place")
+    scope: Scope = "family" if lease.type.accelerators else "place"
+    penalise(state, out, lease, "NeverJoined", said, scope=scope)
     give_back(state, out, lease, said)
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from agent.keys import GUESTS, READING, VIEW
 from cloud.clock import SystemClock
 from orchestrator.actions import Launch, Terminate
+from orchestrator.brain.holdings import leases
 from orchestrator.cli import tables
 from orchestrator.door.guests import Guest, Guests, guests_of
 from orchestrator.events import BootSeen
@@ -71,6 +72,25 @@ def test_a_machine_with_another_image_goes_back_and_its_region_waits(hand: Any) 
     place = h.leases[0].pool.place
     assert why in h.state.blocks[place.key].because
     assert not h.only(h.wait(2.0), Launch)
+
+
+def test_a_machine_without_a_driver_leaves_types_without_cards_to_be_bought(hand: Any) -> None:
+    h = hand()
+    with_cards = {"accelerators": 1, "accelerator": "a10g", "family": "g5", "speed": 9.0}
+    first, *others = h.kinds
+    h.kinds = (msgspec.structs.replace(first, **with_cards), *others)
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    assert launch.request.pool.type == first.name
+    machine_id, why = h.launched(launch, state="pending"), "no driver serves the NVIDIA cards (1)"
+    h.see(BootSeen(at_s=h.at_s, machine_id=machine_id, phase="unlike", took_s=9.0, why=why))
+    rests = [leases.block_of(h.state, known, "spot") for known in h.state.pools.values()]
+    told = {
+        known.kind.name: block for known, block in zip(h.state.pools.values(), rests, strict=True)
+    }
+    assert why in told.pop(first.name).because
+    assert set(told.values()) == {None}
 
 
 class Journal:
