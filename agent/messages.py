@@ -62,6 +62,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
     max_replay_s: Period = 60.0
+    tail_s: Period = 600.0
     checkpoints_kept: Positive = 2
     from_url: Text = ""
     begins_with: Count = 0

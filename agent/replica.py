@@ -151,6 +151,11 @@ class Replica:
         return self.turn if self.stage in ("open", "computing", "summed") else None
 
     @property
+    def newest(self) -> int | None:
+        """The turn that the script is in or, after the loop, its last one; None before the loop."""
+        return max(0, self.turn - 1) if self.stage == "over" else self.inside
+
+    @property
     def at_boundary(self) -> bool:
         """Whether the state of `version` is here in a form that others could load."""
         return self.phase == 0 and self.stage not in ("summed", "ended", "aside")

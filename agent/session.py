@@ -181,12 +181,17 @@ class Session:
         return self.replica.objects
 
     def log(self, /, **numbers: Any) -> None:
-        """Send numbers of this step to dashboards, once however often the step is done."""
-        step = self.replica.inside
+        """Send numbers of this step to dashboards, once however often the step is done.
+
+        After the loop they are numbers of the last step.
+        """
+        step = self.replica.newest
         if step is not None:
             self._world.output.log(step, numbers)
         elif self.replica.stage != "aside":
-            raise Misuse("session.log(...) belongs into the loop over session.steps(...)")
+            raise Misuse(
+                "session.log(...) belongs into the loop over session.steps(...), or after it"
+            )
 
     def save(self, path: str | PathLike[str], thing: object = None) -> Path:
         """Write the model's weights, or `thing`, to session.output / path, whole and once.

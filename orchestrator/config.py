@@ -159,6 +159,8 @@ class JobSettings(SettingsSection):
     max_replay_s: Seconds = 60.0
     """How much training may be repeated if everything is lost at once, where the state is too large
     to pass the manager's machine: the workers then write it into storage.checkpoint_url so often."""
+    tail_s: Seconds = 600.0
+    """How long a script may go on after its loop, as to test its model, before its machines go back."""
     checkpoints_kept: Annotated[int, Field(ge=2, le=16)] = 2
     """How many of these states stay on the disk, to go on from: `orchestrator resume --from STEP`."""
     output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000

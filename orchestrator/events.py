@@ -185,6 +185,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: Period = 60.0
     max_replay_s: Period = 60.0
+    tail_s: Period = 600.0  # what the script may take after its loop
     checkpoints_kept: Positive = 2
     from_url: Text = ""
     output_files: Count = 1000  # the most files of session.output that are kept

@@ -12,21 +12,46 @@ from agent.keeper.storage.vault import Vault
 from agent.messages import JobCompleted
 from agent.protocol import Done
 
-TAIL_S = 30.0  # for what the script does after its loop
+GOES_ON = "the script of {} has not ended {:g} s after its loop (job.tail_s), and is ended now"
+
+
+class Tail:
+    """What scripts may do after their loops."""
+
+    def __init__(
+        self,
+        tail_s: float,
+        roster: Roster,
+        changed: threading.Condition,
+        closed: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._tail_s, self._roster, self._changed = tail_s, roster, changed
+        self.closed, self._say = closed, say
+
+    def over(self, finishing: set[str]) -> bool:
+        """Whether nothing is left to wait for; called with the job's lock."""
+        return self.closed() or self._roster.finishing is not finishing
+
+    def wait(self, finishing: set[str]) -> None:
+        """Wait until these scripts have ended; called with the job's lock."""
+        self._changed.wait_for(lambda: self.over(finishing) or not finishing, self._tail_s)
+        if finishing and not self.over(finishing):
+            self._say(GOES_ON.format(", ".join(sorted(finishing)), self._tail_s))
 
 
 class Ending:
     def __init__(
         self,
+        tail: Tail,
         roster: Roster,
         vault: Vault,
         changed: threading.Condition,
         reports: Reports,
         completed: Callable[[JobCompleted], None],
-        closed: Callable[[], bool],
     ) -> None:
-        self._roster, self._vault, self._changed = roster, vault, changed
-        self._reports, self._completed, self._closed = reports, completed, closed
+        self._tail, self._roster, self._vault, self._changed = tail, roster, vault, changed
+        self._reports, self._completed = reports, completed
         self._stored: set[str] | None = None  # the finishing workers whose result is stored
 
     def begin(self, final: Backup) -> None:
@@ -49,7 +74,7 @@ class Ending:
         """Put the result on the disk, let the scripts end, then report that the job is complete."""
 
         def over() -> bool:
-            return self._closed() or self._roster.finishing is not finishing
+            return self._tail.over(finishing)
 
         while (result := self._vault.store(final)) is None:
             with self._changed:
@@ -64,6 +89,6 @@ class Ending:
                     member.post(Done())
                 else:
                     member.dismiss("the job is done")
-            self._changed.wait_for(lambda: over() or not finishing, TAIL_S)
+            self._tail.wait(finishing)
         sha, uri = result
         self._completed(self._reports.completed(final.version, sha, uri))

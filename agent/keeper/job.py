@@ -19,7 +19,7 @@ import msgspec
 from agent.errors import CheckpointError, Fenced, WireError
 from agent.keeper import commits
 from agent.keeper.admission import Entrance
-from agent.keeper.completion import Ending
+from agent.keeper.completion import Ending, Tail
 from agent.keeper.layouts import Regrouping
 from agent.keeper.lone_proof import Trial
 from agent.keeper.member import Member
@@ -150,9 +150,8 @@ class KeptJob:
             completed(msgspec.structs.replace(done, step=step))
 
         self._completed = ended
-        self._ending = Ending(
-            self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
-        )
+        self._tail = Tail(order.tail_s, self.roster, self._lock, lambda: self.closed, self._say)
+        self._ending = Ending(self._tail, self.roster, self.vault, self._lock, self._reports, ended)
         self._committing = False
         self._held_at: int | None = None  # from this step of the script on nothing is committed
         self._reopening = threading.Lock()
@@ -533,7 +532,7 @@ class KeptJob:
                 self._give_up,
                 self._report,
                 self._completed,
-                lambda: self.closed,
+                self._tail,
                 self.vault,
             )
             served.begin(serving, self._tables_at, self.order.checkpoint_every_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.errors import Fenced
 from agent.keeper.commits import Commit, History
-from agent.keeper.completion import TAIL_S
+from agent.keeper.completion import Tail
 from agent.keeper.member import Member
 from agent.keeper.reports import Reports
 from agent.keeper.roster import PEER_GRACE_S, Roster
@@ -43,12 +43,12 @@ class ServedJob:
         give_up: Callable[[Fenced], None],
         report: Callable[[Report], None],
         completed: Callable[[JobCompleted], None],
-        closed: Callable[[], bool],
+        tail: Tail,
         vault: Vault,
     ) -> None:
         self._history, self._roster, self._reports = history, roster, reports
         self._lock, self._fail, self._give_up = lock, fail, give_up
-        self._report, self._completed, self._closed = report, completed, closed
+        self._report, self._completed, self._tail = report, completed, tail
         self._vault, self._written_s = vault, 0.0
         self._broken: Failed | None = None  # why the tables cannot go on
         self.tables: Tables
@@ -176,17 +176,13 @@ class ServedJob:
 
     def _wind_up(self, sha: str, where: str) -> None:
         with self._lock:
-            if self._closed():
+            if self._tail.closed():
                 return
             layout = self._roster.layout
             inside = set(layout.workers) if layout is not None else set()
             finishing = self._roster.finishing = inside & set(self._roster.members)
-
-            def over() -> bool:
-                return self._closed() or self._roster.finishing is not finishing
-
             for member in list(self._roster.members.values()):
                 if member.worker not in finishing:
                     member.dismiss("the job is done")
-            self._lock.wait_for(lambda: over() or not finishing, TAIL_S)
+            self._tail.wait(finishing)
         self._completed(self._reports.completed(self._history.version, sha, where))

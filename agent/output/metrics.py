@@ -40,8 +40,8 @@ class Log:
         if not now or self._send is None:
             return
         for at, numbers in now.items():
-            self._steps.pop(at, None)
-            self._steps[at] = numbers
+            # After the loop the last step may get more numbers.
+            self._steps[at] = {**self._steps.pop(at, {}), **numbers}
         while len(self._steps) > KEPT_STEPS:
             del self._steps[next(iter(self._steps))]
         if leads:

@@ -216,6 +216,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         sums=job.sums,
         checkpoint_every_s=job.checkpoint_every_s,
         max_replay_s=job.max_replay_s,
+        tail_s=job.tail_s,
         checkpoints_kept=job.checkpoints_kept,
         output_files=job.output_files,
         output_bytes=job.output_bytes,

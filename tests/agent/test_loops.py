@@ -103,6 +103,23 @@ def test_a_job_that_stops_in_its_first_loop_has_no_step_of_the_second(
     )
 
 
+def test_an_epoch_that_a_rehearsal_cuts_short_ends_as_the_script_ends_it(
+    by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most scripts log, save and validate there."""
+    monkeypatch.setattr("agent.world.Alone.stop_at", 2)
+    by_hand(
+        START.format(steps=4)
+        + "for epoch in session.epochs(1, a):\n"
+        + "    for (x,) in a: train(x)\n"
+        + "    session.log(epoch=epoch)\n"
+        + "    session.state['best'] = 1.0\n"
+        + "    session.save('best.pt')\n"
+        + "session.log(final=1.0)\n"
+        + "assert seen == [0, 1], seen\n"
+    )
+
+
 def test_what_a_loop_fetched_ahead_with_ends_with_it(by_hand: Callable[[str], None]) -> None:
     """Else as many processes would stay as all loops have."""
     by_hand(

@@ -256,6 +256,7 @@ def order_of(job: Job) -> JobOrder:
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
         max_replay_s=spec.max_replay_s,
+        tail_s=spec.tail_s,
         checkpoints_kept=spec.checkpoints_kept,
         from_url=spec.from_url,
         begins_with=spec.slots_min,
@@ -827,8 +828,7 @@ def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> Non
 def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
     _say(state, out, event.job, f"goes on from {event.because}")
     _set_unread(state, event.job, "")
-    job = state.jobs.get(event.job)
-    if job is not None and job.spec.from_url and not job.progress.step:
+    if (job := state.jobs.get(event.job)) and job.spec.from_url and not job.progress.step:
         job.progress.begun_step = event.step
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from crews import Crew, until
 
-from agent.messages import OutputKept, WorkerFailed
+from agent.messages import JobCompleted, OutputKept, WorkerFailed
 from agent.output.catalog import listed
 
 pytestmark = pytest.mark.processes
@@ -42,6 +42,7 @@ for step in session.steps(60):
         session.save(f"{step}.pt")
     if step == 30:
         open("astray.txt", "w").close()
+session.log(final=7.0)
 session.save("last.pt")
 """
 READS = """
@@ -59,7 +60,10 @@ for step in session.steps(3):
 
 def numbers(crew: Crew) -> dict[int, dict[str, float]]:
     rows = crew.client.xrange(f"orch:metrics:{crew.job}")
-    return {int(row[b"step"]): msgspec.msgpack.decode(row[b"numbers"]) for _, row in rows}
+    found = dict[int, dict[str, float]]()
+    for _, row in rows:
+        found.setdefault(int(row[b"step"]), {}).update(msgspec.msgpack.decode(row[b"numbers"]))
+    return found
 
 
 def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
@@ -77,6 +81,7 @@ def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
     assert held == ["begun", *map(str, range(STEPS))]
     logged = numbers(crew)
     assert sorted(logged) == list(range(STEPS))
+    assert logged[STEPS - 1].pop("final") == 7.0, "what is logged after the loop is there as well"
     for line in metrics:
         step, loss = line.split(",")
         assert logged[int(step)] == {"loss": float(loss), "twice": 2.0 * int(step)}
@@ -94,3 +99,36 @@ def test_a_file_that_is_not_there_is_explained_with_its_traceback(crew: Crew) ->
     last = failed.detail.splitlines()[-1]
     assert last.startswith("data/missing.txt is not on this machine: ")
     assert "FileNotFoundError" in failed.detail
+
+
+GOES_ON = """
+import pathlib, sys, time
+import torch
+from orchestrator import Session
+
+model = torch.nn.Linear(4, 1)
+session = Session(model)
+for step in session.steps(3):
+    session.backward(lambda x: model(x).mean(), [torch.ones(2, 4)])
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+session.log(tested=1.0)
+"""
+
+
+def test_what_a_script_does_after_its_loop_is_waited_for(crew: Crew) -> None:
+    """A test of the trained model may take longer than all of a small training."""
+    go = crew.folder / "go"
+    crew.begin(1, GOES_ON, str(go), tail_s=1000.0)
+    crew.reach(3)
+    assert not crew.of(JobCompleted)
+    go.touch()
+    assert crew.completed().step == 3
+    assert numbers(crew)[2]["tested"] == 1.0
+
+
+def test_a_script_that_does_not_end_is_named_and_ended(crew: Crew) -> None:
+    crew.begin(1, GOES_ON, str(crew.folder / "never"), tail_s=0.2)
+    assert crew.completed().step == 3
+    (said,) = [line for line in crew.noted() if "after its loop" in line]
+    assert said.startswith("the script of w1 has not ended 0.2 s after its loop (job.tail_s)")
