@@ -48,6 +48,7 @@ class Loop:
         self._first, self._turns, self._total = 0, 0, total
         # The epoch that the script is in, and its length, in a loop over epochs.
         self._epoch, self._length = 0, 0
+        self._given = 0  # the length that the script's data has; see `_cut`
         self.data: list[Data] = []
         self._optimizers = Optimizers(
             replica.objects,
@@ -98,8 +99,9 @@ class Loop:
 
     def epochs(self, count: int, length: int) -> Iterator[int]:
         """Go through the epochs that are still to do, each of `length` steps."""
+        given, length = length, self._cut(count, length)
         self.begin(count * length)
-        self._length = length
+        self._length, self._given = length, given
         while self.arrive():
             first = self._first
             epoch, place = divmod(self.replica.turn - first, length)
@@ -120,12 +122,18 @@ class Loop:
                     "session.data(..., order=lambda epoch: range(n))"
                 )
 
+    def _cut(self, count: int, length: int) -> int:
+        """Shorten the epochs of a rehearsal, so that it tries what a script does at their ends."""
+        stop_at = self.world.stop_at
+        return min(length, -(-stop_at // min(count, 2))) if stop_at and count else length
+
     def steps_of_epoch(self, length: int) -> Iterator[int]:
         """Go through the steps of the epoch that the loop over `epochs` is in.
 
         They are counted from the beginning of that loop.
         """
         self._take_up()
+        length = self._length if length == self._given else length
         first = self._first
         turn = self.replica.turn - first
         again = length == self._length and turn // length != self._epoch

@@ -451,7 +451,7 @@ BEFORE = (
 )
 BEHIND = (
     "What the script does behind session.backward(...) is done on the leader alone, or goes by something that a worker which "
-    "joins later does not have: keep it in session.state, or in an object that is given to Session(...)"
+    "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...)"
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "

@@ -23,8 +23,8 @@ STEPS, STEPS_MIN = 10, 8
 NAME_WIDTH = 36
 TRACEBACK_LINES = 60
 NOT_TRIED = (
-    "Only {} were tried. What the script does later (at an epoch's end, a validation, a best checkpoint) was not: --steps N "
-    "tries more"
+    "Only {} were tried, in epochs of at most half as many. What the script does later, or after a count of steps of its own, "
+    "was not: --steps N tries more"
 )
 
 

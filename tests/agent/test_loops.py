@@ -120,6 +120,22 @@ def test_an_epoch_that_a_rehearsal_cuts_short_ends_as_the_script_ends_it(
     )
 
 
+def test_a_rehearsal_comes_to_the_end_of_an_epoch(
+    by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a script does there is what goes wrong most often after a worker has joined."""
+    monkeypatch.setattr("agent.world.Alone.stop_at", 4)
+    by_hand(
+        START.format(steps=12)
+        + "ends = []\n"
+        + "for epoch in session.epochs(3, a):\n"
+        + "    for (x,) in a: train(x)\n"
+        + "    ends.append((epoch, len(seen)))\n"
+        + "assert len(a) == 4\n"
+        + "assert ends == [(0, 2), (1, 4)], ends\n"
+    )
+
+
 def test_what_a_loop_fetched_ahead_with_ends_with_it(by_hand: Callable[[str], None]) -> None:
     """Else as many processes would stay as all loops have."""
     by_hand(

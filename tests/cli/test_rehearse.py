@@ -122,6 +122,35 @@ def test_what_a_script_counts_behind_backward_is_named(shell) -> None:
     assert (failed["name"], failed["depth"]) == ("a second worker joins", 1)
 
 
+SUMS = """
+import torch
+from orchestrator import Session
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+session = Session(model, optimizer, scheduler)
+rows = torch.utils.data.TensorDataset(torch.randn(4000, 4))
+data = session.data(rows, batch_size=4, microbatches=2)
+for epoch in session.epochs(3):
+    total = 0.0
+    for microbatches in data:
+        total += session.backward(lambda rows: model(rows[0]).square().mean(), microbatches).loss
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step(total / len(data))
+    session.log(mean=total / len(data))
+session.log(weight=model.weight.norm())
+"""
+
+
+def test_what_goes_wrong_at_an_epochs_end_is_found_in_ten_steps(shell) -> None:
+    """Its sum lacks the steps before a worker came; the epoch has 500 steps, and ends in a rehearsal all the same."""
+    answer = shell("rehearse", shell.script("train.py", SUMS), "--json")
+    assert answer.code == 1
+    assert "the state of ReduceLROnPlateau" in answer.json["line"]
+
+
 def test_a_script_without_a_session_is_told_how_to_make_one(shell) -> None:
     """In one line, and no traceback."""
     answer = shell("rehearse", shell.script("train.py", "x = 1\n"))
