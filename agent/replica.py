@@ -6,13 +6,11 @@ joining worker, because a script cannot be begun in the middle of its step.
 """
 
 import hashlib
-import random
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from agent.checks.arguments import scaler_of
@@ -28,7 +26,7 @@ from agent.store.memory import Arena
 from agent.store.shares import Gathered, Share
 from agent.tensors import shards
 from agent.tensors.absent import watch
-from agent.tensors.device import CPU
+from agent.tensors.device import CPU, seed_python
 from agent.tensors.partial_sum import Partial
 from agent.tensors.staging import here
 from agent.tensors.sums import Sum, Summed, SumSpace
@@ -186,8 +184,7 @@ class Replica:
         text = struct.pack("<qqqq", self.seed, at, phase, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
         self._seed_torch(number >> 1)
-        random.seed(number)
-        np.random.seed(number & 0xFFFFFFFF)
+        seed_python(number)
 
     # --- the sum of a phase -----------------------------------------------------------------------
 

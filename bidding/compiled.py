@@ -2,18 +2,22 @@
 
 `orchestrator/planner` uses it too. Numba checks only a function's own file to see whether its cache
 is stale, but callees and constants live in other files. So the cache of a package lies under a name
-that depends on all of its sources that matter.
+that depends on all of its sources that matter. Processes that begin together compile a function once:
+one does, and the others load what it made.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+import fcntl
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
 Asked = ParamSpec("Asked")
@@ -51,10 +55,36 @@ def machine_code(
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = cache
     try:
-        made = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))
-        return cast(Callable[Asked, Answer], made(function))
+        made = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))(
+            function
+        )
+        made.compile = _once(made.compile, Path(cache) / f"{function.__qualname__}.lock")
+        return cast(Callable[Asked, Answer], made)
     finally:
         numba.config.CACHE_DIR = before
+
+
+def _once(compile_: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
+    """Load or compile a function in one process at a time.
+
+    A caller's lock is held while its callees are asked for, so no circle of calls may be compiled.
+    Threads queue first: they have one lock for all functions, and a second way round would be a circle.
+    """
+
+    @wraps(compile_)
+    def alone(signature: Any) -> Any:
+        with global_compiler_lock, _held(lock):
+            return compile_(signature)
+
+    return alone
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any, Literal, Self
@@ -758,7 +759,7 @@ def _nearest(path: tuple[str, ...]) -> str:
 
 def _allowed(path: tuple[str, ...]) -> str:
     """Return in words what the setting at `path` accepts, read from the model's schema."""
-    schema = Config.model_json_schema()
+    schema = _schema()
     definitions = schema["$defs"]
     node = schema["properties"].get(path[0], {})
     if len(path) == 1 or not node:
@@ -768,6 +769,11 @@ def _allowed(path: tuple[str, ...]) -> str:
     options = node.get("anyOf", [node])
     words = [_words(option) for option in options if option.get("type") != "null"]
     return " or ".join(words) + (", or leave it out" if len(words) < len(options) else "")
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Config.model_json_schema()
 
 
 def _words(node: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from agent.tensors.device import CPU, stream_kept
+from agent.tensors.device import CPU, seed_python, stream_kept
 
 
 @contextmanager
@@ -25,8 +25,7 @@ def kept() -> Iterator[None]:
 
 def seed(number: int) -> None:
     """Seed every stream again."""
-    random.seed(number)
-    np.random.seed(number & 0xFFFFFFFF)
+    seed_python(number)
     # If there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
     one = torch.default_generator.manual_seed if _device() == CPU else torch.manual_seed
     one(number >> 1)

@@ -8,11 +8,15 @@ to wait for it.
 import functools
 import hashlib
 import os
+import pickle
+import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from ctypes import string_at
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +24,7 @@ import torch
 from agent.errors import Misuse
 
 CPU = torch.device("cpu")
+MT19937_BYTES = 625 * 4  # 624 words, and how many of them are used up
 KIND = (
     *("vendor_id", "cpu family", "model", "model name", "stepping"),
     *("CPU implementer", "CPU part", "CPU variant"),
@@ -176,6 +181,49 @@ def set_stream_state(state: torch.Tensor, device: torch.device) -> None:
     length = torch.get_rng_state().numel()
     torch.set_rng_state(state[:length].clone())  # it reads from the storage's start
     torch.get_device_module(device).set_rng_state(state[length:].clone(), device)
+
+
+def seed_python(number: int) -> None:
+    """Seed the streams of Python and NumPy."""
+    random.seed(number)
+    np.random.seed(number & 0xFFFFFFFF)
+    PythonStreams.seeded = _numpy_at()
+
+
+class PythonStreams:
+    """Where the random streams of Python and NumPy stand now; they do not travel with a microbatch.
+
+    NumPy takes 0.2 ms to tell its state, and two are compared for each microbatch of a stage. So its
+    memory is compared. One thing lies elsewhere: the second of two normal numbers drawn together.
+    Whoever takes it moves nothing else, and right after a seed there is none.
+    """
+
+    seeded: ClassVar[bytes] = b""  # the position after the last seed of ours
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), _numpy_at()
+        self._spare = None if self._numpy == self.seeded else _spare_normal()
+
+    @property
+    def moved(self) -> bool:
+        """Return whether something has been drawn since, or seeded."""
+        if random.getstate() != self._python or _numpy_at() != self._numpy:
+            return True
+        return self._spare is not None and _spare_normal() != self._spare
+
+
+def _numpy_at() -> bytes:
+    """Return the position of NumPy's stream, as its memory if it is the usual one."""
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
+    if type(generator) is np.random.MT19937:
+        return string_at(generator.ctypes.state_address, MT19937_BYTES)
+    return pickle.dumps(generator.state)
+
+
+def _spare_normal() -> float | None:
+    """Return the normal number that is still to be handed out, if there is one."""
+    state = np.random.get_state(legacy=False)
+    return state["gauss"] if state["has_gauss"] else None
 
 
 # --- time -----------------------------------------------------------------------------------------------

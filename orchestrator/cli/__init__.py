@@ -11,13 +11,14 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import redis
 import typer
+from typer.main import get_command
 
 from bidding.errors import BiddingError
 from cloud.errors import CloudError
@@ -129,6 +130,13 @@ def _open_tools(asked: Sequence[str]) -> None:
 @cache
 def _open_tool(name: str) -> None:
     verb(toolbox)(getattr(import_module(f"{tools.__name__}.{name}"), name))
+    _command.cache_clear()
+
+
+@cache
+def _command() -> Callable[..., int | None]:
+    """Return the commands, with the tools that are open."""
+    return get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = words if words not in ([], ["tools"]) else [*words, "--help"]
     width = min(shutil.get_terminal_size().columns, HELP_WIDTH_MAX)
     try:
-        code = app(asked, prog_name="orchestrator", standalone_mode=False, terminal_width=width)
+        code = _command()(
+            asked, prog_name="orchestrator", standalone_mode=False, terminal_width=width
+        )
     except EXPECTED as error:
         return _fail(words, *_line_and_code(error))
     except KeyboardInterrupt:

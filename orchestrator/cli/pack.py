@@ -213,8 +213,8 @@ class _Found:
         named = itertools.takewhile(lambda part: not glob.has_magic(part), Path(word).parts)
         base = Path(os.path.normpath(here.joinpath(*named)))
         path = Path(os.path.normpath(match))
-        inner = [each for each in (*reversed(path.parents), path) if base in each.parents]
-        return all(self._is_wanted(each) for each in inner)
+        inner = path.relative_to(base).parts if path.is_relative_to(base) else ()
+        return all(self._is_wanted(base.joinpath(*inner[:end])) for end in range(1, len(inner) + 1))
 
     def _walk(self, top: Path) -> None:
         """Add the files of a folder, without caches, hidden files, secrets and installations."""

@@ -1,6 +1,8 @@
 """Machine code on the disk: kept between runs, and not for ever."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from bidding.compiled import EDITIONS_KEPT, forget_old
@@ -18,3 +20,34 @@ def test_machine_code_of_old_sources_goes(tmp_path: Path) -> None:
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [*(f"numba-{age_s}" for age_s in range(EDITIONS_KEPT)), "numba-5", "other"]
     forget_old(str(tmp_path / "nowhere" / "numba-0"))
+
+
+ASKING = """
+import sys
+from bidding.compiled import machine_code
+
+def total(values):
+    return values.sum()
+
+total = machine_code(total, sys.argv[1])
+import numpy as np
+print("here", flush=True)
+sys.stdin.readline()
+assert total(np.ones(3)) == 3.0
+print(sum(total.stats.cache_misses.values()), flush=True)
+"""
+
+
+def test_processes_that_begin_together_compile_a_function_once(tmp_path: Path) -> None:
+    """Three ask for it at the same time: one compiles, and the others load what it made."""
+    file = tmp_path / "asking.py"
+    file.write_text(ASKING)
+    command = [sys.executable, file, tmp_path / "numba-0"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    asking = [subprocess.Popen(command, env=env, text=True, **pipes) for _ in range(3)]
+    assert [one.stdout.readline() for one in asking] == ["here\n"] * 3
+    for one in asking:
+        one.stdin.write("now\n")
+        one.stdin.flush()
+    assert sorted(one.communicate()[0] for one in asking) == ["0\n", "0\n", "1\n"]

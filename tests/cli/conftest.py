@@ -25,9 +25,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def housed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """Where a small house is running, shared by all tests that end what they begin there."""
+    """Where a small house is running, shared by the tests of a file, which end what they begin there.
+
+    It looks around five times in a second, and so would take a twentieth of a core until the run ends.
+    """
     yield from _house(Shell(tmp_path_factory.mktemp("housed")))
 
 

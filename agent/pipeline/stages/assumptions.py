@@ -11,8 +11,7 @@ import torch
 
 from agent.errors import CannotRecord
 from agent.pipeline.stages.stage_parts import Piece
-from agent.pipeline.tracing.recording.trace import python_drawn
-from agent.tensors.device import stream_state
+from agent.tensors.device import PythonStreams, stream_state
 from agent.tensors.unchanged import version_of
 
 
@@ -24,7 +23,7 @@ class Assumptions:
         tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
         self._stream = None if piece.draws else stream_state(piece.device)
-        self._others = python_drawn() if piece.foreign else None
+        self._others = PythonStreams() if piece.foreign else None
 
     def check(self, names: Sequence[str], sent: Sequence[torch.Tensor]) -> None:
         """Compare, where the piece has computed these tensors for the next one."""
@@ -32,7 +31,7 @@ class Assumptions:
             self._stream, stream_state(self._piece.device)
         ):
             raise _unlike("draws random numbers, which it", "draw them for every microbatch")
-        if self._others is not None and python_drawn() != self._others:
+        if self._others is not None and self._others.moved:
             raise _unlike(
                 "draws from Python's or numpy's random stream, which it", "draw from torch"
             )

@@ -33,10 +33,10 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.loss_scale import Scaling
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.frozen_modules import Guest
-from agent.pipeline.tracing.recording.trace import Kept, attributes_kept, python_drawn, where
+from agent.pipeline.tracing.recording.trace import Kept, attributes_kept, where
 from agent.source.tracebacks import is_torchs
 from agent.tensors.absent import computable
-from agent.tensors.device import device_of, stream_kept, stream_state
+from agent.tensors.device import PythonStreams, device_of, stream_kept, stream_state
 from agent.tensors.unchanged import memory_of, version_of
 
 OURS = Guest | Scaling
@@ -235,7 +235,7 @@ class _Look(fx.Interpreter):
         self.handed_on: list[tuple[int, int]] = []
         self.weights: list[tuple[fx.Node, torch.Tensor]] = []  # nodes that return a weight itself
         self._params = {id(param) for param in graph.parameters()}
-        self._stream, self._others = stream_state(self._device), python_drawn()
+        self._stream, self._others = stream_state(self._device), PythonStreams()
         self.casts = autocast_nodes.Casts(graph.parameters())
 
     def run_node(self, n: fx.Node) -> Any:
@@ -247,7 +247,7 @@ class _Look(fx.Interpreter):
             raise CannotRecord(
                 f"{where(error)}: {n.format_node()} fails on the first microbatch: {error}"
             ) from error
-        if python_drawn() != self._others:
+        if self._others.moved:
             raise CannotRecord(
                 f"{n.target} draws from Python's or numpy's random stream, which does not travel from "
                 "stage to stage: draw from torch instead, or train with depth 1"

@@ -46,7 +46,7 @@ from agent.pipeline.tracing.recording.eager_trace import (
 from agent.pipeline.tracing.recording.loss_value import called
 from agent.pipeline.tracing.recording.module_names import written
 from agent.source.tracebacks import overheard_by, shown
-from agent.tensors.device import device_of, stream_kept, stream_state
+from agent.tensors.device import PythonStreams, device_of, stream_kept, stream_state
 
 LossOf = Callable[..., Any]  # takes the model and the parts of a microbatch
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
@@ -178,7 +178,7 @@ def _on_example(
 def _witnessed(
     whole: Recorded, witness: Witness, example: Sequence[torch.Tensor]
 ) -> fx.GraphModule:
-    before = python_drawn()
+    before = PythonStreams()
     try:
         with buffers_kept(whole), witness.switches.watching():
             graph, looks = witness.trace(cloned(example))
@@ -192,8 +192,8 @@ def _witnessed(
     return found
 
 
-def _refuse_frozen(before: tuple[object, ...]) -> None:
-    if python_drawn() != before:
+def _refuse_frozen(before: PythonStreams) -> None:
+    if before.moved:
         raise fx.proxy.TraceError("it draws from Python's or numpy's random stream")
 
 
@@ -270,7 +270,7 @@ class _Tracer(fx.Tracer):
         self._hooks = {id(each): backward_hooks(each) for each in root.modules()}
         self._settings = settings(root)
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
-        before = _drawn(self._device)
+        before = _Streams(self._device)
         with Unswitched(self._own):
             graph = super().trace(root)
         self._refuse_draws(before)
@@ -300,7 +300,7 @@ class _Tracer(fx.Tracer):
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for
                 refuse_hooks(m, path, self._hooks)
                 return super().call_module(m, forward, args, kwargs)
-            before, buffers = _drawn(self._device), [*m._buffers.values()]
+            before, buffers = _Streams(self._device), [*m._buffers.values()]
             out = super().call_module(m, forward, args, kwargs)
             self._refuse_draws(before)
             refuse_replaced(m, buffers)
@@ -351,20 +351,21 @@ class _Tracer(fx.Tracer):
         self.switches.write(self.graph)
         return super().create_node(*args, **kwargs)
 
-    def _refuse_draws(self, before: tuple[object, ...]) -> None:
-        if _drawn(self._device) != before:
+    def _refuse_draws(self, before: "_Streams") -> None:
+        if before.moved:
             raise fx.proxy.TraceError("it draws random numbers that do not depend on its inputs")
 
 
-def _drawn(device: torch.device) -> tuple[object, ...]:
-    """Return the positions of all random streams."""
-    return stream_state(device).numpy().tobytes(), python_drawn()
+class _Streams:
+    """Where all random streams stand now."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._torch, self._others = stream_state(device).numpy().tobytes(), PythonStreams()
 
-def python_drawn() -> tuple[object, ...]:
-    """Return the positions of the random streams that do not travel with a microbatch."""
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), name, np.asarray(keys).tobytes(), tuple(rest)
+    @property
+    def moved(self) -> bool:
+        return stream_state(self._device).numpy().tobytes() != self._torch or self._others.moved
 
 
 @contextmanager
