@@ -45,7 +45,10 @@ LEFT_OUT = "session.output: {!r}: {}; it is not kept"
 
 
 class Output:
-    """A script's files and numbers, on one worker. The script's thread calls all but `hear`."""
+    """A script's files and numbers, on one worker.
+
+    The script's thread calls all but `hear` and `tell_numbers`.
+    """
 
     def __init__(  # noqa: PLR0913 - its maker gives what it needs of the worker
         self,
@@ -94,6 +97,10 @@ class Output:
         """Forget the step in flight, because it counts for nothing here, and is done again."""
         self._log.forget()
 
+    def tell_numbers(self) -> None:
+        """Send the numbers of the last steps, at a heartbeat and before anything depends on it."""
+        self._log.tell()
+
     # --- where the world calls it -----------------------------------------------------------------
 
     def enter(self, step: int, *, leads: bool, fresh: bool) -> None:
@@ -104,6 +111,8 @@ class Output:
         steps.
         """
         begins, self._leads = leads and (fresh or not self._leads), leads
+        if fresh or not leads:
+            self._log.tell()
         if fresh:
             self._log.forget()
         if begins:
@@ -131,6 +140,8 @@ class Output:
         every worker.
         """
         self._log.ended(step, leads=leads)
+        if last:
+            self._log.tell()
         self._leads = leads
         look = last or step < STRAYS_EARLY or step % STRAYS_EVERY == 0
         if look and leads and self._strays is not None and self._send is not None:

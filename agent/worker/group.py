@@ -354,6 +354,7 @@ class Group(Participant):
     def _send_due(self) -> None:
         if self._snapshots.due():
             self._comparison.proven_from = self.replica.step
+            self.output.tell_numbers()  # whoever goes on from the snapshot does not log them again
             self._snapshots.send()
 
     def check(self) -> None:
