@@ -97,8 +97,13 @@ class Output:
         """Forget the step in flight, because it counts for nothing here, and is done again."""
         self._log.forget()
 
-    def tell_numbers(self) -> None:
-        """Send the numbers of the last steps, at a heartbeat and before anything depends on it."""
+    def tell_numbers(self, *, anew: bool = False) -> None:
+        """Send the numbers of the last steps, at a heartbeat and before anything depends on it.
+
+        With `anew` the keeper may be another one, which has not got what was sent before.
+        """
+        if anew and self._leads:
+            self._log.tell_again()
         self._log.tell()
 
     # --- where the world calls it -----------------------------------------------------------------
@@ -118,7 +123,7 @@ class Output:
         if begins:
             self._values.forget()
         if begins and step > 0:
-            self._log.lead(step)
+            self._log.tell_again(before=step)
         if self._sending is None:
             return
         if fresh:

@@ -71,9 +71,9 @@ class Log:
         """Forget the step in flight, because it counts for nothing, and is done again."""
         self._now = {}
 
-    def lead(self, step: int) -> None:
-        """Send known steps again, because the earlier leader may be lost with its last numbers."""
-        known = tuple((at, numbers) for at, numbers in self._steps.items() if at < step)
+    def tell_again(self, before: float = math.inf) -> None:
+        """Send known steps again, because an earlier leader or keeper may be lost with some."""
+        known = tuple(each for each in [*self._steps.items()] if each[0] < before)
         if known and self._send is not None:
             self._send(Numbers(steps=known, again=True))
 

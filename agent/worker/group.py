@@ -432,6 +432,7 @@ class Group(Participant):
         self._check(replica)
         if not self.astray:
             self.output.tell(replica.turn - 1, replica.state, last=True)
+            self.output.tell_numbers()  # the job is over before the script is
         self._help.close()
         self.link.step, last = -1, replica.version
         self._left = last

@@ -97,6 +97,16 @@ def test_no_number_is_lost_with_all_workers(crew: Crew) -> None:
     assert sorted(numbers(crew)) == list(range(STEPS))
 
 
+def test_no_number_is_lost_with_the_keeper(mortal: Crew) -> None:
+    mortal.begin(2, WRITES)
+    for step in (10, 20, 30, 40, 50):
+        mortal.reach(step)
+        mortal.keeper.kill()
+        mortal.keeper.start()
+    assert mortal.completed().step == STEPS
+    assert sorted(numbers(mortal)) == list(range(STEPS))
+
+
 def test_a_file_that_is_not_there_is_explained_with_its_traceback(crew: Crew) -> None:
     crew.open(READS)
     crew.settle = 1

@@ -73,6 +73,19 @@ def test_numbers_wait_for_no_more_steps_than_another_worker_has(job: Job) -> Non
     assert [step for step, _ in job.told.logged] == [*range(3 * KEPT_STEPS)]
 
 
+def test_another_keeper_is_told_what_the_one_before_may_not_have_kept(job: Job) -> None:
+    one, two = job.worker("one"), job.worker("two")
+    for worker in (one, two):
+        worker.output.log(0, {"loss": 1.0})
+        worker.output.scan(0, leads=worker is one)
+        worker.cut = True
+        worker.output.tell_numbers()
+        worker.cut = False
+        worker.output.tell_numbers(anew=True)
+    assert job.told.logged == [(0, {"loss": 1.0})]
+    assert not two.sent
+
+
 def test_who_leads_no_more_tells_what_waits(job: Job) -> None:
     one = job.worker("one")
     one.step(0, lambda worker: worker.output.log(0, {"loss": 1.0}))
