@@ -1,7 +1,8 @@
 """Reports to the manager, and lines of scripts: into Redis, in order, not too often.
 
 Training never waits for it. While Redis is away, reports wait here; a report that comes with every
-step is replaced by its newest value, and printed lines beyond the bound are counted and dropped.
+step is replaced by its newest value, numbers of steps go along with those, and printed lines beyond
+the bound are counted and dropped.
 Redis keeps each batch's number with its contents: so a batch is sent again if its answer was lost,
 and is stored only once.
 """
@@ -112,7 +113,7 @@ class Outbox:
     def report(self, report: Report) -> None:
         with self._changed:
             if isinstance(report, Newest):
-                waiting = bool(self._newest)
+                waiting = self._has_newest
                 self._newest[type(report), report.job] = report
                 if waiting:
                     return  # the delivering thread knows when these are due
@@ -134,9 +135,11 @@ class Outbox:
     def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None:
         """Queue the numbers of a step; beyond the bound, the oldest are dropped."""
         with self._changed:
+            waiting = self._has_newest
             self._said += len(self._numbers) < LINES_WAITING_MAX
             self._numbers.append((job, step, numbers))
-            self._changed.notify_all()
+            if not waiting:
+                self._changed.notify_all()
 
     def timeline(self, timeline: Timeline) -> None:
         with self._changed:
@@ -158,6 +161,7 @@ class Outbox:
         deadline_s = time.monotonic() + patience_s
         with self._changed:
             self._fold_newest()
+            self._newest_due_s = 0.0
             self._changed.notify_all()
             said = self._said
             while self._delivered < said:
@@ -188,10 +192,10 @@ class Outbox:
             with self._changed:
                 while not self._closed and not self._due():
                     left_s = self._newest_due_s - time.monotonic()
-                    self._changed.wait(max(left_s, 0.001) if self._newest else None)
+                    self._changed.wait(max(left_s, 0.001) if self._has_newest else None)
                 if self._closed:
                     return
-                if self._newest and time.monotonic() >= self._newest_due_s:
+                if self._has_newest and time.monotonic() >= self._newest_due_s:
                     self._newest_due_s = time.monotonic() + NEWEST_S
                     self._fold_newest()
                 reports, lines = list(self._reports), list(self._lines)
@@ -212,8 +216,13 @@ class Outbox:
                 self._changed.notify_all()
 
     def _due(self) -> bool:
-        newest = bool(self._newest) and time.monotonic() >= self._newest_due_s
-        return bool(self._reports or self._lines or self._numbers or self._timelines) or newest
+        newest = self._has_newest and time.monotonic() >= self._newest_due_s
+        return bool(self._reports or self._lines or self._timelines) or newest
+
+    @property
+    def _has_newest(self) -> bool:
+        """Whether there is something that comes with every step."""
+        return bool(self._newest or self._numbers)
 
     def _deliver(self, commands: Sequence[Command]) -> None:
         """Send commands in batches, each until Redis takes it."""

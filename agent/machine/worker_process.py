@@ -141,6 +141,7 @@ def _perform(
     with scratch("worker-", disk()) as folder:
         path = parcel.unpack(came, folder)
         group.output = _output_in(folder, came, job, group, lines)
+        group.link.beating = lambda anew: group.output.tell_numbers(anew=anew)
         session.join(group)
         device.take(group.slot)
         out = LeaderOnly(lines, lambda: group.leads)

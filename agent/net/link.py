@@ -42,6 +42,9 @@ class Link:
         self._closed = threading.Event()
         self.connects = 0  # if it grows while a user waits for an answer, the user must ask again
         self.microbatch_s, self.step = 0.0, -1
+        # Sends what waits for a heartbeat, and must not raise. It is told whether the connection is
+        # another one than at the heartbeat before.
+        self.beating: Callable[[bool], None] = lambda _: None
         self.stuck = Stuck()  # of the thread that makes the link, which is the script's thread
 
     def start(self) -> None:
@@ -116,6 +119,9 @@ class Link:
         return True
 
     def _beat(self) -> None:
+        connects = self.connects
         while not self._closed.wait(BEAT_S):
             hung_s = self.stuck.beat() * BEAT_S
+            before, connects = connects, self.connects
+            self.beating(connects != before)
             self.send(Beat(microbatch_s=self.microbatch_s, step=self.step, hung_s=hung_s))

@@ -347,6 +347,8 @@ def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
 
 def room(count: int) -> memoryview:
     """Return aligned memory for a payload."""
+    if not count:
+        return memoryview(bytearray())  # as of most messages
     found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
     start = -found.ctypes.data % ALIGN_BYTES
     return found[start : start + count].data

@@ -45,7 +45,10 @@ LEFT_OUT = "session.output: {!r}: {}; it is not kept"
 
 
 class Output:
-    """A script's files and numbers, on one worker. The script's thread calls all but `hear`."""
+    """A script's files and numbers, on one worker.
+
+    The script's thread calls all but `hear` and `tell_numbers`.
+    """
 
     def __init__(  # noqa: PLR0913 - its maker gives what it needs of the worker
         self,
@@ -94,6 +97,15 @@ class Output:
         """Forget the step in flight, because it counts for nothing here, and is done again."""
         self._log.forget()
 
+    def tell_numbers(self, *, anew: bool = False) -> None:
+        """Send the numbers of the last steps, at a heartbeat and before anything depends on it.
+
+        With `anew` the keeper may be another one, which has not got what was sent before.
+        """
+        if anew and self._leads:
+            self._log.tell_again()
+        self._log.tell()
+
     # --- where the world calls it -----------------------------------------------------------------
 
     def enter(self, step: int, *, leads: bool, fresh: bool) -> None:
@@ -104,12 +116,14 @@ class Output:
         steps.
         """
         begins, self._leads = leads and (fresh or not self._leads), leads
+        if fresh or not leads:
+            self._log.tell()
         if fresh:
             self._log.forget()
         if begins:
             self._values.forget()
         if begins and step > 0:
-            self._log.lead(step)
+            self._log.tell_again(before=step)
         if self._sending is None:
             return
         if fresh:
@@ -131,6 +145,8 @@ class Output:
         every worker.
         """
         self._log.ended(step, leads=leads)
+        if last:
+            self._log.tell()
         self._leads = leads
         look = last or step < STRAYS_EARLY or step % STRAYS_EVERY == 0
         if look and leads and self._strays is not None and self._send is not None:

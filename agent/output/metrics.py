@@ -1,6 +1,13 @@
-"""The numbers that a script logs, once per step even if it is repeated. No torch here."""
+"""The numbers that a script logs, once per step even if it is repeated. No torch here.
+
+They leave with the next heartbeat, because a message for each step would cost a quick step more
+than it costs to commit it. What waits is lost only with its worker. Others have it as well, and
+workers that do those steps again.
+"""
 
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +15,7 @@ from agent.errors import Misuse
 from agent.protocol import Message, Numbers
 
 KEPT_STEPS = 64  # that a new leader sends again
+WAITING_MAX = KEPT_STEPS // 2  # steps; of more, another worker may not have all
 NAMES_MAX = 100
 NAME_CHARS_MAX = 100
 
@@ -19,6 +27,8 @@ class Log:
         self._send = send
         self._now: dict[int, dict[str, float]] = {}  # the step in flight, and idle turns before it
         self._steps: dict[int, dict[str, float]] = {}
+        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._telling = threading.Lock()  # else steps could arrive in another order
 
     def add(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Log numbers in the step in flight; of a name logged twice, the last value counts."""
@@ -34,7 +44,7 @@ class Log:
             )
 
     def ended(self, step: int, *, leads: bool) -> None:
-        """Send what was logged up to this step, if this worker leads."""
+        """Take note of what was logged up to this step, to be sent if this worker leads."""
         now = {at: numbers for at, numbers in self._now.items() if at <= step}
         self._now = {at: numbers for at, numbers in self._now.items() if at > step}
         if not now or self._send is None:
@@ -45,15 +55,25 @@ class Log:
         while len(self._steps) > KEPT_STEPS:
             del self._steps[next(iter(self._steps))]
         if leads:
-            self._send(Numbers(steps=tuple(now.items())))
+            self._waiting.extend(now.items())
+        if len(self._waiting) >= WAITING_MAX:
+            self.tell()
+
+    def tell(self) -> None:
+        """Send what waits, on any thread."""
+        if self._send is not None and self._waiting:
+            with self._telling:
+                steps = tuple(self._waiting.popleft() for _ in range(len(self._waiting)))
+                if steps:
+                    self._send(Numbers(steps=steps))
 
     def forget(self) -> None:
         """Forget the step in flight, because it counts for nothing, and is done again."""
         self._now = {}
 
-    def lead(self, step: int) -> None:
-        """Send known steps again, because the earlier leader may be lost with its last numbers."""
-        known = tuple((at, numbers) for at, numbers in self._steps.items() if at < step)
+    def tell_again(self, before: float = math.inf) -> None:
+        """Send known steps again, because an earlier leader or keeper may be lost with some."""
+        known = tuple(each for each in [*self._steps.items()] if each[0] < before)
         if known and self._send is not None:
             self._send(Numbers(steps=known, again=True))
 

@@ -28,7 +28,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
 import torch
 
 from agent.errors import Misuse, StateError
@@ -180,10 +179,10 @@ class Lent(msgspec.Struct, frozen=True):
 
 def union(marks: Iterable[bytes], entries: int) -> bytes:
     """Return the marks of everything that any of several sums was contributed to."""
-    found = [decoded(each, entries) for each in marks]
-    rows = [np.frombuffer(present, dtype=np.uint8) for present, _ in found]
-    present = bytes(np.bitwise_or.reduce(rows)) if rows else bytes(entries)
-    return encoded(present, alike(names for _, names in found))
+    found, present = [decoded(each, entries) for each in marks], 0
+    for there, _ in found:
+        present |= int.from_bytes(there)
+    return encoded(present.to_bytes(entries), alike(names for _, names in found))
 
 
 class Norm(msgspec.Struct, frozen=True):

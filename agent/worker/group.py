@@ -354,6 +354,7 @@ class Group(Participant):
     def _send_due(self) -> None:
         if self._snapshots.due():
             self._comparison.proven_from = self.replica.step
+            self.output.tell_numbers()  # whoever goes on from the snapshot does not log them again
             self._snapshots.send()
 
     def check(self) -> None:
@@ -431,6 +432,7 @@ class Group(Participant):
         self._check(replica)
         if not self.astray:
             self.output.tell(replica.turn - 1, replica.state, last=True)
+            self.output.tell_numbers()  # the job is over before the script is
         self._help.close()
         self.link.step, last = -1, replica.version
         self._left = last

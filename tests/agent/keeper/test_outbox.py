@@ -14,7 +14,7 @@ from crews import RedisProcess, until
 from agent.keeper import outbox as outbox_module
 from agent.keeper.keeper import connect
 from agent.keeper.outbox import Outbox
-from agent.keys import INBOX
+from agent.keys import INBOX, metrics_key
 from agent.messages import AnyReport, BackupHeld, CheckpointFailed, Logged, Progress
 
 pytestmark = pytest.mark.processes
@@ -171,3 +171,18 @@ def test_numbers_are_there_by_step_and_told_once_in_a_while(
     logged = [report for report in told(redis_process) if isinstance(report, Logged)]
     assert logged[-1].step == STEPS - 1
     assert len(logged) < STEPS / 5
+
+
+def test_numbers_of_quick_steps_go_to_redis_together(
+    outbox: Outbox, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is written to the disk, and a commit waits for the disk behind it."""
+    monkeypatch.setattr(outbox_module, "NEWEST_S", 3600.0)
+    client = connect(redis_process.url)
+    outbox.numbers("a", 0, {"loss": 0.0})
+    until("the first", lambda: client.xlen(metrics_key("a")) == 1)
+    for step in range(1, STEPS):
+        outbox.numbers("a", step, {"loss": float(step)})
+        assert client.xlen(metrics_key("a")) == 1
+    assert outbox.flush(30.0)
+    assert client.xlen(metrics_key("a")) == STEPS

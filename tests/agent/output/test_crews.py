@@ -91,6 +91,27 @@ def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
     assert len(strays) == 1
 
 
+def test_no_number_is_lost_with_all_workers(crew: Crew) -> None:
+    """What had not left is logged again by whoever goes on, from the snapshot that it begins with."""
+    workers = crew.begin(2, WRITES, backup_every_steps=3)
+    for step in (7, 18, 29, 40, 51):
+        crew.reach(step)
+        crew.kill(*workers)
+        workers = crew.start(2)
+    assert crew.completed().step == STEPS
+    assert sorted(numbers(crew)) == list(range(STEPS))
+
+
+def test_no_number_is_lost_with_the_keeper(mortal: Crew) -> None:
+    mortal.begin(2, WRITES)
+    for step in (10, 20, 30, 40, 50):
+        mortal.reach(step)
+        mortal.keeper.kill()
+        mortal.keeper.start()
+    assert mortal.completed().step == STEPS
+    assert sorted(numbers(mortal)) == list(range(STEPS))
+
+
 def test_a_file_that_is_not_there_is_explained_with_its_traceback(crew: Crew) -> None:
     crew.open(READS)
     crew.settle = 1

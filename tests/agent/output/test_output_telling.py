@@ -11,9 +11,10 @@ import torch
 
 from agent.errors import Misuse
 from agent.messages import ENTRIES_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX, Logged, StateSeen
+from agent.output.metrics import KEPT_STEPS
 from agent.output.missing_file import hint
 from agent.output.save import save
-from agent.protocol import ScriptValues
+from agent.protocol import Numbers, ScriptValues
 from cloud.ranges import flaw_in
 
 Job = Any
@@ -30,6 +31,7 @@ def test_numbers_are_told_once_whoever_repeats_a_step(job: Job) -> None:
             worker.output.log(step, {"loss": step / 2})
             worker.output.log(step, {"lr": 0.1})
             worker.output.scan(step, leads=worker is one)
+        one.output.tell_numbers()
     two.output.enter(6, leads=True, fresh=False)
     assert job.told.logged == [(step, {"loss": step / 2, "lr": 0.1}) for step in range(6)]
     assert job.told.newest(Logged).step == 5
@@ -41,7 +43,54 @@ def test_a_step_that_is_done_again_counts_as_it_was_done_last(job: Job) -> None:
     for step, value in [(0, 1.0), (1, 2.0), (1, 3.0)]:
         one.output.log(step, {"loss": value})
         one.output.scan(step, leads=True)
+    one.output.tell_numbers()
     assert job.told.logged == [(0, {"loss": 1.0}), (1, {"loss": 2.0}), (1, {"loss": 3.0})]
+
+
+def test_numbers_of_quick_steps_leave_together_with_a_heartbeat(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(5):
+        one.step(step, lambda worker, step=step: worker.output.log(step, {"loss": float(step)}))
+    assert not job.told.logged
+    one.output.tell_numbers()
+    one.output.tell_numbers()
+    (sent,) = [each for each in one.sent if isinstance(each, Numbers)]
+    assert sent.steps == tuple((step, {"loss": float(step)}) for step in range(5))
+
+
+def test_numbers_wait_for_no_more_steps_than_another_worker_has(job: Job) -> None:
+    """Else some were lost with the one that leads, if its steps are quicker than its heartbeats."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    for step in range(3 * KEPT_STEPS):
+        for worker in (one, two):
+            worker.output.log(step, {"loss": float(step)})
+            worker.output.scan(step, leads=worker is one)
+    one.cut = True
+    two.output.enter(3 * KEPT_STEPS, leads=True, fresh=False)
+    assert [step for step, _ in job.told.logged] == [*range(3 * KEPT_STEPS)]
+
+
+def test_another_keeper_is_told_what_the_one_before_may_not_have_kept(job: Job) -> None:
+    one, two = job.worker("one"), job.worker("two")
+    for worker in (one, two):
+        worker.output.log(0, {"loss": 1.0})
+        worker.output.scan(0, leads=worker is one)
+        worker.cut = True
+        worker.output.tell_numbers()
+        worker.cut = False
+        worker.output.tell_numbers(anew=True)
+    assert job.told.logged == [(0, {"loss": 1.0})]
+    assert not two.sent
+
+
+def test_who_leads_no_more_tells_what_waits(job: Job) -> None:
+    one = job.worker("one")
+    one.step(0, lambda worker: worker.output.log(0, {"loss": 1.0}))
+    one.output.enter(1, leads=False, fresh=False)
+    assert job.told.logged == [(0, {"loss": 1.0})]
 
 
 def test_what_is_logged_in_a_step_that_counts_for_nothing_is_not_told(job: Job) -> None:
@@ -51,6 +100,7 @@ def test_what_is_logged_in_a_step_that_counts_for_nothing_is_not_told(job: Job) 
     one.begin(3)
     one.output.log(3, {"other": 1.0})
     one.output.scan(3, leads=True)
+    one.output.tell_numbers()
     assert job.told.logged == [(3, {"other": 1.0})]
 
 
@@ -73,6 +123,7 @@ def test_a_number_is_anybodys_number(job: Job, value: object, number: float) -> 
     one.begin(0)
     one.output.log(0, {"x": value})
     one.output.scan(0, leads=True)
+    one.output.tell_numbers()
     assert job.told.logged == [(0, {"x": number})]
     assert job.told.newest(Logged).numbers == {"x": number if math.isfinite(number) else None}
 
