@@ -216,7 +216,7 @@ class House:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
-                self._post.flush(idle=not came)
+                self._post.flush()
                 self._changed.notify_all()
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:
