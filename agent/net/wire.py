@@ -129,6 +129,11 @@ class Connection:
             raise WireError(f"sending failed: {error}") from error
         return True
 
+    @property
+    def has_early(self) -> bool:
+        """Whether `receive_some` has read more than it has returned, which wakes nobody."""
+        return self._early.nbytes > 0
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
@@ -348,7 +353,7 @@ def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
 def room(count: int) -> memoryview:
     """Return aligned memory for a payload."""
     found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
-    start = -found.ctypes.data % ALIGN_BYTES
+    start = -found.__array_interface__["data"][0] % ALIGN_BYTES
     return found[start : start + count].data
 
 

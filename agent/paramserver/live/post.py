@@ -8,6 +8,7 @@ transport that sums of gradients use, and the message says where to expect them.
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import select
@@ -159,7 +160,7 @@ class Reading:
 
     def _array(self, kind: type, value: Any) -> Any:  # noqa: ARG002 - there are arrays only
         dtype, shape, at = value
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         return np.frombuffer(self._rows, np.dtype(dtype), count, at).reshape(shape)
 
 
@@ -594,11 +595,12 @@ class Post(Letters):
             inlet.connection.close()
 
     def _read_from(self, inlet: Inlet) -> None:
-        # To the last, because what was read ahead wakes nobody.
         while (frame := inlet.connection.receive_some()) is not None:
             part, payload = frame
             if isinstance(part, Part):
                 self._open(inlet, inlet.reading.letter(part.extra), payload)
+            if not inlet.connection.has_early:
+                return
 
     def _open(self, inlet: Inlet, letter: Letter, payload: memoryview) -> None:
         self._hear_of_memory(inlet.name, letter)
