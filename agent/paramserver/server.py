@@ -95,6 +95,7 @@ class Partition:
         for name, changes in sums.items():
             keys, change = changes.all()
             if len(keys):
+                keys = self.rows[name].known(keys)
                 rows = self.rows[name].view(keys)
                 before.append(Section(name, keys, rows))
                 after.append(Section(name, keys, self._tables[name].changed(keys, rows, change)))
@@ -125,7 +126,8 @@ class Partition:
             return []
         held = self.readers.setdefault(reader, {})
         for name, new in keys.items():
-            held[name] = np.union1d(held[name], new) if name in held else np.unique(new)
+            union = np.union1d(held[name], new) if name in held else np.unique(new)
+            held[name] = self.rows[name].known(union)
         return [self.fresh(reader, keys, asked=True)]
 
     def refresh(self, changed: Keys) -> Out:
@@ -474,6 +476,6 @@ def _union(keys: list[Array]) -> Array:
 
 
 def _common(first: Array, second: Array) -> Array:
-    if len(first) == len(second) and np.array_equal(first, second):
+    if first is second or (len(first) == len(second) and np.array_equal(first, second)):
         return first
     return np.intersect1d(first, second, assume_unique=True)

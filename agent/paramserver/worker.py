@@ -92,7 +92,8 @@ class Cache:
             if known is None or not known[keys].all():
                 raise Missing(table, keys if known is None else keys[~known[keys]])
             dense = self._dense[table.name]
-            if len(self.ages) == 1 and np.array_equal(keys, np.arange(len(dense))):
+            whole = len(self.ages) == 1 and len(keys) == len(dense)
+            if whole and np.array_equal(keys, np.arange(len(dense))):
                 self._shared.add(table.name)
                 return dense
             found: Array = dense[keys]
@@ -114,11 +115,11 @@ class Cache:
             self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
             self._known[table.name] = np.zeros(table.keys, bool)
         first = int(section.keys[0]) if len(section.keys) else 0
-        every = np.arange(first, table.keys, len(self.ages))
-        whole = np.array_equal(section.keys, every)
+        # Servers send each key once and in order, so there are as many only if these are all.
+        whole = len(section.keys) == len(range(first, table.keys, len(self.ages)))
         at: Array | slice = slice(first, None, len(self.ages)) if whole else section.keys
         self._known[table.name][at] = True
-        if whole and len(every) == table.keys:
+        if whole and len(section.keys) == table.keys:
             self._dense[table.name] = section.values  # nobody changes it
             self._shared.add(table.name)
             return

@@ -137,7 +137,7 @@ def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
         pieces.append(array.reshape(-1).view(np.uint8).data)
         return place
 
-    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
+    return msgspec.msgpack.encode(message, enc_hook=hook), pieces
 
 
 class Reading:
