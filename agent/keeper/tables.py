@@ -273,7 +273,7 @@ class Tables:
             act()
         self._look()
         self._tell()
-        self._letters.flush(idle=not acts)
+        self._letters.flush()
         try:
             self._note()
         except OSError as error:  # the disk is full, or the like; all goes on when it takes it

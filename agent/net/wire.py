@@ -129,6 +129,11 @@ class Connection:
             raise WireError(f"sending failed: {error}") from error
         return True
 
+    @property
+    def has_early(self) -> bool:
+        """Whether `receive_some` has read more than it has returned, which wakes nobody."""
+        return self._early.nbytes > 0
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
@@ -350,7 +355,7 @@ def room(count: int) -> memoryview:
     if not count:
         return memoryview(bytearray())  # as of most messages
     found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
-    start = -found.ctypes.data % ALIGN_BYTES
+    start = -found.__array_interface__["data"][0] % ALIGN_BYTES
     return found[start : start + count].data
 
 

@@ -31,6 +31,7 @@ from agent.paramserver.messages import (
     Message,
     Move,
     Out,
+    Passed,
     PushUp,
     Received,
     Release,
@@ -211,7 +212,10 @@ class Controller:
             self._loaded(sender, message)
             return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
         loads = isinstance(message, Failed) and self.begun_s is None  # which is in no epoch yet
-        if (message.epoch != self.epoch and not loads) or sender not in self.nodes:
+        is_old = message.epoch != self.epoch and not loads
+        if isinstance(message, Passed):  # by a server that may have left meanwhile
+            sender, message = message.worker, message.finished
+        if is_old or sender not in self.nodes:
             return []
         if isinstance(message, Beat):
             return []

@@ -40,17 +40,25 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stage(Message, frozen=True, kw_only=True):
-    """To a partition: changes that count only if the controller lists their batch."""
+    """To a partition: changes that count only if the controller lists their batch.
+
+    If one server has all of a batch, it passes on what is finished with that, and so the worker's
+    receipts are not urgent.
+    """
 
     partition: int
     batch: str
     clock: int
     sections: list[Section]
+    together: list[int] = []  # all partitions of the batch, if they are of one server
+    finished: "Finished | None" = None  # with the last of these
 
 
 class Staged(Message, frozen=True, kw_only=True):
     partition: int
     batch: str
+    passed: bool = False  # whether the controller has been sent what is finished
+    waits: bool = False  # until something else is said
 
 
 class Finished(Message, frozen=True, kw_only=True):
@@ -59,6 +67,13 @@ class Finished(Message, frozen=True, kw_only=True):
     clock: int
     done: list[Done]
     measured: float = 0.0
+
+
+class Passed(Message, frozen=True, kw_only=True):
+    """To the controller: a worker has finished this, and all of it is staged here."""
+
+    worker: str
+    finished: Finished
 
 
 class Close(Message, frozen=True, kw_only=True):
@@ -107,6 +122,7 @@ class Push(Message, frozen=True, kw_only=True):
 class Received(Message, frozen=True, kw_only=True):
     partition: int
     clock: int
+    waits: bool = False  # until something else is said
 
 
 class Committed(Message, frozen=True, kw_only=True):
@@ -302,6 +318,7 @@ AnyMessage = (
     Stage
     | Staged
     | Finished
+    | Passed
     | Close
     | Subscribe
     | Forwarded

@@ -125,6 +125,24 @@ class Spawned(NamedTuple):
     reliable: bool
 
 
+class Awaited:
+    """What somebody waits for; the controller's thread looks, so it wakes nobody in vain."""
+
+    def __init__(self, until: Callable[[Controller], object]) -> None:
+        self._until, self.over = until, threading.Event()
+        self.error: Exception | None = None
+
+    def look(self, controller: Controller) -> bool:
+        """Return whether it is over: true by now, or an error."""
+        try:
+            if self._until(controller):
+                self.over.set()
+        except Exception as error:  # which is for whoever waits
+            self.error = error
+            self.over.set()
+        return self.over.is_set()
+
+
 class House:
     """The controller in this process, and nodes in others, all on this machine."""
 
@@ -135,7 +153,7 @@ class House:
         self.closed_s: list[float] = []
         self._post = Post(CONTROLLER, self._secret)
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._awaited: list[Awaited] = []
         self._thread = threading.Thread(
             target=self._run, name="paramserver-controller", daemon=True
         )
@@ -176,15 +194,20 @@ class House:
             self.nodes[name].process.send_signal(signal.SIGCONT)
 
     def evict(self, names: Iterable[str], warning_s: float) -> None:
-        with self._changed:
+        with self._lock:
             self._say(self.controller.evicted(names, warning_s, time.monotonic()))
             self._post.flush()
 
     def wait(self, until: Callable[[Controller], object], limit_s: float = 120.0) -> None:
         """Wait until something is true of the controller, or raise."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: until(self.controller), limit_s):
-                raise AgentError(f"it did not happen within {limit_s:g} s: {self.controller.notes}")
+        awaited = Awaited(until)
+        with self._lock:
+            if not awaited.look(self.controller):
+                self._awaited.append(awaited)
+        if not awaited.over.wait(limit_s):
+            raise AgentError(f"it did not happen within {limit_s:g} s: {self.controller.notes}")
+        if awaited.error is not None:
+            raise awaited.error
 
     def result(self, limit_s: float = 300.0) -> dict[str, Any]:
         """Wait for the end, and return the tables as the store has them; zeros before a clock."""
@@ -212,12 +235,12 @@ class House:
             came = self._all_that_came()
             if (CONTROLLER, None) in came:
                 return
-            with self._changed:
+            with self._lock:
                 for sender, message in came:
                     self._take(sender, message)
                 self._say(self.controller.tick(time.monotonic()))
-                self._post.flush(idle=not came)
-                self._changed.notify_all()
+                self._post.flush()
+                self._awaited = [one for one in self._awaited if not one.look(self.controller)]
 
     def _all_that_came(self) -> list[tuple[str, Message | None]]:
         """Return all that waits, because nobody is silent whose signs of life are among it."""

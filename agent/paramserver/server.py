@@ -5,6 +5,7 @@ of. Before that its rows are kept as they were, for every clock that reliable ma
 yet. So going back is exact, for every aggregate and rule.
 """
 
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from agent.paramserver.messages import (
     Message,
     Move,
     Out,
+    Passed,
     Push,
     PushUp,
     Received,
@@ -93,6 +95,7 @@ class Partition:
         for name, changes in sums.items():
             keys, change = changes.all()
             if len(keys):
+                keys = self.rows[name].known(keys)
                 rows = self.rows[name].view(keys)
                 before.append(Section(name, keys, rows))
                 after.append(Section(name, keys, self._tables[name].changed(keys, rows, change)))
@@ -123,7 +126,8 @@ class Partition:
             return []
         held = self.readers.setdefault(reader, {})
         for name, new in keys.items():
-            held[name] = np.union1d(held[name], new) if name in held else np.unique(new)
+            union = np.union1d(held[name], new) if name in held else np.unique(new)
+            held[name] = self.rows[name].known(union)
         return [self.fresh(reader, keys, asked=True)]
 
     def refresh(self, changed: Keys) -> Out:
@@ -240,6 +244,7 @@ class Server:
         self._unknown: set[int] = set()  # that left, which the controller may not know yet
         self._early: dict[int, list[tuple[str, Message]]] = {}
         self._version = -1
+        self._passed = -1  # the newest clock of which something was passed on from here
         self._gone: set[str] = set()  # nodes that read no more; names are not used twice
 
     def handle(self, sender: str, message: Message) -> Out:  # noqa: PLR0911, PLR0912 - one case each
@@ -291,7 +296,21 @@ class Server:
             return part.subscribe(sender, message)
         if message.clock > part.closed:
             part.staged[message.batch] = message
-        return [(sender, Staged(partition=number, batch=message.batch))]
+        return self._receipt(sender, message)
+
+    def _receipt(self, sender: str, stage: Stage) -> Out:
+        """Tell the worker that its stage is here, and the controller if it was the last one."""
+        passed = stage.finished is not None and all(map(partial(self._has, stage), stage.together))
+        waits = passed or (bool(stage.together) and stage.finished is None)
+        staged = Staged(partition=stage.partition, batch=stage.batch, passed=passed, waits=waits)
+        if stage.finished is None or not passed:
+            return [(sender, staged)]
+        self._passed = max(self._passed, stage.clock)
+        return [(CONTROLLER, Passed(worker=sender, finished=stage.finished)), (sender, staged)]
+
+    def _has(self, stage: Stage, partition: int) -> bool:
+        part = self.parts.get(partition)
+        return part is not None and (stage.batch in part.staged or stage.clock <= part.closed)
 
     def _order(self, message: Close | PushUp) -> Out:
         out: Out = []
@@ -317,7 +336,10 @@ class Server:
             return []
         replica.coming = [one for one in replica.coming if one[0] != message.clock]
         replica.coming.append((message.clock, message.sections))
-        return [(CONTROLLER, Received(partition=message.partition, clock=message.clock))]
+        # Whoever passed this clock on says the same of the next one soon.
+        waits = message.partition in self.parts and message.clock <= self._passed
+        received = Received(partition=message.partition, clock=message.clock, waits=waits)
+        return [(CONTROLLER, received)]
 
     def _move(self, message: Move) -> Out:
         number = message.partition
@@ -370,7 +392,7 @@ class Server:
 
     def _roll(self, message: Roll) -> Out:
         """Go back; what is lost elsewhere is sent from here if its replica is here."""
-        self.forward, self._early, self._unknown = {}, {}, set()
+        self.forward, self._early, self._unknown, self._passed = {}, {}, set(), -1
         self._version = message.version
         out: Out = []
         for number in range(self._count):
@@ -454,6 +476,6 @@ def _union(keys: list[Array]) -> Array:
 
 
 def _common(first: Array, second: Array) -> Array:
-    if len(first) == len(second) and np.array_equal(first, second):
+    if first is second or (len(first) == len(second) and np.array_equal(first, second)):
         return first
     return np.intersect1d(first, second, assume_unique=True)

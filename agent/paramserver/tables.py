@@ -423,6 +423,10 @@ class Rows:
         self._shared = True
         return self._dense
 
+    def known(self, keys: Array) -> Array:
+        """Return these keys, as our own array if they are all of them: that is known at a glance."""
+        return self._all if self._is_all(keys) else keys
+
     def put(self, keys: Array, rows: Array) -> None:
         """Take these rows over, which nobody changes from now on."""
         if self._dense is None:
@@ -441,7 +445,9 @@ class Rows:
         return np.array(sorted(self._sparse), np.int64)
 
     def _is_all(self, keys: Array) -> bool:
-        return keys is self._all or np.array_equal(keys, self._all)
+        return keys is self._all or (
+            len(keys) == len(self._all) and np.array_equal(keys, self._all)
+        )
 
 
 class Changes:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from agent.paramserver.api import Application, Missing, Params, Work, process, touched
 from agent.paramserver.help import Helpee, Helper, Order, Piece, Settings, Tail
@@ -91,7 +92,8 @@ class Cache:
             if known is None or not known[keys].all():
                 raise Missing(table, keys if known is None else keys[~known[keys]])
             dense = self._dense[table.name]
-            if len(self.ages) == 1 and np.array_equal(keys, np.arange(len(dense))):
+            whole = len(self.ages) == 1 and len(keys) == len(dense)
+            if whole and np.array_equal(keys, np.arange(len(dense))):
                 self._shared.add(table.name)
                 return dense
             found: Array = dense[keys]
@@ -113,11 +115,11 @@ class Cache:
             self._dense[table.name] = np.zeros((table.keys, table.width), table.dtype)
             self._known[table.name] = np.zeros(table.keys, bool)
         first = int(section.keys[0]) if len(section.keys) else 0
-        every = np.arange(first, table.keys, len(self.ages))
-        whole = np.array_equal(section.keys, every)
+        # Servers send each key once and in order, so there are as many only if these are all.
+        whole = len(section.keys) == len(range(first, table.keys, len(self.ages)))
         at: Array | slice = slice(first, None, len(self.ages)) if whole else section.keys
         self._known[table.name][at] = True
-        if whole and len(every) == table.keys:
+        if whole and len(section.keys) == table.keys:
             self._dense[table.name] = section.values  # nobody changes it
             self._shared.add(table.name)
             return
@@ -145,6 +147,8 @@ class Batch:
     def __init__(self, name: str, clock: int, changes: dict[str, Changes]) -> None:
         self.name, self.clock, self.changes = name, clock, changes
         self.waiting: set[int] = set()
+        self.passed = False  # a server has said to the controller what is finished
+        self.repeats = False  # it is to be said again
         self.then: list[tuple[str, Message]] = []
         self.release: set[int] = set()
 
@@ -273,6 +277,8 @@ class Worker:
             case Committed():
                 self._said = [said for said in self._said if said.clock > message.clock]
             case Report():
+                for batch in self._batches.values():  # it may not have heard what was passed on
+                    batch.repeats = True
                 blocks = sorted(self.held)
                 again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
                 lasting = [self._failed] if self._failed else []
@@ -323,7 +329,9 @@ class Worker:
             self._let_go.pop(block, None)
         self._alone_since.update(new)
         self.own.update(new)
-        return self._subscribe(list(new))
+        # An older clock goes first, because the present one may not end before it is closed.
+        is_older = self.turn is not None and min(new.values(), default=FAR) < self.turn.clock
+        return (self._drop_turn() if is_older else []) + self._subscribe(list(new))
 
     def _subscribe(self, blocks: list[int]) -> Out:
         """Ask every partition for what these blocks read; once, for its clock at least."""
@@ -369,13 +377,9 @@ class Worker:
     def _release(self, message: Release) -> Out:
         blocks = [block for block in message.blocks if block in self.own]
         turn = self.turn
+        out: Out = []
         if message.now and turn is not None and set(blocks) & set(turn.blocks):
-            out = self.helpee.cancel()
-            self.turn, self.extra, self._redone = None, self._foreign(), {}
-            self.helpee.pieces.clear()
-            turn = None
-        else:
-            out = []
+            out, turn = self._drop_turn(), None
         busy = set(turn.blocks) if turn else set()
         flying = {block for batch in self._batches.values() for block in batch.release}
         free = {block: self.own.pop(block) for block in blocks if block not in busy | flying}
@@ -383,8 +387,20 @@ class Worker:
         self._let_go.update(free)
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
         if again:
-            out.append((CONTROLLER, Released(clocks=again)))
+            out += self._say_released(again)
         return out + self._read_no_more()
+
+    def _drop_turn(self) -> Out:
+        """Give the present clock up: its blocks are done anew, here or by others."""
+        out = self.helpee.cancel()
+        self.turn, self.extra, self._redone = None, self._foreign(), {}
+        self.helpee.pieces.clear()
+        return out
+
+    def _say_released(self, clocks: dict[int, int]) -> Out:
+        """Say what is finished before what is released: what was passed on may come later."""
+        said: Out = [(CONTROLLER, finished) for finished in self._said]
+        return [*said, (CONTROLLER, Released(clocks=clocks))]
 
     def _read_no_more(self) -> Out:
         """Have no rows sent any more if there is nothing to do here."""
@@ -636,7 +652,13 @@ class Worker:
     def _send(self, batch: Batch) -> Out:
         stages = self._stages(batch)
         batch.waiting = set(stages)
-        out: Out = [(self.route[partition], stage) for partition, stage in stages.items()]
+        said = batch.then[-1][1]
+        if isinstance(said, Finished) and len({self.route[at] for at in stages}) == 1:
+            together, last = list(stages), max(stages)
+            for at, stage in stages.items():
+                finished = said if at == last else None
+                stages[at] = replace(stage, together=together, finished=finished)
+        out: Out = [(self.route[at], stages[at]) for at in sorted(stages)]
         return out if out else self._landed(batch)
 
     def _staged(self, message: Staged) -> Out:
@@ -644,12 +666,13 @@ class Worker:
         if batch is None:
             return []
         batch.waiting.discard(message.partition)
+        batch.passed |= message.passed
         return [] if batch.waiting else self._landed(batch)
 
     def _landed(self, batch: Batch) -> Out:
         del self._batches[batch.name]
         self._said += [said for _, said in batch.then if isinstance(said, Finished)]
-        out = batch.then
+        out: Out = [] if batch.passed and not batch.repeats else batch.then
         leaving = self._leaving & batch.release
         for other in self._batches.values():
             leaving -= other.release
@@ -659,8 +682,7 @@ class Worker:
             self._leaving -= leaving
             free = {block: self.own.pop(block) for block in sorted(leaving)}
             self._let_go.update(free)
-            out.append((CONTROLLER, Released(clocks=free)))
-            out += self._read_no_more()
+            out += self._say_released(free) + self._read_no_more()
         return out
 
 

@@ -6,23 +6,32 @@ import numpy as np
 import pytest
 
 from agent.paramserver import groups
-from agent.paramserver.api import Stop, even
+from agent.paramserver.api import Application, Stop, even
 from agent.paramserver.controller import Controller, Ledger, Plan, Resumed
 from agent.paramserver.help import Helpee, Helper, Settings, Tail
+from agent.paramserver.live.plan import KEPT
 from agent.paramserver.messages import (
+    CONTROLLER,
     Begun,
     Cancel,
     Done,
     DoThis,
     Finished,
     Fresh,
+    Grant,
     Join,
     Load,
     Loaded,
+    Passed,
     Progress,
+    Release,
+    Released,
+    Report,
     Roll,
     Section,
     Span,
+    Stage,
+    Staged,
 )
 from agent.paramserver.placement import (
     Drain,
@@ -33,6 +42,9 @@ from agent.paramserver.placement import (
     spread,
     stage_by_ratio,
 )
+from agent.paramserver.server import Server
+from agent.paramserver.tables import Table
+from agent.paramserver.worker import Bound, Worker
 
 GRAINS = 80
 
@@ -289,3 +301,91 @@ def test_the_time_of_a_job_goes_on_when_all_its_machines_were_gone():
     join("second", 1000.0)
     assert controller.begun_s == 1000.0
     assert controller.elapsed_s(1010.0) == 70.0
+
+
+class Plain(Application):
+    """Four items that change one row."""
+
+    tables = (Table("rows", 2, 1),)
+    items = 4
+    stop = Stop(clocks=9)
+
+    def process_range(self, lo, hi, params):
+        params.update("rows", [0, 1], np.ones((2, 1)))
+
+
+def test_a_block_of_an_older_clock_goes_before_the_present_one():
+    """Or none would end, if rows of the older clock are what the present one waits for."""
+    worker = Worker("a", Plain(), even(4, 2, 2), Bound(1), Settings(size=0), 1)
+    worker.handle("c", Roll(clock=0, owners=["s"], replicas=["s"], version=0, lost=[]), 0.0)
+    worker.handle("s", Fresh(partition=0, age=0, sections=[]), 0.0)
+    worker.handle("c", Grant(clocks={0: 2}), 0.0)
+    assert worker.next_run(0.0)[0].clock == 2
+    worker.handle("c", Grant(clocks={1: 1}), 0.0)
+    run, _ = worker.next_run(0.0)
+    assert (run.clock, run.span) == (1, Span(1, 0, 2))
+
+
+def finished(block=0):
+    return Finished(clock=0, done=[Done(Span(block, 0, 2), "a/1")])
+
+
+def stage(partition, **more):
+    rows = Section("rows", np.array([partition]), np.ones((1, 1)))
+    return Stage(partition=partition, batch="a/1", clock=0, sections=[rows], **more)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_server_passes_on_what_is_finished_only_when_it_has_all_of_the_batch(whole):
+    server = Server("s", {"rows": Plain.tables[0]}, 2, None)
+    owners = ["s", "s" if whole else "other"]
+    server.handle("c", Roll(clock=-1, owners=owners, replicas=owners, version=0, lost=[]))
+    first = server.handle("a", stage(0, together=[0, 1]))
+    assert first == [("a", Staged(partition=0, batch="a/1", waits=True))]
+    both = server.handle("a", stage(1, together=[0, 1], finished=finished()))
+    receipt = Staged(partition=1, batch="a/1", passed=True, waits=True)
+    told = (CONTROLLER, Passed(worker="a", finished=finished()))
+    assert both == ([told, ("a", receipt)] if whole else [])  # it has to come here first
+
+
+def test_what_is_passed_on_counts_after_its_server_has_left_and_once():
+    controller = Controller(Plan(even(4, 1, 2), Plain.stop, 1, 2, apart=True))
+    for name in (KEPT, "a"):
+        for to, order in controller.handle(
+            name, Join(reliable=name == KEPT, machine=name, allocation=name), 0.0
+        ):
+            if isinstance(order, Load):
+                controller.handle(to, Loaded(blocks=order.blocks), 0.0)
+    passed = Passed(worker="a", finished=finished())
+    for sender in ("gone", "gone"):
+        controller.handle(sender, passed, 0.0)
+    controller.handle("a", finished(), 0.0)
+    assert controller.ledger.closed == 0
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_worker_says_what_nobody_has_passed_on(passed):
+    """It also says it again to a controller that was away, and before it releases the block."""
+    said = {}
+    for case in ("usual", "report", "release"):
+        worker = Worker("a", Plain(), even(4, 1, 2), Bound(0), Settings(size=0), 2)
+        blocks = {"owners": ["s", "s"], "replicas": ["s", "s"], "blocks": [0]}
+        worker.handle("c", Roll(clock=-1, version=0, lost=[], **blocks), 0.0)
+        for at in (0, 1):
+            rows = Section("rows", np.array([at]), np.zeros((1, 1)))
+            worker.handle("s", Fresh(partition=at, age=-1, sections=[rows]), 0.0)
+        stages = []
+        while (run := worker.next_run(0.0)[0]) is not None:
+            stages += worker.finish(run, 1, 0.0, 0.0)
+        assert [to for to, _ in stages] == ["s", "s"]
+        assert stages[-1][1].finished.clock == 0
+        if case == "report":
+            worker.handle("c", Report(), 0.0)
+        if case == "release":
+            worker.handle("c", Release(blocks=[0]), 0.0)
+        batch = stages[0][1].batch
+        assert worker.handle("s", Staged(partition=0, batch=batch), 0.0) == []
+        out = worker.handle("s", Staged(partition=1, batch=batch, passed=passed), 0.0)
+        said[case] = [type(one) for to, one in out if to == CONTROLLER]
+    own = [] if passed else [Finished]
+    assert said == {"usual": own, "report": [Finished], "release": [*own, Finished, Released]}

@@ -8,8 +8,8 @@ import pytest
 
 from agent.net.front import Front
 from agent.net.handshake import Door
-from agent.paramserver.live.post import SLOTS, Post
-from agent.paramserver.messages import Beat, Committed, Push, Section
+from agent.paramserver.live.post import SLOTS, Letters, Post, Reading
+from agent.paramserver.messages import Beat, Committed, Push, Section, Staged
 from agent.transport.segment import SLOT_BYTES
 
 SECRET = "secret"
@@ -134,3 +134,22 @@ def test_commits_that_nothing_goes_with_are_said_now_and_then_by_the_newest():
     finally:
         mine.close()
         theirs.close()
+
+
+def test_a_receipt_in_no_hurry_goes_with_what_is_said_next():
+    letters, frames = Letters("mine"), []
+    letters.routes["theirs"] = lambda part, pieces: frames.append((part, pieces))
+    letters.send("theirs", Staged(partition=0, batch="a", waits=True))
+    letters.send("theirs", Committed(clock=0))
+    letters.flush()
+    assert frames == []
+    letters.send("theirs", Staged(partition=0, batch="b", waits=True))
+    letters.send("theirs", Committed(clock=1))
+    letters.send("theirs", Beat())
+    letters.flush()
+    ((part, _),) = frames
+    theirs = Letters("theirs")
+    theirs.open("mine", Reading(), part, memoryview(b""))
+    said = [theirs.inbox.get_nowait()[1] for _ in range(theirs.inbox.qsize())]
+    assert [getattr(one, "batch", None) for one in said] == ["a", None, "b", None]
+    assert said[1:] == [Committed(clock=1), said[2], Beat()]

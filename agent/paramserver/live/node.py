@@ -55,11 +55,10 @@ class Node:
             self.turned_s = time.monotonic()
             run, out = worker.next_run(time.time())
             self._say(self.member.marked(out))
-            if out:
-                self.post.flush()
             if run is None:
                 self._read(LOOK_S)
             else:
+                self.post.flush()
                 begun_s = time.monotonic()
                 grains = 1 if worker.application.grainwise or self._grain_s else GRAINS
                 grains = min(grains, run.span.last - run.span.first)
@@ -72,15 +71,12 @@ class Node:
 
     def _read(self, wait_s: float) -> None:
         """Take all that has come, and answer it at once; wait a little if nothing has."""
-        while not self.over:
-            came = self.post.take()
-            if came is None:
-                self.post.flush()
-                if not wait_s or (came := self._wait(wait_s)) is None:
-                    return
-            sender, message = came
-            wait_s = 0.0
-            self._take(sender, message)
+        self.post.flush()
+        came = self._wait(wait_s) if wait_s else self.post.take()
+        while came is not None:
+            self._take(*came)
+            came = None if self.over else self.post.take()
+        self.post.flush()
 
     def _wait(self, wait_s: float) -> tuple[str, Message | None] | None:
         return self.post.take(wait_s)

@@ -8,6 +8,7 @@ transport that sums of gradients use, and the message says where to expect them.
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import select
@@ -38,6 +39,7 @@ DIAL_S = 8.0  # the time in which a dialled process must answer
 DIAL_WAIT_S = 0.05
 ROOM_MS = 200
 SLOTS = 48  # of memory for rows that others read; they hold some until a clock is closed
+PATIENCE_S = 0.1  # of what is in no hurry
 COMMITS_MAX = 64  # that wait for something to go with
 FREED_MAX = 4  # of these, until they are said without anything else
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
@@ -89,7 +91,7 @@ class Letter(NamedTuple):
 
 
 class Writing:
-    """A frame that is being put together; `waits` while nothing in it is urgent.
+    """A frame that is being put together; it may wait a little while nothing in it is urgent.
 
     A commit is one of all clocks before it, too, so only the newest waits, and not for ever: who
     has nothing else to hear keeps what it has said until then.
@@ -99,15 +101,25 @@ class Writing:
         self.entries: list[Entry] = []
         self.pieces: list[memoryview] = []
         self.waits = True
+        self._until_s = time.monotonic() + PATIENCE_S
+        self._commit: int | None = None  # which of the entries is the newest one
         self._commits = 0
 
-    def add(self, entry: Entry, pieces: list[memoryview], *, is_commit: bool) -> None:
-        if is_commit and self.waits:
+    def add(self, message: Message, entry: Entry, pieces: list[memoryview]) -> None:
+        if isinstance(message, messages.Committed):
             self._commits += 1
-            self.entries.clear()
-        self.waits &= is_commit and self._commits < COMMITS_MAX
+            self.waits &= self._commits < COMMITS_MAX
+            if self._commit is not None:
+                self.entries[self._commit] = entry
+                return
+            self._commit = len(self.entries)
+        else:
+            self.waits &= getattr(message, "waits", False)
         self.entries.append(entry)
         self.pieces += pieces
+
+    def is_due(self, now_s: float) -> bool:
+        return not self.waits or now_s >= self._until_s
 
 
 def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
@@ -125,7 +137,7 @@ def _encoded(message: Message) -> tuple[bytes, list[memoryview]]:
         pieces.append(array.reshape(-1).view(np.uint8).data)
         return place
 
-    return msgspec.msgpack.Encoder(enc_hook=hook).encode(message), pieces
+    return msgspec.msgpack.encode(message, enc_hook=hook), pieces
 
 
 class Reading:
@@ -148,7 +160,7 @@ class Reading:
 
     def _array(self, kind: type, value: Any) -> Any:  # noqa: ARG002 - there are arrays only
         dtype, shape, at = value
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         return np.frombuffer(self._rows, np.dtype(dtype), count, at).reshape(shape)
 
 
@@ -265,18 +277,19 @@ class Letters:
             apart = self._apart(target, pieces) if size >= BLOCK_BYTES else None
             block, there = apart or (0, None)
             entry, inside = Entry(meta, size, block, there), pieces if apart is None else []
-            writing.add(entry, inside, is_commit=isinstance(message, messages.Committed))
+            writing.add(message, entry, inside)
 
-    def flush(self, idle: bool = False) -> None:
+    def flush(self) -> None:
         """Send what has been said since the last time.
 
-        That a clock is committed only saves memory, so it waits for something to go with, or
-        until we are `idle`.
+        That a clock is committed only saves memory, and a receipt may be of no hurry: these wait a
+        little for something to go with.
         """
         with self._lock:
             if not self._writing:
                 return
-            due = {to: one for to, one in self._writing.items() if idle or not one.waits}
+            now_s = time.monotonic()
+            due = {to: one for to, one in self._writing.items() if one.is_due(now_s)}
             for target, writing in due.items():
                 del self._writing[target]
                 route = self._route(target)
@@ -437,12 +450,12 @@ class Post(Letters):
         self._flows.push(target, _slot(block), pieces)
         return block, None
 
-    def flush(self, idle: bool = False) -> None:
+    def flush(self) -> None:
         for name, freed in list(self._freed.items()):
             if len(freed) >= FREED_MAX and self._knows(name):  # who has nothing to say says this
                 with self._lock:
                     self._writing.setdefault(name, Writing()).waits = False
-        super().flush(idle)
+        super().flush()
 
     def learn(self, addresses: dict[str, str]) -> None:
         with self._lock:
@@ -582,11 +595,12 @@ class Post(Letters):
             inlet.connection.close()
 
     def _read_from(self, inlet: Inlet) -> None:
-        # To the last, because what was read ahead wakes nobody.
         while (frame := inlet.connection.receive_some()) is not None:
             part, payload = frame
             if isinstance(part, Part):
                 self._open(inlet, inlet.reading.letter(part.extra), payload)
+            if not inlet.connection.has_early:
+                return
 
     def _open(self, inlet: Inlet, letter: Letter, payload: memoryview) -> None:
         self._hear_of_memory(inlet.name, letter)
