@@ -15,6 +15,7 @@ import torch
 
 from agent.checks.arguments import scaler_of
 from agent.checks.form import Form
+from agent.checks.own_values import OwnValues
 from agent.checks.registry import Registered
 from agent.errors import Misuse, StateError
 from agent.pipeline.deferred.initial_values import Unborn
@@ -82,6 +83,7 @@ class Replica:
         }
         self.models, self.state = registered.models, registered.state
         self.groups = registered.groups
+        self.own_values = OwnValues(registered.objects, registered.models)
         self.seed, self.deterministic = seed, deterministic
         self.helps = stragglers == "flexrr"
         """Whether workers that are done compute microbatches of a worker that is late."""

@@ -23,6 +23,10 @@ class Variables:
                 'Variables(globals(), "best_loss")'
             )
 
+    def carries(self, thing: object, name: str) -> bool:
+        """Return whether this attribute of the object is one of those."""
+        return name in self._names and self._owner is vars(thing)
+
     def check(self, step: int) -> None:
         """Refuse a name that has no value after a step, and a value that cannot be saved."""
         for name in self._names:

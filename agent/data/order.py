@@ -10,7 +10,9 @@ If 0 < r < M the last batch could not fill its microbatches, so the last two bat
 r samples evenly. Then no microbatch is empty, none is larger than usual, and S stays the same.
 """
 
+import functools
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -32,7 +34,19 @@ def number(seed: int, *words: object) -> int:
 def split(count: int, parts: int) -> list[int]:
     """Return the bounds of `parts` pieces of `count` things, as even as can be."""
     least, more = divmod(count, parts)
+    if more and least:
+        say_unlike(parts)
     return [i * least + min(i, more) for i in range(parts + 1)]
+
+
+@functools.cache
+def say_unlike(parts: int) -> None:
+    """Say once that the mean over microbatches is not that over samples."""
+    sys.stderr.write(
+        f"Session: a batch that {parts} does not divide makes {parts} microbatches which differ by a sample and count alike in "
+        f"the mean: for the mean over samples, as without microbatches, take batch sizes that {parts} divides, and "
+        "drop_last=True\n"
+    )
 
 
 def tail(batch_size: int, rest: int, microbatches: int) -> tuple[int, int]:

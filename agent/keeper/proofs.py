@@ -428,6 +428,8 @@ class _Judge:
                 # It may have arisen in one of the steps before.
                 where = f"by {where}"
             why = {SESSION_STATE: BEHIND_STATE, REST: BEHIND_REST}.get(name, BEHIND)
+            if reached.aside:
+                why = f"{why}. {ASIDE.format(', '.join(reached.aside))}"
         return f"{where}: {what} {self._than(fact)}. {why}"
 
 
@@ -452,6 +454,10 @@ BEFORE = (
 BEHIND = (
     "What the script does behind session.backward(...) is done on the leader alone, or goes by something that a worker which "
     "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...)"
+)
+ASIDE = (
+    "Attributes that have changed, and that the object's state_dict may leave out, are {}: Variables(object, "
+    '"attribute"), given to Session(...) as well, keeps one'
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "

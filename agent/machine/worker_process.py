@@ -10,6 +10,7 @@ that is no longer wanted ends at once.
 import argparse
 import logging
 import os
+import re
 import runpy
 import sys
 import threading
@@ -48,6 +49,10 @@ DETAIL_CHARS_MAX = 60_000
 LATE = (
     "a worker that joins in a later epoch, or in a later loop, runs the code at its start, or between the loops, without "
     "the steps before it: what that code needs of them belongs into session.state, or has a value before the loop"
+)
+UNSET = (
+    "this worker came in a later step, and has no {0}: what an earlier step or epoch sets belongs into "
+    'session.state["{0}"], or is set before the loop'
 )
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
@@ -299,6 +304,10 @@ def _of_script(error: BaseException, group: Group) -> Failed:
         return Failed(kind="refused", detail=f"{said}\n{cause}")
     if _comes_in():
         return Failed(kind="refused", detail=f"{said}\n{LATE}")
+    if isinstance(error, NameError) and any(each.replica.loaded for each in session.made()):
+        # One of a function's variable has no `name`.
+        name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
+        return Failed(kind="refused", detail=f"{said}\n{UNSET.format(name)}")
     if line := missing_file.hint(error, group.output.in_use):
         said = f"{said}\n{line}"
     if isinstance(error, torch.OutOfMemoryError):

@@ -104,9 +104,11 @@ class Evidence:
         """Note the state that the script's step begins with, and tell it."""
         replica = self._replica
         version, step, state = replica.version, replica.step, replica.collected()
+        aside = replica.own_values.changed()
 
         def look() -> None:
-            self._reached = self._samples.reached(version, step, state, whole=whole)
+            reached = self._samples.reached(version, step, state, whole=whole)
+            self._reached = msgspec.structs.replace(reached, aside=aside)
             told(self._reached)
 
         self._do(look)

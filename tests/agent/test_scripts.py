@@ -568,6 +568,37 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
     assert hold.with_name(f"4.{crew.pids[newcomer]}").exists()
 
 
+SETS = """
+import pathlib, sys
+hold = pathlib.Path(sys.argv[1])
+def main():
+    <global>
+    for step in session.steps(1000000):
+        if step == 0: length = 4
+        session.backward(lambda b: model(b).square().mean(), [x, x])
+        optimizer.step()
+        if not hold.exists(): print(length)
+main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["variable of a function", "global"])
+def test_a_name_that_an_earlier_step_has_set_is_missing_by_name(crew: Crew, kind: str) -> None:
+    """The traceback alone would speak of a line that is right on the worker that was there from the beginning."""
+    hold = crew.folder / "hold"
+    hold.touch()
+    sets = SETS.replace("<global>", "global length" if kind == "global" else "pass")
+    crew.begin(1, START + sets, str(hold))
+    crew.reach(4)
+    (newcomer,) = crew.start(1)
+    until("the newcomer", lambda: newcomer in crew.ready)
+    hold.unlink()
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert (report.worker, report.kind) == (newcomer, "refused")
+    assert "Error: " in report.detail
+    assert 'session.state["length"]' in report.detail.splitlines()[-1]
+
+
 def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     """A newcomer that takes the state in the middle of a step does not take half a step with it."""
     made = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)\nsession = "

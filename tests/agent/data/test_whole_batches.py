@@ -9,6 +9,7 @@ import torch
 from samples import Drawn, Owner, Read
 from torch.utils.data import TensorDataset
 
+from agent.data import order
 from agent.data.batch import Pieces, cut, supervised
 from agent.data.data import Data
 from agent.errors import Misuse
@@ -21,6 +22,26 @@ def test_pieces_of_a_batch_lie_along_one_dimension() -> None:
     assert torch.equal(torch.cat([piece[0] for piece in pieces], 1), x)
     assert torch.equal(torch.cat([piece[1]["h"][0] for piece in pieces], 1), h[0])
     assert all(piece[2:] == (3, 0.5) for piece in pieces)
+
+
+def test_that_unlike_microbatches_count_alike_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Their mean is not the mean over the samples, which a script without microbatches trains on."""
+    order.say_unlike.cache_clear()
+    rows = torch.ones(6, 1)
+    assert [len(piece) for piece in Pieces(rows, 0, 3)] == [2, 2, 2]
+    assert not capsys.readouterr().err
+    data = Data(Owner(), TensorDataset(rows), batch_size=4, microbatches=2)
+    assert [len(one[0]) for step in (0, 1) for one in data.at(step)] == [2, 2, 1, 1]
+    assert not capsys.readouterr().err
+    for _ in range(2):
+        assert [len(piece) for piece in Pieces(rows[1:], 0, 3)] == [2, 2, 1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a batch that 3 does not divide makes 3 microbatches which differ by a sample" in line
+    data = Data(Owner(), TensorDataset(rows), batch_size=5, microbatches=2, drop_last=True)
+    assert [len(one[0]) for one in data.at(0)] == [3, 2]
+    assert "a batch that 2 does not divide" in capsys.readouterr().err
 
 
 class Encoding(UserDict[str, Any]):

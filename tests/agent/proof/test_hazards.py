@@ -99,6 +99,40 @@ def test_what_a_script_keeps_is_named(
     assert newcomer not in crew.ready
 
 
+OWN = """
+class Own(torch.nn.Sequential):
+    calls = 0
+class Plain(torch.optim.SGD):
+    def step(self):
+        self.seen = getattr(self, "seen", 0) + 1
+        super().step()
+model = Own(*hidden, torch.nn.Linear(8, 1))
+optimizer = Plain(model.parameters(), lr=0.1)
+session = Session(model, optimizer, GIVEN microbatches=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("", "are Own.calls, Plain.seen:"), ('Variables(model, "calls"),', "are Plain.seen:")],
+)
+def test_a_count_that_a_class_of_the_script_keeps_is_named(
+    crew: Crew, tmp_path: Path, given: str, named: str
+) -> None:
+    """The object is given to the session; its `state_dict` leaves the count out."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    line = "model.calls += 1; optimizer.param_groups[0]['lr'] = 0.1 / (model.calls + mine)"
+    text = script(STATE=line).replace("import Session", "import Session, Variables")
+    begin, end = text.index("model = "), text.index("hold, mine")
+    text = text[:begin] + OWN.replace("GIVEN", given) + text[end:]
+    crew.begin(1, text, str(hold), str(tmp_path / "out.pt"))
+    crew.reach(6)
+    crew.start(1)
+    (failed,) = until("the refusal", lambda: crew.of(WorkerFailed))
+    assert named in failed.detail and "\n" not in failed.detail
+
+
 @pytest.mark.parametrize("step", [38, 39])
 def test_what_shows_late_is_named(crew: Crew, tmp_path: Path, step: int) -> None:
     """In the last step, too: no step behind it compares what workers have come to."""
