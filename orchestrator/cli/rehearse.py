@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.rehearsal.scenes import Scene, SceneVerdict
 
 STEPS, STEPS_MIN = 10, 8
+TAIL_S = 30.0  # a long test of the model after the loop would be repeated in three scenes
 NAME_WIDTH = 36
 TRACEBACK_LINES = 60
 NOT_TRIED = (
@@ -92,6 +93,7 @@ def _play(
         argv=argv,
         nan=job.nan,
         stop_at=steps,
+        tail_s=TAIL_S,
         output_files=job.output_files,
         output_bytes=job.output_bytes,
     )
