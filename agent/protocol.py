@@ -225,7 +225,7 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     version: Count
     layers: tuple[Digest, ...]
     machine: Name = ""
-    aside: tuple[str, ...] = ()
+    aside: tuple[Name, ...] = ()
 
 
 class Prepared(Message, frozen=True, kw_only=True):
