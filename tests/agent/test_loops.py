@@ -1,6 +1,7 @@
 """Loops of a script that come one after the other."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -104,20 +105,24 @@ def test_a_job_that_stops_in_its_first_loop_has_no_step_of_the_second(
 
 
 def test_an_epoch_that_a_rehearsal_cuts_short_ends_as_the_script_ends_it(
-    by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    by_hand: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Most scripts log, save and validate there."""
-    monkeypatch.setattr("agent.world.Alone.stop_at", 2)
+    """Most scripts log, save and validate there; here the job ends after a step of the third epoch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agent.world.Alone.stop_at", 9)
     by_hand(
-        START.format(steps=4)
-        + "for epoch in session.epochs(1, a):\n"
+        START.format(steps=12)
+        + "ends = []\n"
+        + "for epoch in session.epochs(3, a):\n"
         + "    for (x,) in a: train(x)\n"
         + "    session.log(epoch=epoch)\n"
         + "    session.state['best'] = 1.0\n"
         + "    session.save('best.pt')\n"
+        + "    ends.append(len(seen))\n"
         + "session.log(final=1.0)\n"
-        + "assert seen == [0, 1], seen\n"
+        + "assert ends == [4, 8, 9], ends\n"
     )
+    assert (tmp_path / "output" / "best.pt").exists()
 
 
 def test_a_rehearsal_comes_to_the_end_of_an_epoch(
