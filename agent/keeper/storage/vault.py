@@ -178,11 +178,11 @@ class Vault:
             self._ahead.clear()
         self._ahead.append(logged)
         if sharded:  # commits do not wait for a state, so sums without one would have no bound
-            self._ahead = [one for one in self._ahead if self._comes_with(one.step)]
+            self._ahead = [one for one in self._ahead if self._proves(one.step, self._coming)]
 
-    def _comes_with(self, step: int) -> bool:
-        """Whether a state is on its way that this sum is a part of the proof of."""
-        return any(first <= step < first + self.proofs.phases for first in self._coming)
+    def _proves(self, step: int, versions: Iterable[int]) -> bool:
+        """Whether this sum is a part of the proof of one of these states."""
+        return any(first <= step < first + self.proofs.phases for first in versions)
 
     @property
     def _coming(self) -> list[int]:
@@ -292,7 +292,7 @@ class Vault:
         begun, newest = self._coming, self._newest
         if newest is not None and not newest.provable and newest.reached >= version:
             begun.append(newest.backup.version)
-        return any(first <= version < first + self.proofs.phases for first in begun)
+        return self._proves(version, begun)
 
     @property
     def adrift(self) -> bool:
