@@ -44,6 +44,7 @@ from agent.errors import Misuse
 from agent.loop import Loop
 from agent.output.save import save
 from agent.pipeline.deferred.initial_values import Unborn
+from agent.pipeline.tracing.recording.compiled import compile_each_shape
 from agent.profile import Stragglers, SumFormat
 from agent.replica import Replica
 from agent.sharded import scaling
@@ -127,6 +128,8 @@ class Session:
         # The number of threads that share an operation affects its rounding, so it is fixed for
         # all.
         torch.set_num_threads(threads)
+        if deterministic:
+            compile_each_shape()
         found = registered(objects, unfreezes=unfreezes)
         check_modules(found.models, built=not _unborn)
         check_unborn(_unborn, found.models, objects)

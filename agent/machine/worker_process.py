@@ -22,6 +22,7 @@ from typing import Literal, NoReturn
 
 import msgspec
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from agent import session
 from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
@@ -34,6 +35,7 @@ from agent.output import missing_file
 from agent.output.files import Bounds
 from agent.output.folder import Output
 from agent.output.strays import Strays
+from agent.pipeline.tracing.recording import compiled
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 from agent.sharded import refusals
@@ -63,6 +65,11 @@ FULL = (
     "The device has no memory left for this step. Beside weights and optimizer it holds the gradients of a microbatch and "
     "{:g} times their size in sums: take smaller microbatches or machines with larger devices; deterministic=False holds "
     'one sum, and exchange="bfloat16" halves each'
+)
+# Torch says only that its limit is hit.
+COMPILED = (
+    "torch.compile has compiled this code {} times, each time for another shape or number. A job compiles each by itself, "
+    "because all workers have to round alike: give torch.compile dynamic=True, pad to a few lengths, or leave it out"
 )
 
 END = os._exit
@@ -313,6 +320,8 @@ def _of_script(error: BaseException, group: Group) -> Failed:
     if isinstance(error, torch.OutOfMemoryError):
         held = next((each.replica.sums_held for each in session.made()), 1.0)
         said = f"{said}\n{FULL.format(held)}"
+    if isinstance(error, FailOnRecompileLimitHit):
+        return Failed(kind="refused", detail=f"{said}\n{COMPILED.format(compiled.SHAPES_MAX)}")
     return Failed(kind="exception", detail=said)
 
 

@@ -75,6 +75,24 @@ def test_a_script_that_raises(crew: Crew) -> None:
     assert crew.of(WorkerLost) == []
 
 
+def test_code_that_is_compiled_for_too_many_shapes_is_refused_with_what_to_do(crew: Crew) -> None:
+    script = START + textwrap.dedent(
+        """
+        double = torch.compile(lambda x: x * 2, backend="eager")
+        def loss_of(x):
+            for length in range(2, 80):
+                double(torch.ones(length))
+            return model(x).sum()
+        for step in session.steps(3):
+            session.backward(loss_of, [x, x])
+        """
+    )
+    report = failed(crew, script)
+    assert report.kind == "refused"
+    assert 'File "train.py"' in report.detail
+    assert "dynamic=True" in report.detail.splitlines()[-1]
+
+
 def test_a_failure_says_its_step_as_the_loop_counts(crew: Crew) -> None:
     """Behind its commit it is still the step that the script is in; outside of the loop there is none."""
     report = failed(crew, START + STEP.replace("steps(4)", "steps(9)") + "    assert step < 7\n")

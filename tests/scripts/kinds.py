@@ -30,6 +30,7 @@ KINDS = {
     "actor_critic": Kind(None, DRAWS),
     "bf16": Kind(),
     "char_gpt": Kind(),
+    "compiled": Kind(),
     "conv_vae": Kind(None, DRAWS),
     "dcgan": Kind(None, DRAWS),
     "ddp": Kind(),

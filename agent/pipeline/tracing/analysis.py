@@ -31,9 +31,11 @@ from torch.utils import _pytree as pytree
 from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.loss_scale import Scaling
+from agent.pipeline.tracing.recording.compiled import compiled_refused
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.frozen_modules import Guest
-from agent.pipeline.tracing.recording.trace import Kept, attributes_kept, where
+from agent.pipeline.tracing.recording.places import where
+from agent.pipeline.tracing.recording.trace import Kept, attributes_kept
 from agent.source.tracebacks import is_torchs
 from agent.tensors.absent import computable
 from agent.tensors.device import PythonStreams, device_of, stream_kept, stream_state
@@ -131,7 +133,13 @@ def _looked(
     with attributes_kept(graph):
         look = _Look(graph)
         try:
-            with stream_kept(device_of(graph)), how, autocast_nodes.kept(), computable(graph):
+            with (
+                compiled_refused(),
+                stream_kept(device_of(graph)),
+                how,
+                autocast_nodes.kept(),
+                computable(graph),
+            ):
                 out = look.run(*example)
         finally:
             written = frozenset(

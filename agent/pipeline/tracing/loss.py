@@ -39,6 +39,7 @@ from agent.pipeline.tracing.graphs import (
     same_graphs,
 )
 from agent.pipeline.tracing.recording import constants, frozen_modules
+from agent.pipeline.tracing.recording.compiled import CallsCompiled
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import LossOf, Returned, called
 from agent.pipeline.tracing.recording.trace import (
@@ -138,6 +139,8 @@ class _Loss:
         """
         try:
             graph, facts, loss = self._looked(told, fixed=False)
+        except CallsCompiled:
+            raise
         except CannotRecord as error:
             # What fails here also fails in the training step, and is reported there with its own
             # traceback.

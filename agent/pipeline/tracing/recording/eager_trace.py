@@ -17,12 +17,10 @@ function returns beside its loss.
 
 import inspect
 import operator
-import traceback
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,12 +36,10 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.tracing.recording import frozen_modules
 from agent.pipeline.tracing.recording.constants import CONSTANT
 from agent.pipeline.tracing.recording.module_names import written
-from agent.source.tracebacks import shown
+from agent.pipeline.tracing.recording.places import asking
 from agent.tensors.device import device_of, stream_state
 from agent.tensors.unchanged import memory_of, version_of
 
-LIBRARY = str(Path(torch.__file__).parent)
-HERE = str(Path(__file__).parents[2])
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
 WORDS = (torch.memory_format, torch.layout)
 
@@ -321,7 +317,7 @@ class Witness(TorchFunctionMode):
         made = self._input.create_node(
             op, target, *fx.node.map_arg(given, self._inputs.__getitem__)
         )
-        self._asked.append((made, _place(), answer))
+        self._asked.append((made, asking(), answer))
 
     def _count(self, node: fx.Node, name: str, by: torch.Tensor, out: Any) -> None:
         """Note which values decide the size of `out`, for the case that code reads the size."""
@@ -341,7 +337,7 @@ class Witness(TorchFunctionMode):
                     raise TraceError("it looks at values that are computed")
                 if told[0] not in self._told:
                     self._told.add(told[0])
-                    self._asked.append((told[0], _place(), told[1]))
+                    self._asked.append((told[0], asking(), told[1]))
 
     # --- modules, and functions with their own backward --------------------------------------------
 
@@ -771,12 +767,3 @@ def _applied(cls: Any) -> Callable[..., Any]:
         f"applied.{cls.__module__}",
     )
     return applied
-
-
-def _place() -> str:
-    """Return the line that asks; its path begins at the folder of its library."""
-    stack = traceback.extract_stack()
-    frames = [frame for frame in stack if not frame.filename.startswith((LIBRARY, HERE, "<"))]
-    if not frames:
-        return "the model"
-    return f"{shown(frames[-1].filename).split('-packages/')[-1]}:{frames[-1].lineno}"

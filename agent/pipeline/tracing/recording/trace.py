@@ -11,7 +11,6 @@ on a real microbatch: see `witness`. If that does not help either, the error nam
 """
 
 import random
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -28,9 +27,8 @@ from agent.pipeline.autocast_nodes import Switches
 from agent.pipeline.flatten import cloned
 from agent.pipeline.loss_scale import Scaler, Scaling
 from agent.pipeline.tracing.recording import frozen_modules
+from agent.pipeline.tracing.recording.compiled import compiled_refused
 from agent.pipeline.tracing.recording.eager_trace import (
-    HERE,
-    LIBRARY,
     Derived,
     Unswitched,
     Witness,
@@ -45,7 +43,8 @@ from agent.pipeline.tracing.recording.eager_trace import (
 )
 from agent.pipeline.tracing.recording.loss_value import called
 from agent.pipeline.tracing.recording.module_names import written
-from agent.source.tracebacks import overheard_by, shown
+from agent.pipeline.tracing.recording.places import where
+from agent.source.tracebacks import overheard_by
 from agent.tensors.device import PythonStreams, device_of, stream_kept, stream_state
 
 LossOf = Callable[..., Any]  # takes the model and the parts of a microbatch
@@ -148,7 +147,7 @@ def _on_placeholders(
 ) -> fx.GraphModule:
     tracer = _Tracer(kept, device_of(whole), Derived([*whole.parameters(), *whole.buffers()]))
     try:
-        with tracer.switches.watching(), tracer.derived:
+        with tracer.switches.watching(), tracer.derived, compiled_refused():
             graph = written(whole, tracer.trace(whole, {"batch": len(example)}))
     except CannotRecord:
         raise
@@ -180,7 +179,7 @@ def _witnessed(
 ) -> fx.GraphModule:
     before = PythonStreams()
     try:
-        with buffers_kept(whole), witness.switches.watching():
+        with buffers_kept(whole), witness.switches.watching(), compiled_refused():
             graph, looks = witness.trace(cloned(example))
         _refuse_frozen(before)
     except (Misuse, CannotRecord):
@@ -526,18 +525,6 @@ def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
         yield
     finally:
         del _SingleLevelFunction.apply  # type: ignore[attr-defined]
-
-
-def where(error: BaseException) -> str:
-    """Return the last line of the person's own code that an error came through."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((LIBRARY, HERE, "<"))
-    ]
-    if not frames:
-        return "the model"
-    return f"{shown(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
 
 
 def _short(error: BaseException) -> str:
