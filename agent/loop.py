@@ -5,6 +5,7 @@ one_step   the script's body of one step
 backward   a phase in it: see `agent.step`
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,12 +91,14 @@ class Loop:
             )
         self._first, self._turns, self._length = self._turns, self._turns + count, 0
         self._close_data()  # of the loop before; what goes on is fetched ahead again
+        self.replica.own_values.begin_loop(sys._getframe())
 
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do."""
         self.begin(total)
         while self.arrive():
             yield from self._one_step()
+        self.replica.own_values.end_loop()
 
     def epochs(self, count: int, length: int) -> Iterator[int]:
         """Go through the epochs that are still to do, each of `length` steps."""
@@ -121,6 +124,7 @@ class Loop:
                     "go through all of it, or leave the loop over session.epochs(...) as well; for an epoch of n samples, "
                     "session.data(..., order=lambda epoch: range(n))"
                 )
+        self.replica.own_values.end_loop()
 
     def _cut(self, count: int, length: int) -> int:
         """Shorten the epochs of a rehearsal, so that it tries what a script does at their ends."""

@@ -383,11 +383,14 @@ class TablesServed(Report, frozen=True, kw_only=True):
 
 
 class JobCompleted(Report, frozen=True, kw_only=True):
+    """The job has come to its end. `aside` names what its script kept for itself and changed."""
+
     job: Name
     step: Count
     loss: Finite | None
     weights_sha: Name
     export_uri: Text
+    aside: tuple[Name, ...] = ()
 
 
 AnyReport = (

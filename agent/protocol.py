@@ -219,7 +219,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a version at which a script's step begins, in the layers looked at there.
 
-    `aside` names some values that the script's classes keep beside it, and that have changed here.
+    `aside` names some values that the script keeps beside it, and that have changed here.
     """
 
     version: Count

@@ -1,46 +1,102 @@
-"""The numbers and texts that classes of a script keep in modules and optimizers.
+"""The numbers, texts and collections that a script keeps for itself.
 
-A module and an optimizer travel as their `state_dict` says, so a count that a class of the script
-keeps beside it begins anew on a worker that joins. Such a worker tells those that have changed on it.
+What travels is what `Session` is given. A count in a variable, or one that a class of the script
+keeps beside its `state_dict`, begins anew on a worker that joins. Where such a worker comes to
+something else, it is said which of them have changed, because one of them is the usual cause.
 """
 
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
 
 import torch
 
 from agent.checks.variables import Variables
-from agent.source.tracebacks import is_own_class
+from agent.source.tracebacks import is_library, is_own_class
 from agent.tensors.layer_names import Models, named_modules
 from agent.tensors.shards import Stateful
 
-TOLD_MAX = 4
+TOLD_MAX, CHARS_MAX = 6, 60
 TRAVELS = ("training",)
+PLAIN = frozenset((bool, int, float, str))
+COLLECTIONS = frozenset((list, dict, set, deque, defaultdict, OrderedDict, Counter))
+Space = Mapping[str, Any]
 
 
 class OwnValues:
-    """The values of the registered objects, as they were when the session was made."""
+    """The values beside what travels, as they were when the session or the loop began."""
 
     def __init__(self, objects: Mapping[str, Stateful], models: Models) -> None:
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         things = [*named_modules(models).values(), *optimizers]
-        self._things = [thing for thing in things if is_own_class(type(thing))]
         self._carried = [one for one in objects.values() if isinstance(one, Variables)]
-        self._begun = [self._of(thing) for thing in self._things]
+        self._objects = [
+            (type(thing).__name__, thing, self._of(vars(thing)))
+            for thing in things
+            if is_own_class(type(thing))
+        ]
+        self._loop: FrameType | None = None
+        self._variables: dict[str, object] = {}
+        # Of classes of the script, by the names of their variables.
+        self._kept: list[tuple[str, object, dict[str, object]]] = []
+
+    def begin_loop(self, frame: FrameType | None) -> None:
+        """Note the variables of the code that has the script's loop."""
+        while frame is not None and is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return
+        self._loop, spaces = frame, _spaces(frame)
+        self._variables = {
+            name: value for space in spaces for name, value in self._of(space).items()
+        }
+        self._kept = [
+            (name, thing, self._of(vars(thing)))
+            for space in spaces
+            for name, thing in [*space.items()]
+            if is_own_class(type(thing))
+            and hasattr(thing, "__dict__")
+            and not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        ]
+
+    def end_loop(self) -> None:
+        self._loop, self._variables, self._kept = None, {}, []
 
     def changed(self) -> tuple[str, ...]:
-        """Name some of those that have changed since, by class and attribute."""
-        found = dict[str, None]()
-        for thing, begun in zip(self._things, self._begun, strict=True):
-            for key, value in self._of(thing).items():
-                if key not in begun or value != begun[key]:
-                    found[f"{type(thing).__name__}.{key}"] = None
-        return (*found,)[:TOLD_MAX]
+        """Name some of those that have changed since: variables, and attributes with their owner."""
+        return tuple(dict.fromkeys(each[:CHARS_MAX] for each in self._changed()))[:TOLD_MAX]
 
-    def _of(self, thing: object) -> dict[str, object]:
+    def _changed(self) -> Iterator[str]:
+        for name, thing, begun in (*self._objects, *self._kept):
+            for key, value in self._of(vars(thing)).items():
+                if key not in begun or value != begun[key]:
+                    yield f"{name}.{key}"
+        for space in () if self._loop is None else _spaces(self._loop):
+            # One that the loop makes anew in each step was not there when it began.
+            for key, value in self._variables.items():
+                if key in space and _plain(space[key]) not in (None, value):
+                    yield key
+
+    def _of(self, space: Space) -> dict[str, object]:
         return {
-            key: value
-            for key, value in vars(thing).items()
-            if isinstance(value, bool | int | float | str)
+            key: plain
+            for key, value in [*space.items()]
+            if (plain := _plain(value)) is not None
             and key not in TRAVELS
-            and not any(one.carries(thing, key) for one in self._carried)
+            and not key.startswith("_")
+            and not any(one.carries(space, key) for one in self._carried)
         }
+
+
+def _plain(value: object) -> object:
+    """Return a number or a text as it is, of a collection its length, and None for the rest."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    return len(value) if kind in COLLECTIONS else None  # type: ignore[arg-type]
+
+
+def _spaces(frame: FrameType) -> tuple[Space, ...]:
+    local = frame.f_locals
+    return (local,) if local is frame.f_globals else (frame.f_globals, local)

@@ -23,9 +23,9 @@ class Variables:
                 'Variables(globals(), "best_loss")'
             )
 
-    def carries(self, thing: object, name: str) -> bool:
-        """Return whether this attribute of the object is one of those."""
-        return name in self._names and self._owner is vars(thing)
+    def carries(self, space: Mapping[str, Any], name: str) -> bool:
+        """Return whether this name of a namespace is one of those."""
+        return name in self._names and self._owner is space
 
     def check(self, step: int) -> None:
         """Refuse a name that has no value after a step, and a value that cannot be saved."""

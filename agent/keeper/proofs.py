@@ -60,6 +60,7 @@ class Known(msgspec.Struct, array_like=True):
     computed: dict[int, Facts] = {}
     reached: Facts = {}
     idle: int = -1  # turns of the script's loop before its commit that trained nothing
+    aside: tuple[str, ...] = ()  # what the script keeps beside the state, and has changed
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +140,7 @@ class Proofs:
         # The step and phase of the newest commit of the keeper before, by its version.
         self._earlier = dict[int, tuple[int, int]]()
         self._kinds: dict[str, str] = {}  # the first worker of each kind of machine
+        self.aside: tuple[str, ...] = ()  # what the script keeps for itself, and has changed
 
     def unlike(self, worker: str, machines: Iterable[str]) -> str:
         """Return a sentence when a worker is the first that rounds so, and others do not."""
@@ -183,6 +185,7 @@ class Proofs:
         if why := _Judge(worker).reached(known.reached, reached, known):
             return why
         _learn(known.reached, worker, reached.machine, reached.layers)
+        known.aside = self.aside = known.aside or reached.aside
         return ""
 
     def _idle(self, worker: str, prepared: Prepared) -> str:
@@ -413,7 +416,8 @@ class _Judge:
         phase = f", backward call {known.phase}" if known.phase > 0 else ""
         thing = {BATCH: "the batch", LOSS: "the loss"}.get(what, f"the {what}")
         at = f"step {known.script_step}, microbatch {microbatch}{phase}"
-        return f"{at}: {thing} {self._than(fact)}. {_advice(what, known.script_step)}"
+        why = f"{_advice(what, known.script_step)}{_aside(known.aside)}"
+        return f"{at}: {thing} {self._than(fact)}. {why}"
 
     def _state_differs(self, name: str, fact: Fact, reached: Reached, known: Known) -> str:
         what = NAMES.get(name, f"the state of {'' if name[:1].isupper() else 'layer '}{name}")
@@ -428,8 +432,7 @@ class _Judge:
                 # It may have arisen in one of the steps before.
                 where = f"by {where}"
             why = {SESSION_STATE: BEHIND_STATE, REST: BEHIND_REST}.get(name, BEHIND)
-            if reached.aside:
-                why = f"{why}. {ASIDE.format(', '.join(reached.aside))}"
+            why = f"{why}{_aside((*known.aside, *reached.aside))}"
         return f"{where}: {what} {self._than(fact)}. {why}"
 
 
@@ -456,8 +459,8 @@ BEHIND = (
     "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...)"
 )
 ASIDE = (
-    "Attributes that have changed, and that the object's state_dict may leave out, are {}: Variables(object, "
-    '"attribute"), given to Session(...) as well, keeps one'
+    "What the script keeps for itself and has changed: {}. A variable belongs into session.state; an attribute is kept by "
+    'Variables(object, "attribute"), given to Session(...) as well'
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "
@@ -476,6 +479,10 @@ RESTORED = (
     "What was saved was not restored as it was: load_state_dict of what is given to Session(...) has to take back all that "
     "its state_dict says"
 )
+
+
+def _aside(names: tuple[str, ...]) -> str:
+    return f". {ASIDE.format(', '.join(dict.fromkeys(names)))}" if names else ""
 
 
 def _advice(what: str, step: int) -> str:

@@ -32,6 +32,7 @@ class Reports:
     def __init__(self, job: str, report: Callable[[Report], None], loss: float | None) -> None:
         self.job, self._report = job, report
         self.loss = loss
+        self.aside: tuple[str, ...] = ()  # what the script keeps for itself, and has changed
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
         self._committed = 0  # steps
@@ -198,4 +199,5 @@ class Reports:
             loss=self.loss,
             weights_sha=weights_sha,
             export_uri=export_uri,
+            aside=self.aside,
         )

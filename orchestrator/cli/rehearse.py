@@ -28,6 +28,11 @@ NOT_TRIED = (
     "was not: --steps N tries more"
 )
 
+ASIDE = (
+    "The script keeps {} for itself, and a worker that joins later begins {} anew. What decides something, as when to stop, "
+    "belongs into session.state; what is only printed may stay"
+)
+
 
 def rehearse(
     command: Command,
@@ -63,6 +68,9 @@ def rehearse(
         texts[0].append(f" ({took})")
         if verdict.steps == steps:
             texts.append(Text(NOT_TRIED.format(plural(steps, "step")), style="dim"))
+        if verdict.aside:
+            those = "it" if len(verdict.aside) == 1 else "them"
+            texts.append(Text(ASIDE.format(", ".join(verdict.aside), those), style="yellow"))
     if verdict.traceback:
         lines = verdict.traceback.splitlines()[-TRACEBACK_LINES:]
         texts.insert(0, Text("\n".join(lines)))

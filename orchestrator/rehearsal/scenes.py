@@ -63,7 +63,10 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SceneVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rehearsal came to; if the script is too short for one, nothing was `tried`."""
+    """What a rehearsal came to; if the script is too short for one, nothing was `tried`.
+
+    `aside` names what the script keeps for itself and changes.
+    """
 
     passed: bool
     tried: bool = True
@@ -71,6 +74,7 @@ class SceneVerdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     scenes: tuple[Scene, ...]
     traceback: str = ""
+    aside: tuple[str, ...] = ()
 
 
 class Rehearsal:
@@ -93,6 +97,7 @@ class Rehearsal:
         self._scenes: list[Scene] = []
         self._steps = order.stop_at
         self._near = False
+        self._aside: tuple[str, ...] = ()
 
     def play(self) -> SceneVerdict:
         try:
@@ -121,6 +126,7 @@ class Rehearsal:
             steps=self._steps,
             scenes=tuple(self._scenes),
             traceback=traceback,
+            aside=self._aside,
         )
 
     def _alone(self) -> tuple[Backup, Troupe]:
@@ -128,7 +134,8 @@ class Rehearsal:
         with self._scene(ALONE, 1, troupe):
             troupe.open(None)
             troupe.start(1)
-            self._steps = troupe.ends().step
+            completed = troupe.ends()
+            self._steps, self._aside = completed.step, completed.aside
             if self._steps < STEPS_MIN and not troupe.is_served:
                 raise TooShort(
                     f"the script does {self._steps} steps, and {STEPS_MIN} are needed for all that is tried: let it do more"

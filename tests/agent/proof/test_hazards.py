@@ -96,6 +96,7 @@ def test_what_a_script_keeps_is_named(
     (failed,) = until("the refusal", lambda: crew.of(WorkerFailed))
     assert (failed.worker, failed.kind) == (newcomer, "refused")
     assert says in failed.detail and "\n" not in failed.detail
+    assert "has changed: mine." in failed.detail
     assert newcomer not in crew.ready
 
 
@@ -114,7 +115,10 @@ session = Session(model, optimizer, GIVEN microbatches=2)
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [("", "are Own.calls, Plain.seen:"), ('Variables(model, "calls"),', "are Plain.seen:")],
+    [
+        ("", "changed: Own.calls, Plain.seen, mine."),
+        ('Variables(model, "calls"),', "changed: Plain.seen, mine."),
+    ],
 )
 def test_a_count_that_a_class_of_the_script_keeps_is_named(
     crew: Crew, tmp_path: Path, given: str, named: str

@@ -1,0 +1,88 @@
+"""What a script keeps for itself: which variables and attributes are named once they have changed."""
+
+import sys
+from collections import deque
+
+import pytest
+import torch
+
+from agent.checks.own_values import CHARS_MAX, TOLD_MAX, OwnValues
+from agent.checks.variables import Variables
+
+seen_globally = 0
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.count, self.rows, self._hidden = 0, [], 0
+
+
+class Counting(torch.nn.Linear):
+    calls = 0
+
+
+def made(*carried: Variables, model: torch.nn.Module | None = None) -> OwnValues:
+    model = model or torch.nn.Linear(2, 1)
+    objects = {"model": model, **{str(at): each for at, each in enumerate(carried)}}
+    return OwnValues(objects, {"model": model})
+
+
+def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> None:
+    own = made()
+    count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), 3, False
+    own.begin_loop(sys._getframe())
+    for step in range(2):
+        made_anew = step + fixed  # was not there when the loop began
+        count += made_anew
+        losses.append(count)
+        last.append(count)  # as long as before
+        flag = True
+    globals()["seen_globally"] += 1
+    assert own.changed() == ("seen_globally", "count", "losses", "flag")
+    assert last and fixed == 3 and flag
+    own.end_loop()
+    assert own.changed() == ()
+
+
+def test_attributes_of_the_script_s_own_objects_are_named_with_their_owner() -> None:
+    model = Counting(2, 1)
+    own = made(model=model)
+    meter = Meter()
+    own.begin_loop(sys._getframe())
+    meter.count += 1
+    meter._hidden += 1
+    model.calls += 1
+    assert own.changed() == ("Counting.calls", "meter.count")
+
+
+def test_what_variables_carry_is_not_named() -> None:
+    meter = Meter()
+    own = made(Variables(meter, "count"), Variables(globals(), "seen_globally"))
+    own.begin_loop(sys._getframe())
+    meter.count += 1
+    meter.rows.append(1)
+    globals()["seen_globally"] += 1
+    assert own.changed() == ("meter.rows",)
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    """As those of a progress bar that goes through the steps."""
+    own = made()
+    count = 0
+    space = {"__name__": "library", "own": own, "sys": sys}
+    exec(compile("own.begin_loop(sys._getframe())", "<library>", "exec"), space)
+    count += 1
+    assert own.changed() == ("count",)
+
+
+def test_a_few_are_named_and_none_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = made()
+    names = [f"{'long' * 30}{at}" for at in range(2)] + [f"v{at}" for at in range(9)]
+    for name in names:
+        monkeypatch.setitem(globals(), name, 0)
+    own.begin_loop(sys._getframe())
+    for name in names:
+        globals()[name] = 1
+    found = own.changed()
+    assert len(found) == TOLD_MAX
+    assert max(map(len, found)) == CHARS_MAX
