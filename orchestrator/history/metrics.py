@@ -7,49 +7,79 @@ Names and labels are bounded: a fixed list of names, the pools and states of the
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
-from typing import Literal, NamedTuple
+from typing import get_args
 
 from orchestrator.view import JobStatus, JobView, PoolView, View
 
 JOBS_MAX = 50
 LABEL_MAX = 100
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STATUSES: tuple[JobStatus, ...] = (
-    "PENDING",
-    "PROVISIONING",
-    "RUNNING",
-    "RECOVERING",
-    "DRAINING",
-    "SUCCEEDED",
-    "FAILED",
-    "CANCELLED",
-)
+STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 
 Sample = tuple[dict[str, str], float | None]
 
-
-class Metric(NamedTuple):
-    name: str
-    kind: Literal["gauge", "counter"]
-    said: str
-    samples: Callable[[View], Iterable[Sample]]
+# What each metric says, and its value.
+OF_ALL: dict[str, tuple[str, Callable[[View], float | None]]] = {
+    "spot_view_timestamp_seconds": ("When the newest view was made.", lambda v: v.at_s),
+    "spot_manager_epoch": ("How many managers have taken over.", lambda v: v.epoch),
+    "spot_spent_usd": ("Spent so far; a refund lowers it.", lambda v: v.cost.spent_usd),
+    "spot_reserved_usd": ("Reserved for giving back what is held.", lambda v: v.cost.reserved_usd),
+    "spot_budget_usd": ("The budget of everything, if there is one.", lambda v: v.cost.budget_usd),
+    "spot_usd_per_hour": ("What everything costs per hour now.", lambda v: v.cost.now_usd_per_h),
+    "spot_on_demand_usd": ("The same machine time on demand.", lambda v: v.cost.on_demand_usd),
+    "spot_saved_usd": ("The machine time on demand less its cost.", lambda v: v.cost.saved_usd),
+    "spot_manager_usd": ("Spent on the manager's own machine.", lambda v: v.cost.manager_usd),
+    "spot_traffic_usd": ("Spent on traffic between zones.", lambda v: v.cost.traffic_usd),
+    "spot_machines_held": ("Machines that cost money now.", lambda v: v.cost.machines),
+}
+OF_POOLS: dict[str, tuple[str, Callable[[PoolView], float | None]]] = {
+    "spot_pool_spot_usd_per_hour": ("The spot price.", lambda p: p.spot_usd_per_h),
+    "spot_pool_on_demand_usd_per_hour": ("The price on demand.", lambda p: p.on_demand_usd_per_h),
+    "spot_pool_held": ("Machines that we hold there.", lambda p: p.held),
+    "spot_pool_blocked": (
+        "Whether a refusal keeps us from buying there.",
+        lambda p: int(p.blocked_until_s is not None),
+    ),
+}
+OF_JOBS: dict[str, tuple[str, Callable[[JobView], float | None]]] = {
+    "spot_job_step": ("The newest committed step; a rewind lowers it.", lambda j: j.step),
+    "spot_job_steps": ("The steps that a job has in all.", lambda j: j.steps_total or None),
+    "spot_job_loss": ("The newest loss.", lambda j: j.loss),
+    "spot_job_step_seconds": ("What a step takes now.", lambda j: j.step_s or None),
+    "spot_job_eta_seconds": ("How long the rest takes at this pace.", lambda j: j.eta_s),
+    "spot_job_workers": ("Workers in the layout.", lambda j: j.workers),
+    "spot_job_machines": ("Machines that a job pays for.", lambda j: j.machines),
+    "spot_job_spent_usd": ("What a job has spent.", lambda j: j.spent_usd),
+    "spot_job_budget_usd": ("The budget of a job, if it has one.", lambda j: j.budget_usd),
+    "spot_job_usd_per_hour": ("What a job costs per hour now.", lambda j: j.now_usd_per_h),
+    "spot_job_preemptions_total": (
+        "Machines that a cloud took from a job.",
+        lambda j: j.preemptions,
+    ),
+    "spot_job_failures_total": ("Failures of a job's script.", lambda j: j.failures),
+    "spot_job_steps_lost_total": ("Committed steps that were lost.", lambda j: j.steps_lost),
+    "spot_job_checkpoint_step": ("The newest step on the disk.", lambda j: j.checkpoint_step),
+    "spot_job_backup_step": ("The newest step in the keeper's memory.", lambda j: j.backup_step),
+}
 
 
 def text(view: View | None) -> str:
     """Return all metrics of a view; without one, that there is none."""
     lines = ["# HELP spot_up Whether the manager has published a view.", "# TYPE spot_up gauge"]
     lines.append(f"spot_up {0 if view is None else 1}")
-    for metric in METRICS if view is not None else ():
-        found = [_line(metric.name, *sample) for sample in metric.samples(view)]  # type: ignore[arg-type]
-        if shown := [line for line in found if line]:
-            lines += [f"# HELP {metric.name} {metric.said}", f"# TYPE {metric.name} {metric.kind}"]
-            lines += shown
+    for name, said, samples in _metrics(view) if view is not None else ():
+        if shown := [line for sample in samples if (line := _line(name, *sample))]:
+            lines += [f"# HELP {name} {said}", f"# TYPE {name} {kind_of(name)}", *shown]
     return "\n".join(lines) + "\n"
 
 
 def names() -> set[str]:
     """Return the name of every metric that may be shown."""
-    return {"spot_up", *(metric.name for metric in METRICS)}
+    return {"spot_up", "spot_machines", "spot_job_status", *OF_ALL, *OF_POOLS, *OF_JOBS}
+
+
+def kind_of(name: str) -> str:
+    return "counter" if name.endswith("_total") else "gauge"
 
 
 def _line(name: str, labels: dict[str, str], value: float | None) -> str:
@@ -63,21 +93,21 @@ def _escaped(value: str) -> str:
     return value[:LABEL_MAX].replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _whole(value: Callable[[View], float | None]) -> Callable[[View], Iterable[Sample]]:
-    return lambda view: [({}, value(view))]
+def _metrics(view: View) -> Iterator[tuple[str, str, Iterable[Sample]]]:
+    jobs = _jobs(view)
+    for name, (said, of_all) in OF_ALL.items():
+        yield name, said, [({}, of_all(view))]
+    yield "spot_machines", "Live machines by pool, market and state.", _machines(view)
+    for name, (said, of_pool) in OF_POOLS.items():
+        yield name, said, [({"pool": pool.pool}, of_pool(pool)) for pool in view.pools]
+    yield "spot_job_status", "1 for the status that a job has.", _statuses(jobs)
+    for name, (said, of_job) in OF_JOBS.items():
+        yield name, said, [({"job": job.id}, of_job(job)) for job in jobs]
 
 
 def _jobs(view: View) -> list[JobView]:
     live = sorted(view.jobs, key=lambda job: (job.ended_at_s is not None, -job.submitted_at_s))
     return live[:JOBS_MAX]
-
-
-def _each_job(value: Callable[[JobView], float | None]) -> Callable[[View], Iterable[Sample]]:
-    return lambda view: [({"job": job.id}, value(job)) for job in _jobs(view)]
-
-
-def _each_pool(value: Callable[[PoolView], float | None]) -> Callable[[View], Iterable[Sample]]:
-    return lambda view: [({"pool": pool.pool}, value(pool)) for pool in view.pools]
 
 
 def _machines(view: View) -> Iterator[Sample]:
@@ -87,175 +117,7 @@ def _machines(view: View) -> Iterator[Sample]:
         yield {"pool": pool, "market": market, "state": state}, count
 
 
-def _statuses(view: View) -> Iterator[Sample]:
-    for job in _jobs(view):
+def _statuses(jobs: Iterable[JobView]) -> Iterator[Sample]:
+    for job in jobs:
         for status in STATUSES:
             yield {"job": job.id, "status": status}, int(job.status == status)
-
-
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "spot_view_timestamp_seconds",
-        "gauge",
-        "When the newest view was made.",
-        _whole(lambda v: v.at_s),
-    ),
-    Metric(
-        "spot_manager_epoch",
-        "gauge",
-        "How many managers have taken over.",
-        _whole(lambda v: v.epoch),
-    ),
-    Metric(
-        "spot_spent_usd",
-        "gauge",
-        "Spent so far; a refund lowers it.",
-        _whole(lambda v: v.cost.spent_usd),
-    ),
-    Metric(
-        "spot_reserved_usd",
-        "gauge",
-        "Reserved for giving back what is held.",
-        _whole(lambda v: v.cost.reserved_usd),
-    ),
-    Metric(
-        "spot_budget_usd",
-        "gauge",
-        "The budget of everything, if there is one.",
-        _whole(lambda v: v.cost.budget_usd),
-    ),
-    Metric(
-        "spot_usd_per_hour",
-        "gauge",
-        "What everything costs per hour now.",
-        _whole(lambda v: v.cost.now_usd_per_h),
-    ),
-    Metric(
-        "spot_on_demand_usd",
-        "gauge",
-        "The same machine time on demand.",
-        _whole(lambda v: v.cost.on_demand_usd),
-    ),
-    Metric(
-        "spot_saved_usd",
-        "gauge",
-        "The machine time on demand less its cost.",
-        _whole(lambda v: v.cost.saved_usd),
-    ),
-    Metric(
-        "spot_manager_usd",
-        "gauge",
-        "Spent on the manager's own machine.",
-        _whole(lambda v: v.cost.manager_usd),
-    ),
-    Metric(
-        "spot_traffic_usd",
-        "gauge",
-        "Spent on traffic between zones.",
-        _whole(lambda v: v.cost.traffic_usd),
-    ),
-    Metric(
-        "spot_machines_held",
-        "gauge",
-        "Machines that cost money now.",
-        _whole(lambda v: v.cost.machines),
-    ),
-    Metric("spot_machines", "gauge", "Live machines by pool, market and state.", _machines),
-    Metric(
-        "spot_pool_spot_usd_per_hour",
-        "gauge",
-        "The spot price.",
-        _each_pool(lambda p: p.spot_usd_per_h),
-    ),
-    Metric(
-        "spot_pool_on_demand_usd_per_hour",
-        "gauge",
-        "The price on demand.",
-        _each_pool(lambda p: p.on_demand_usd_per_h),
-    ),
-    Metric("spot_pool_held", "gauge", "Machines that we hold there.", _each_pool(lambda p: p.held)),
-    Metric(
-        "spot_pool_blocked",
-        "gauge",
-        "Whether a refusal keeps us from buying there.",
-        _each_pool(lambda p: int(p.blocked_until_s is not None)),
-    ),
-    Metric("spot_job_status", "gauge", "1 for the status that a job has.", _statuses),
-    Metric(
-        "spot_job_step",
-        "gauge",
-        "The newest committed step; a rewind lowers it.",
-        _each_job(lambda j: j.step),
-    ),
-    Metric(
-        "spot_job_steps",
-        "gauge",
-        "The steps that a job has in all.",
-        _each_job(lambda j: j.steps_total or None),
-    ),
-    Metric("spot_job_loss", "gauge", "The newest loss.", _each_job(lambda j: j.loss)),
-    Metric(
-        "spot_job_step_seconds",
-        "gauge",
-        "What a step takes now.",
-        _each_job(lambda j: j.step_s or None),
-    ),
-    Metric(
-        "spot_job_eta_seconds",
-        "gauge",
-        "How long the rest takes at this pace.",
-        _each_job(lambda j: j.eta_s),
-    ),
-    Metric("spot_job_workers", "gauge", "Workers in the layout.", _each_job(lambda j: j.workers)),
-    Metric(
-        "spot_job_machines",
-        "gauge",
-        "Machines that a job pays for.",
-        _each_job(lambda j: j.machines),
-    ),
-    Metric(
-        "spot_job_spent_usd", "gauge", "What a job has spent.", _each_job(lambda j: j.spent_usd)
-    ),
-    Metric(
-        "spot_job_budget_usd",
-        "gauge",
-        "The budget of a job, if it has one.",
-        _each_job(lambda j: j.budget_usd),
-    ),
-    Metric(
-        "spot_job_usd_per_hour",
-        "gauge",
-        "What a job costs per hour now.",
-        _each_job(lambda j: j.now_usd_per_h),
-    ),
-    Metric(
-        "spot_job_preemptions_total",
-        "counter",
-        "Machines that a cloud took from a job.",
-        _each_job(lambda j: j.preemptions),
-    ),
-    Metric(
-        "spot_job_failures_total",
-        "counter",
-        "Failures of a job's script.",
-        _each_job(lambda j: j.failures),
-    ),
-    Metric(
-        "spot_job_steps_lost_total",
-        "counter",
-        "Committed steps that were lost.",
-        _each_job(lambda j: j.steps_lost),
-    ),
-    Metric(
-        "spot_job_checkpoint_step",
-        "gauge",
-        "The newest step on the disk.",
-        _each_job(lambda j: j.checkpoint_step),
-    ),
-    Metric(
-        "spot_job_backup_step",
-        "gauge",
-        "The newest step in the keeper's memory.",
-        _each_job(lambda j: j.backup_step),
-    ),
-)

@@ -18,9 +18,10 @@ from cloudfake.ec2 import GARBLED, Answer
 from msgspec.structs import replace
 
 from cloud.aws.calls import Calls
-from cloud.aws.codes import LAUNCH_FAILURES, ROWS, Row, error_of, refusal_of
+from cloud.aws.codes import LAUNCH_FAILURES, ROWS, error_of, refusal_of
 from cloud.aws.provider import AwsProvider
 from cloud.aws.settings import pairs
+from cloud.error_codes import Row
 from cloud.errors import (
     CloudError,
     Misconfigured,

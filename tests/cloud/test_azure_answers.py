@@ -74,19 +74,19 @@ def test_every_row_of_the_table_is_what_a_launch_raises(row):
         return raised.value
 
     error = play(door, scene, session=session(scripted))
-    assert type(error) is KINDS[row.meaning]
+    assert type(error) is KINDS[row.means]
     assert scripted.calls == 1
-    assert row.code in str(error) or row.meaning == "mismatch"
-    assert row.todo in str(error)
-    if row.meaning in ("refused", "quota", "sold_out", "not_allowed", "misconfigured"):
+    assert row.code in str(error) or row.means == "mismatch"
+    assert row.advice in str(error)
+    if row.means in ("refused", "quota", "sold_out", "not_allowed", "misconfigured"):
         assert error.refusal.scope == row.scope
     expected = {
         "refused": row.retry_s,
         "sold_out": SOLD_OUT_S["spot"],
         "quota": NO_QUOTA_S if "Limit: 0," in said else QUOTA_S,
     }
-    if row.meaning in expected:
-        assert error.refusal.retry_s == expected[row.meaning]
+    if row.means in expected:
+        assert error.refusal.retry_s == expected[row.means]
 
 
 def test_a_sold_out_size_is_asked_for_again_sooner_in_the_spot_market():

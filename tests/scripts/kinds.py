@@ -1,6 +1,9 @@
-"""The scripts of this folder: what is known of each kind, and how one is played alone."""
+"""The scripts of this folder: what is known of each kind, and how one is played alone.
 
-import difflib
+Each file is a port, and has in it the original: `#-` stands before a line that the port leaves out,
+and `#+` behind one that it adds.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +88,22 @@ KINDS = {
 }
 
 
-def text(kind: str, name: str) -> str:
-    return (HERE / kind / name).read_text()
+def _lines(kind: str) -> list[str]:
+    return (HERE / kind / "train.py").read_text().split("\n")
+
+
+def original(kind: str) -> str:
+    return "\n".join(x.removeprefix("#-") for x in _lines(kind) if not x.endswith("#+"))
+
+
+def port(kind: str) -> str:
+    lines = (line for line in _lines(kind) if not line.startswith("#-"))
+    return "\n".join(x.removesuffix("#+").rstrip() if x.endswith("#+") else x for x in lines)
 
 
 def changed(kind: str) -> list[str]:
     """The lines that a port has and its original has not."""
-    both = (text(kind, name).splitlines() for name in ("plain.py", "train.py"))
-    lines = difflib.unified_diff(*both, lineterm="", n=0)
-    return [x for x in lines if x[0] == "+" and not x.startswith("+++") and x[1:].strip()]
+    return [line for line in _lines(kind) if line.endswith("#+") and line != "#+"]
 
 
 class Player:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from crews import Crew, until
-from kinds import KINDS, Player, text
+from kinds import KINDS, Player, port
 
 from agent.messages import WorkerFailed
 
@@ -135,14 +135,14 @@ class Held:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_is_elastic(kind: str, crew: Crew, player: Player, tmp_path: Path) -> None:
-    ends_alike(text(kind, "train.py"), crew, player, tmp_path, KINDS[kind].counts)
+    ends_alike(port(kind), crew, player, tmp_path, KINDS[kind].counts)
 
 
 def test_a_replacement_finds_the_job_in_a_later_epoch(
     crew: Crew, player: Player, tmp_path: Path
 ) -> None:
     """All are lost at the end of the first epoch: what they prove lies in it, and what is to do lies behind."""
-    source = text("early_stopping", "train.py").replace("batch_size=8", "batch_size=16")
+    source = port("early_stopping").replace("batch_size=8", "batch_size=16")
     ends_alike(source, crew, player, tmp_path)
 
 
@@ -150,20 +150,20 @@ def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
     crew: Crew, player: Player, tmp_path: Path
 ) -> None:
     """It goes back to the state before that step, which is from before `model.train()` and the like."""
-    ends_alike(text("unfreezing", "train.py"), crew, player, tmp_path, begin=5)
+    ends_alike(port("unfreezing"), crew, player, tmp_path, begin=5)
 
 
 def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(
     crew: Crew, player: Player, tmp_path: Path
 ) -> None:
     """It goes back to the state before that step, which no later loop of the script can do again."""
-    source = text("pretrained", "train.py").replace("batch_size=32", "batch_size=14")
+    source = port("pretrained").replace("batch_size=32", "batch_size=14")
     ends_alike(source, crew, player, tmp_path, begin=3)
 
 
 def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path: Path) -> None:
     """Two networks of one module list, three backward calls a step, and a loss in phase after phase."""
-    source, draw = text("gan_parts", "train.py"), random.Random(3)
+    source, draw = port("gan_parts"), random.Random(3)
     alone = player.play(source, tmp_path / "alone")
     job = Held(crew, source, place="replica.version")
     workers = [job.begin(4)]
@@ -189,7 +189,7 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
     """A forward in train mode moves the averages of a batch norm, here on one worker only."""
     step = "        opt_g.step()\n"
     alone = f"{step}        if session.leader:\n            nets[0](noise(4))\n"
-    job = Held(crew, text("gan_parts", "train.py").replace(step, alone))
+    job = Held(crew, port("gan_parts").replace(step, alone))
     first = job.begin(2)
     with pytest.raises(AssertionError, match="the state of layer 0 is another on w2 than on w1"):
         job.joins(first)
@@ -198,7 +198,7 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
 def test_a_worker_that_cannot_come_to_where_the_job_is_ends_it_with_the_reason(crew: Crew) -> None:
     """Else each that is bought would be lost alike, and none would ever join."""
     between = "for p in net.decoder.parameters():\n"
-    job = Held(crew, text("pretrained", "train.py").replace(between, f"print(loss)\n{between}"))
+    job = Held(crew, port("pretrained").replace(between, f"print(loss)\n{between}"))
     first = job.begin(7)
     with pytest.raises(
         AssertionError, match=r"'loss' is not defined\n.*belongs into session.state"

@@ -3,8 +3,8 @@
 import time
 
 import torch
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 start_time = None
 
@@ -47,16 +47,23 @@ net = make_model(in_size, out_size, num_layers)
 opt = torch.optim.SGD(net.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler(device, enabled=use_amp, growth_interval=8)
 
-session = Session(net, opt, scaler, microbatches=4)
-autocast = torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=use_amp)
+session = Session(net, opt, scaler, microbatches=4)  #+
+autocast = torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=use_amp)  #+
 start_timer()
-for epoch in session.epochs(epochs, data):
-    for input, target in session.each(list(zip(data, targets))):
-        session.backward(autocast(lambda x, y: loss_fn(net(x).float(), y)), input, target)
+#-for epoch in range(epochs):
+#-    for input, target in zip(data, targets):
+#-        with torch.autocast(device_type=device, dtype=torch.bfloat16, enabled=use_amp):
+#-            output = net(input)
+#-            loss = loss_fn(output.float(), target)
+#-        scaler.scale(loss).backward()
+for epoch in session.epochs(epochs, data):  #+
+    for input, target in session.each(list(zip(data, targets))):  #+
+        session.backward(autocast(lambda x, y: loss_fn(net(x).float(), y)), input, target)  #+
 
         # Gradients are unscaled, then clipped as usual.
         scaler.unscale_(opt)
-        session.clip_grad_norm_(0.1)
+#-        torch.nn.utils.clip_grad_norm_(net.parameters(), max_norm=0.1)
+        session.clip_grad_norm_(0.1)  #+
 
         scaler.step(opt)
         scaler.update()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 from torch import nn, optim
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser(description="Barlow Twins Training")
 parser.add_argument("--epochs", default=3, type=int)
@@ -139,14 +139,18 @@ def main():
     optimizer = LARS(parameters, lr=0, weight_decay=args.weight_decay, weight_decay_filter=True, lars_adaptation_filter=True)
     loader = torch.utils.data.DataLoader(Images(Transform()), batch_size=args.batch_size, shuffle=True)
     start_time = time.time()
-    session = Session(model, optimizer, microbatches=4)
-    loader = session.data(loader)
-    for epoch in session.epochs(args.epochs):
-        for (y1, y2), _ in loader:
-            step = session.step
+#-    for epoch in range(args.epochs):
+#-        for step, ((y1, y2), _) in enumerate(loader, start=epoch * len(loader)):
+    session = Session(model, optimizer, microbatches=4)  #+
+    loader = session.data(loader)  #+
+    for epoch in session.epochs(args.epochs):  #+
+        for (y1, y2), _ in loader:  #+
+            step = session.step  #+
             adjust_learning_rate(args, optimizer, loader, step)
             optimizer.zero_grad()
-            loss = session.backward(model, y1, y2)
+#-            loss = model.forward(y1, y2)
+#-            loss.backward()
+            loss = session.backward(model, y1, y2)  #+
             optimizer.step()
             if step % args.print_freq == 0:
                 stats = dict(epoch=epoch, step=step, loss=loss.item(), time=int(time.time() - start_time))

@@ -7,8 +7,8 @@ import torch
 import torch.nn as nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 VOCAB, PAD, MASK, CLS, SEP, LEN = 40, 0, 1, 2, 3, 20
 
@@ -128,12 +128,18 @@ class BERTTrainer:
         avg_loss, total_correct, total_element = 0.0, 0, 0
         for i, data in enumerate(data_loader):
             data = {key: value.to(self.device) for key, value in data.items()}
-            output = lambda d: self.model.forward(d["bert_input"], d["segment_label"])
-            loss_of = lambda d, y, w: nn.functional.nll_loss(y, d["is_next"]) + self.criterion(w.transpose(1, 2), d["bert_label"])
+#-            next_sent_output, mask_lm_output = self.model.forward(data["bert_input"], data["segment_label"])
+#-            next_loss = self.criterion(next_sent_output, data["is_next"])
+#-            mask_loss = self.criterion(mask_lm_output.transpose(1, 2), data["bert_label"])
+#-            loss = next_loss + mask_loss
+            output = lambda d: self.model.forward(d["bert_input"], d["segment_label"])  #+
+            loss_of = lambda d, y, w: nn.functional.nll_loss(y, d["is_next"]) + self.criterion(w.transpose(1, 2), d["bert_label"])  #+
             self.optim_schedule.zero_grad()
-            loss = session.backward(lambda d: loss_of(d, *output(d)), data)
+#-            loss.backward()
+            loss = session.backward(lambda d: loss_of(d, *output(d)), data)  #+
             self.optim_schedule.step_and_update_lr()
-            correct = output(data)[0].argmax(dim=-1).eq(data["is_next"]).sum().item()
+#-            correct = next_sent_output.argmax(dim=-1).eq(data["is_next"]).sum().item()
+            correct = output(data)[0].argmax(dim=-1).eq(data["is_next"]).sum().item()  #+
             avg_loss += loss.item()
             total_correct += correct
             total_element += data["is_next"].nelement()
@@ -146,7 +152,8 @@ torch.manual_seed(0)
 random.seed(0)
 train_data_loader = DataLoader(BERTDataset(), batch_size=16, shuffle=True, num_workers=0)
 trainer = BERTTrainer(BERT(VOCAB), VOCAB, train_data_loader)
-session = Session(trainer.model, trainer.optim, trainer.optim_schedule, microbatches=4)
-trainer.train_data = session.data(train_data_loader)
-for epoch in session.epochs(3):
+#-for epoch in range(3):
+session = Session(trainer.model, trainer.optim, trainer.optim_schedule, microbatches=4)  #+
+trainer.train_data = session.data(train_data_loader)  #+
+for epoch in session.epochs(3):  #+
     trainer.train(epoch)

@@ -5,8 +5,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
 import torch.utils.data as data
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Utterances(data.Dataset):
@@ -76,15 +76,21 @@ class IterMeter(object):
         return self.val
 
 
-def train(session, model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter):
+#-def train(model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter):
+def train(session, model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter):  #+
     model.train()
     data_len = len(train_loader.dataset)
     for batch_idx, _data in enumerate(train_loader):
         spectrograms, labels, input_lengths, label_lengths = _data
         spectrograms, labels = spectrograms.to(device), labels.to(device)
         optimizer.zero_grad()
-        output = lambda x: F.log_softmax(model(x), dim=2).transpose(0, 1)  # (time, batch, n_class)
-        loss = session.backward(lambda x, *labels: criterion(output(x), *labels), *_data)
+#-        output = model(spectrograms)  # (batch, time, n_class)
+#-        output = F.log_softmax(output, dim=2)
+#-        output = output.transpose(0, 1)  # (time, batch, n_class)
+#-        loss = criterion(output, labels, input_lengths, label_lengths)
+#-        loss.backward()
+        output = lambda x: F.log_softmax(model(x), dim=2).transpose(0, 1)  # (time, batch, n_class)  #+
+        loss = session.backward(lambda x, *labels: criterion(output(x), *labels), *_data)  #+
         optimizer.step()
         scheduler.step()
         iter_meter.step()
@@ -112,10 +118,12 @@ def main(learning_rate=5e-3, batch_size=8, epochs=3):
     criterion = nn.CTCLoss(blank=0).to(device)
     scheduler = optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, steps_per_epoch=int(len(train_loader)), epochs=epochs, anneal_strategy="linear")
     iter_meter = IterMeter()
-    session = Session(model, optimizer, scheduler, microbatches=4)
-    train_loader = session.data(train_loader)
-    for epoch in session.epochs(epochs):
-        train(session, model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter)
+#-    for epoch in range(1, epochs + 1):
+#-        train(model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter)
+    session = Session(model, optimizer, scheduler, microbatches=4)  #+
+    train_loader = session.data(train_loader)  #+
+    for epoch in session.epochs(epochs):  #+
+        train(session, model, device, train_loader, criterion, optimizer, scheduler, epoch, iter_meter)  #+
         test(model, device, test_loader, criterion)
 
 

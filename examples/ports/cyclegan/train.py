@@ -6,8 +6,8 @@ import random
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ReplayBuffer:
@@ -93,27 +93,35 @@ def loss_D_of(netD, real, fake):
     return (criterion_GAN(pred_real, torch.ones_like(pred_real)) + criterion_GAN(pred_fake, torch.zeros_like(pred_fake))) * 0.5
 
 
-session = Session(*(each for each in list(globals().values()) if hasattr(each, "state_dict") and not isinstance(each, type)), fake_A_buffer, fake_B_buffer, microbatches=4)
-dataloader = session.data(dataloader)
+session = Session(*(each for each in list(globals().values()) if hasattr(each, "state_dict") and not isinstance(each, type)), fake_A_buffer, fake_B_buffer, microbatches=4)  #+
+dataloader = session.data(dataloader)  #+
 ###### Training ######
-for epoch in session.epochs(opt.n_epochs):
+#-for epoch in range(opt.epoch, opt.n_epochs):
+for epoch in session.epochs(opt.n_epochs):  #+
     for i, batch in enumerate(dataloader):
         real_A, real_B = batch["A"], batch["B"]
         ###### Generators A2B and B2A ######
         optimizer_G.zero_grad()
-        loss_G = session.backward(loss_G_of, real_A, real_B)
+#-        loss_G = loss_G_of(real_A, real_B)
+#-        loss_G.backward()
+        loss_G = session.backward(loss_G_of, real_A, real_B)  #+
         optimizer_G.step()
         ###### Discriminator A ######
         optimizer_D_A.zero_grad()
         fake_A = fake_A_buffer.push_and_pop(netG_B2A(real_B))
-        loss_D_A = session.backward(lambda real, fake: loss_D_of(netD_A, real, fake), real_A, fake_A)
+#-        loss_D_A = loss_D_of(netD_A, real_A, fake_A)
+#-        loss_D_A.backward()
+        loss_D_A = session.backward(lambda real, fake: loss_D_of(netD_A, real, fake), real_A, fake_A)  #+
         optimizer_D_A.step()
         ###### Discriminator B ######
         optimizer_D_B.zero_grad()
         fake_B = fake_B_buffer.push_and_pop(netG_A2B(real_A))
-        loss_D_B = session.backward(lambda real, fake: loss_D_of(netD_B, real, fake), real_B, fake_B)
+#-        loss_D_B = loss_D_of(netD_B, real_B, fake_B)
+#-        loss_D_B.backward()
+        loss_D_B = session.backward(lambda real, fake: loss_D_of(netD_B, real, fake), real_B, fake_B)  #+
         optimizer_D_B.step()
-    print({"loss_G": loss_G.item(), "loss_D": loss_D_A + loss_D_B})
+#-    print({"loss_G": loss_G.item(), "loss_D": (loss_D_A + loss_D_B).item()})
+    print({"loss_G": loss_G.item(), "loss_D": loss_D_A + loss_D_B})  #+
     # Update learning rates
     lr_scheduler_G.step()
     lr_scheduler_D_A.step()

@@ -8,8 +8,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 
 class Normal(Dataset):
@@ -95,16 +95,25 @@ class DeepSVDDTrainer:
             self.c = self.init_center_c(train_loader, net)
         start_time = time.time()
         net.train()
-        session = Session(net, optimizer, scheduler, Variables(self, "R"), microbatches=4)
-        train_loader = session.data(train_loader)
-        for epoch in session.epochs(self.n_epochs):
+#-        for epoch in range(self.n_epochs):
+        session = Session(net, optimizer, scheduler, Variables(self, "R"), microbatches=4)  #+
+        train_loader = session.data(train_loader)  #+
+        for epoch in session.epochs(self.n_epochs):  #+
             loss_epoch, n_batches = 0.0, 0
             for data in train_loader:
                 inputs, _, _ = data
                 optimizer.zero_grad()
-                loss_of = lambda dist: self.R**2 + (1 / self.nu) * torch.mean(torch.relu(dist - self.R**2)) if self.objective == "soft-boundary" else torch.mean(dist)
-                loss = session.backward(lambda x: loss_of(torch.sum((net(x) - self.c) ** 2, dim=1)), inputs)
-                dist = torch.sum((net(inputs) - self.c) ** 2, dim=1)
+#-                outputs = net(inputs)
+#-                dist = torch.sum((outputs - self.c) ** 2, dim=1)
+#-                if self.objective == "soft-boundary":
+#-                    scores = dist - self.R**2
+#-                    loss = self.R**2 + (1 / self.nu) * torch.mean(torch.max(torch.zeros_like(scores), scores))
+#-                else:
+#-                    loss = torch.mean(dist)
+#-                loss.backward()
+                loss_of = lambda dist: self.R**2 + (1 / self.nu) * torch.mean(torch.relu(dist - self.R**2)) if self.objective == "soft-boundary" else torch.mean(dist)  #+
+                loss = session.backward(lambda x: loss_of(torch.sum((net(x) - self.c) ** 2, dim=1)), inputs)  #+
+                dist = torch.sum((net(inputs) - self.c) ** 2, dim=1)  #+
                 optimizer.step()
                 # Update hypersphere radius R on mini-batch distances
                 if (self.objective == "soft-boundary") and (epoch >= self.warm_up_n_epochs):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import torch.optim as optim
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 def accuracy(preds, labels):
@@ -25,13 +25,20 @@ def compute_norms(sample_grads):
     return norms, batch_size
 
 
-def clip_and_accumulate_and_add_noise(model, batch_size, max_per_sample_grad_norm=1.0, noise_multiplier=1.0):
-    grads = tuple(param.grad * batch_size for param in model.parameters())
+#-def clip_and_accumulate_and_add_noise(model, max_per_sample_grad_norm=1.0, noise_multiplier=1.0):
+#-    sample_grads = tuple(param.grad_sample for param in model.parameters())
+#-    sample_norms, batch_size = compute_norms(sample_grads)
+#-    clip_factor = max_per_sample_grad_norm / (sample_norms + 1e-6)
+#-    clip_factor = clip_factor.clamp(max=1.0)
+#-    grads = tuple(torch.einsum("i,i...", clip_factor, sample_grad) for sample_grad in sample_grads)
+def clip_and_accumulate_and_add_noise(model, batch_size, max_per_sample_grad_norm=1.0, noise_multiplier=1.0):  #+
+    grads = tuple(param.grad * batch_size for param in model.parameters())  #+
     stddev = max_per_sample_grad_norm * noise_multiplier
     noises = tuple(torch.normal(0, stddev, grad_param.shape, device=grad_param.device) for grad_param in grads)
     grads = tuple(noise + grad_param for noise, grad_param in zip(noises, grads))
     for param, param_grad in zip(model.parameters(), grads):
         param.grad = param_grad / batch_size
+#-        del param.grad_sample
 
 
 def train(args, model, train_loader, optimizer, epoch, device):
@@ -51,17 +58,26 @@ def train(args, model, train_loader, optimizer, epoch, device):
 
         weights = dict(model.named_parameters())
         grads_loss_output = grad_and_value(compute_loss_and_output, has_aux=True)
+#-        sample_grads, (sample_loss, output) = vmap(grads_loss_output, (None, 0, 0))(weights, images, target)
+#-        loss = sample_loss.mean()
+#-        for name, grad_sample in sample_grads.items():
+#-            weights[name].grad_sample = grad_sample.detach()
 
-        def loss_of(images, target):
-            sample_grads, (sample_loss, output) = vmap(grads_loss_output, (None, 0, 0))(weights, images, target)
-            sample_norms, _ = compute_norms([each.detach().flatten(1) for each in sample_grads.values()])
-            clip_factor = (args.max_per_sample_grad_norm / (sample_norms + 1e-6)).clamp(max=1.0)
-            return (clip_factor * sample_loss).mean(), {"sample_loss": sample_loss.mean(), "accuracy": (output.argmax(1) == target).float().mean()}
-
-        result = args.session.backward(loss_of, images, target)
-        clip_and_accumulate_and_add_noise(model, len(images), args.max_per_sample_grad_norm, args.sigma)
-        losses.append(result["sample_loss"])
-        top1_acc.append(result["accuracy"])
+#-        clip_and_accumulate_and_add_noise(model, args.max_per_sample_grad_norm, args.sigma)
+#-        preds = np.argmax(output.detach().cpu().numpy(), axis=1)
+#-        labels = target.detach().cpu().numpy()
+#-        losses.append(loss.item())
+#-        top1_acc.append(accuracy(preds, labels))
+        def loss_of(images, target):  #+
+            sample_grads, (sample_loss, output) = vmap(grads_loss_output, (None, 0, 0))(weights, images, target)  #+
+            sample_norms, _ = compute_norms([each.detach().flatten(1) for each in sample_grads.values()])  #+
+            clip_factor = (args.max_per_sample_grad_norm / (sample_norms + 1e-6)).clamp(max=1.0)  #+
+            return (clip_factor * sample_loss).mean(), {"sample_loss": sample_loss.mean(), "accuracy": (output.argmax(1) == target).float().mean()}  #+
+#+
+        result = args.session.backward(loss_of, images, target)  #+
+        clip_and_accumulate_and_add_noise(model, len(images), args.max_per_sample_grad_norm, args.sigma)  #+
+        losses.append(result["sample_loss"])  #+
+        top1_acc.append(result["accuracy"])  #+
         optimizer.step()
         optimizer.zero_grad()
         if i % args.print_freq == 0:
@@ -95,9 +111,10 @@ def main():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(72, 3))
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     best_acc1 = 0
-    args.session = Session(model, optimizer, microbatches=4)
-    train_loader = args.session.data(train_loader)
-    for epoch in args.session.epochs(args.epochs):
+#-    for epoch in range(1, args.epochs + 1):
+    args.session = Session(model, optimizer, microbatches=4)  #+
+    train_loader = args.session.data(train_loader)  #+
+    for epoch in args.session.epochs(args.epochs):  #+
         train(args, model, train_loader, optimizer, epoch, device)
         top1_acc = test(args, model, test_loader, device)
         is_best = top1_acc > best_acc1

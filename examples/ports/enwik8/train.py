@@ -8,8 +8,8 @@ import torch.nn.functional as F
 import torch.optim as optim
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 # constants
 
@@ -98,24 +98,30 @@ class TextSamplerDataset(Dataset):
 
 train_dataset = TextSamplerDataset(data_train, SEQ_LEN)
 val_dataset = TextSamplerDataset(data_val, SEQ_LEN)
+#-train_loader = cycle(DataLoader(train_dataset, batch_size=BATCH_SIZE, drop_last=True))
 val_loader = cycle(DataLoader(val_dataset, batch_size=BATCH_SIZE, drop_last=True))
 
 # optimizer
 
 optim = optim.Adam(model.parameters(), lr=LEARNING_RATE)
 
-session = Session(model, optim)
-train_data = session.data(train_dataset, batch_size=BATCH_SIZE * GRADIENT_ACCUMULATE_EVERY, microbatches=GRADIENT_ACCUMULATE_EVERY, drop_last=True)
-
+session = Session(model, optim)  #+
+train_data = session.data(train_dataset, batch_size=BATCH_SIZE * GRADIENT_ACCUMULATE_EVERY, microbatches=GRADIENT_ACCUMULATE_EVERY, drop_last=True)  #+
+#+
 # training
 
-for i in session.steps(NUM_BATCHES):
+#-for i in range(NUM_BATCHES):
+for i in session.steps(NUM_BATCHES):  #+
     model.train()
 
-    loss = session.backward(model, train_data.at(i))
+#-    for __ in range(GRADIENT_ACCUMULATE_EVERY):
+#-        loss = model(next(train_loader))
+#-        (loss / GRADIENT_ACCUMULATE_EVERY).backward()
+    loss = session.backward(model, train_data.at(i))  #+
 
     print(f"training loss: {loss.item()}")
-    session.clip_grad_norm_(0.5)
+#-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    session.clip_grad_norm_(0.5)  #+
     optim.step()
     optim.zero_grad()
 

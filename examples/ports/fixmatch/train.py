@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import torch.optim as optim
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class TransformFixMatch(Dataset):
@@ -74,29 +74,54 @@ model = nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.1), nn.Linear(32, 4))
 optimizer = optim.SGD(model.parameters(), lr=0.03, momentum=0.9, nesterov=True)
 scheduler = get_cosine_schedule_with_warmup(optimizer, 0, args.epochs * args.eval_step)
 ema_model = ModelEMA(args, model, 0.99)
-session = Session(model, optimizer, scheduler, ema_model.ema, microbatches=4)
-labeled, unlabeled = session.data(labeled_trainloader), session.data(unlabeled_trainloader)
+session = Session(model, optimizer, scheduler, ema_model.ema, microbatches=4)  #+
+labeled, unlabeled = session.data(labeled_trainloader), session.data(unlabeled_trainloader)  #+
 
+#-labeled_iter = iter(labeled_trainloader)
+#-unlabeled_iter = iter(unlabeled_trainloader)
 model.train()
-for epoch in session.epochs(args.epochs, range(args.eval_step)):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs, range(args.eval_step)):  #+
     losses = 0.0
-    for batch_idx in session.each(range(args.eval_step)):
-        inputs_x, targets_x = labeled.at(session.step)
-        (inputs_u_w, inputs_u_s), _ = unlabeled.at(session.step)
+#-    for batch_idx in range(args.eval_step):
+#-        try:
+#-            inputs_x, targets_x = next(labeled_iter)
+#-        except StopIteration:
+#-            labeled_iter = iter(labeled_trainloader)
+#-            inputs_x, targets_x = next(labeled_iter)
+#-        try:
+#-            (inputs_u_w, inputs_u_s), _ = next(unlabeled_iter)
+#-        except StopIteration:
+#-            unlabeled_iter = iter(unlabeled_trainloader)
+#-            (inputs_u_w, inputs_u_s), _ = next(unlabeled_iter)
+    for batch_idx in session.each(range(args.eval_step)):  #+
+        inputs_x, targets_x = labeled.at(session.step)  #+
+        (inputs_u_w, inputs_u_s), _ = unlabeled.at(session.step)  #+
 
-        def loss_of(inputs_x, targets_x, *inputs_u):
-            batch_size = inputs_x.shape[0]
-            logits = model(torch.cat((inputs_x, *(each.flatten(0, 1) for each in inputs_u))))
-            logits_x = logits[:batch_size]
-            logits_u_w, logits_u_s = logits[batch_size:].chunk(2)
-            Lx = F.cross_entropy(logits_x, targets_x, reduction="mean")
-            pseudo_label = torch.softmax(logits_u_w.detach() / args.T, dim=-1)
-            max_probs, targets_u = torch.max(pseudo_label, dim=-1)
-            mask = max_probs.ge(args.threshold).float()
-            Lu = (F.cross_entropy(logits_u_s, targets_u, reduction="none") * mask).mean()
-            return Lx + args.lambda_u * Lu
-
-        loss = session.backward(loss_of, inputs_x, targets_x, inputs_u_w.view(-1, args.mu, 16), inputs_u_s.view(-1, args.mu, 16))
+#-        batch_size = inputs_x.shape[0]
+#-        logits = model(torch.cat((inputs_x, inputs_u_w, inputs_u_s)))
+#-        logits_x = logits[:batch_size]
+#-        logits_u_w, logits_u_s = logits[batch_size:].chunk(2)
+#-        Lx = F.cross_entropy(logits_x, targets_x, reduction="mean")
+#-        pseudo_label = torch.softmax(logits_u_w.detach() / args.T, dim=-1)
+#-        max_probs, targets_u = torch.max(pseudo_label, dim=-1)
+#-        mask = max_probs.ge(args.threshold).float()
+#-        Lu = (F.cross_entropy(logits_u_s, targets_u, reduction="none") * mask).mean()
+#-        loss = Lx + args.lambda_u * Lu
+#-        loss.backward()
+        def loss_of(inputs_x, targets_x, *inputs_u):  #+
+            batch_size = inputs_x.shape[0]  #+
+            logits = model(torch.cat((inputs_x, *(each.flatten(0, 1) for each in inputs_u))))  #+
+            logits_x = logits[:batch_size]  #+
+            logits_u_w, logits_u_s = logits[batch_size:].chunk(2)  #+
+            Lx = F.cross_entropy(logits_x, targets_x, reduction="mean")  #+
+            pseudo_label = torch.softmax(logits_u_w.detach() / args.T, dim=-1)  #+
+            max_probs, targets_u = torch.max(pseudo_label, dim=-1)  #+
+            mask = max_probs.ge(args.threshold).float()  #+
+            Lu = (F.cross_entropy(logits_u_s, targets_u, reduction="none") * mask).mean()  #+
+            return Lx + args.lambda_u * Lu  #+
+#+
+        loss = session.backward(loss_of, inputs_x, targets_x, inputs_u_w.view(-1, args.mu, 16), inputs_u_s.view(-1, args.mu, 16))  #+
         losses += loss.item()
         optimizer.step()
         scheduler.step()

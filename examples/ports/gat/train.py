@@ -9,8 +9,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 epochs, patience, hidden, nb_heads, dropout, alpha, lr, weight_decay = 60, 12, 8, 2, 0.3, 0.2, 0.01, 5e-4
 np.random.seed(72)
@@ -73,7 +73,10 @@ def train(epoch):
     t = time.time()
     model.train()
     optimizer.zero_grad()
-    loss_train = session.backward(lambda idx: F.nll_loss(model(features, adj)[idx], labels[idx]), idx_train)
+#-    output = model(features, adj)
+#-    loss_train = F.nll_loss(output[idx_train], labels[idx_train])
+#-    loss_train.backward()
+    loss_train = session.backward(lambda idx: F.nll_loss(model(features, adj)[idx], labels[idx]), idx_train)  #+
     optimizer.step()
     # Evaluate validation set performance separately, deactivates dropout during validation run.
     model.eval()
@@ -101,14 +104,17 @@ loss_values = []
 bad_counter = 0
 best = epochs + 1
 best_epoch = 0
-best_state = {}
-session = Session(model, optimizer, Variables(globals(), "loss_values", "bad_counter", "best", "best_epoch", "best_state"), microbatches=4)
-for epoch in session.steps(epochs):
+#-for epoch in range(epochs):
+best_state = {}  #+
+session = Session(model, optimizer, Variables(globals(), "loss_values", "bad_counter", "best", "best_epoch", "best_state"), microbatches=4)  #+
+for epoch in session.steps(epochs):  #+
     loss_values.append(train(epoch))
 
+#-    torch.save(model.state_dict(), "{}.pkl".format(epoch))
     if loss_values[-1] < best:
         best = loss_values[-1]
-        best_epoch, best_state = epoch, {k: v.clone() for k, v in model.state_dict().items()}
+#-        best_epoch = epoch
+        best_epoch, best_state = epoch, {k: v.clone() for k, v in model.state_dict().items()}  #+
         bad_counter = 0
     else:
         bad_counter += 1
@@ -118,5 +124,8 @@ for epoch in session.steps(epochs):
 
 # Restore best model
 print("Loading {}th epoch".format(best_epoch))
-model.load_state_dict(best_state)
+#-model.load_state_dict(torch.load("{}.pkl".format(best_epoch)))
+#-for file in glob.glob("*.pkl"):
+#-    os.remove(file)
+model.load_state_dict(best_state)  #+
 compute_test()

@@ -4,14 +4,14 @@ import math
 import os
 import random
 import time
-from itertools import islice
+from itertools import islice  #+
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 # -----------------------------------------------------------------------------
 # I/O
@@ -135,9 +135,12 @@ def get_lr(it):
     return min_lr + coeff * (learning_rate - min_lr)
 
 
-session = Session(model, optimizer, Variables(globals(), "best_val_loss"))
+#-train_batch_iter = iter_batches(split="train")
+#-X, Y = next(train_batch_iter)  # fetch the very first batch
+session = Session(model, optimizer, Variables(globals(), "best_val_loss"))  #+
 t0 = time.time()
-for iter_num in session.steps(max_iters + 1):
+#-while True:
+for iter_num in session.steps(max_iters + 1):  #+
     lr = get_lr(iter_num) if decay_lr else learning_rate
     for param_group in optimizer.param_groups:
         param_group["lr"] = lr
@@ -151,10 +154,18 @@ for iter_num in session.steps(max_iters + 1):
                 os.makedirs(out_dir, exist_ok=True)
                 torch.save(model.state_dict(), os.path.join(out_dir, "ckpt.pt"))
 
-    batches = list(islice(iter_batches(split="train"), iter_num * gradient_accumulation_steps, (iter_num + 1) * gradient_accumulation_steps))
-    loss = session.backward(lambda batch: (model(*batch), model.last_loss)[1], batches)
+#-    for micro_step in range(gradient_accumulation_steps):
+#-        logits = model(X, Y)
+#-        loss = model.last_loss
+#-        loss = loss / gradient_accumulation_steps
+#-        # immediately async prefetch next batch while model is doing the forward pass on the GPU
+#-        X, Y = next(train_batch_iter)
+#-        loss.backward()
+    batches = list(islice(iter_batches(split="train"), iter_num * gradient_accumulation_steps, (iter_num + 1) * gradient_accumulation_steps))  #+
+    loss = session.backward(lambda batch: (model(*batch), model.last_loss)[1], batches)  #+
     if grad_clip != 0.0:
-        session.clip_grad_norm_(grad_clip)
+#-        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+        session.clip_grad_norm_(grad_clip)  #+
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
@@ -162,5 +173,9 @@ for iter_num in session.steps(max_iters + 1):
     dt = t1 - t0
     t0 = t1
     if iter_num % log_interval == 0:
-        lossf = loss.item()
+#-        lossf = loss.item() * gradient_accumulation_steps
+        lossf = loss.item()  #+
         print(f"{iter_num} | loss {lossf:.4f} | lr {lr:e} | {dt * 1000:.2f}ms")
+#-    iter_num += 1
+#-    if iter_num > max_iters:
+#-        break

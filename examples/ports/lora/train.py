@@ -7,8 +7,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.nn.utils.parametrize as parametrize
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class LoRAParametrization(nn.Module):
@@ -95,15 +95,19 @@ add_lora(model)
 parameters = [{"params": list(get_lora_params(model))}]
 optimizer = torch.optim.AdamW(parameters, lr=1e-2)
 
-session = Session(model, optimizer, microbatches=4)
+session = Session(model, optimizer, microbatches=4)  #+
 model.train()
-for iter in session.steps(60):
+#-for iter in range(60):
+for iter in session.steps(60):  #+
     ix = torch.randint(len(data) - 17, (16,))
     x = torch.stack([data[i : i + 16] for i in ix])
     y = torch.stack([data[i + 1 : i + 17] for i in ix])
+#-    logits, loss = model(x, y)
     optimizer.zero_grad(set_to_none=True)
-    loss = session.backward(lambda x, y: model(x, y)[1], x, y)
-    session.clip_grad_norm_(1.0)
+#-    loss.backward()
+#-    torch.nn.utils.clip_grad_norm_(get_lora_params(model), 1.0)
+    loss = session.backward(lambda x, y: model(x, y)[1], x, y)  #+
+    session.clip_grad_norm_(1.0)  #+
     optimizer.step()
     if iter % 10 == 0:
         print(f"iter {iter}: loss {loss.item():.4f}")

@@ -7,8 +7,8 @@ import torch.nn as nn
 import torch.optim as optim
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ExponentialLR(LRScheduler):
@@ -92,15 +92,20 @@ lr_finder = LRFinder(model, optimizer, criterion)
 lr_finder.range_test(trainloader, end_lr=1, num_iter=30)
 print("suggested", lr_finder.suggestion())
 lr_finder.reset()
-optimizer = optim.SGD(model.parameters(), lr=lr_finder.suggestion(), momentum=0.9, weight_decay=5e-4)
+#-for group in optimizer.param_groups:
+#-    group["lr"] = lr_finder.suggestion()
+optimizer = optim.SGD(model.parameters(), lr=lr_finder.suggestion(), momentum=0.9, weight_decay=5e-4)  #+
 
-session = Session(model, optimizer, microbatches=4)
-trainloader = session.data(trainloader)
-for epoch in session.epochs(2):
+#-for epoch in range(2):
+session = Session(model, optimizer, microbatches=4)  #+
+trainloader = session.data(trainloader)  #+
+for epoch in session.epochs(2):  #+
     running_loss = 0.0
     for inputs, labels in trainloader:
         optimizer.zero_grad()
-        loss = session.backward(lambda x, y: criterion(model(x), y), inputs, labels)
+#-        loss = criterion(model(inputs), labels)
+#-        loss.backward()
+        loss = session.backward(lambda x, y: criterion(model(x), y), inputs, labels)  #+
         optimizer.step()
         running_loss += loss.item()
     print(epoch, running_loss / len(trainloader))

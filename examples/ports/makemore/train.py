@@ -7,8 +7,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import DataLoader
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 
 class CharDataset(Dataset):
@@ -88,17 +88,24 @@ chars = sorted(set("".join(words)))
 train_dataset, test_dataset = CharDataset(words[:96], chars, 6), CharDataset(words[96:], chars, 6)
 model = MLP(len(chars) + 1)
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01, betas=(0.9, 0.99), eps=1e-8)
+#-batch_loader = InfiniteDataLoader(train_dataset, batch_size=16, num_workers=0)
 
 best_loss = None
-session = Session(model, optimizer, Variables(globals(), "best_loss"), microbatches=4)
-batch_loader = session.data(train_dataset, batch_size=16, order=lambda epoch: torch.randint(96, (96,)).tolist())
-for step in session.steps(60):
+#-step = 0
+#-while True:
+session = Session(model, optimizer, Variables(globals(), "best_loss"), microbatches=4)  #+
+batch_loader = session.data(train_dataset, batch_size=16, order=lambda epoch: torch.randint(96, (96,)).tolist())  #+
+for step in session.steps(60):  #+
     t0 = time.time()
-    batch = batch_loader.at(step)
+#-    batch = batch_loader.next()
+    batch = batch_loader.at(step)  #+
     X, Y = batch
+#-    # feed into the model
+#-    logits, loss = model(X, Y)
     # calculate the gradient, update the weights
     model.zero_grad(set_to_none=True)
-    loss = session.backward(lambda X, Y: model(X, Y)[1], X, Y)
+#-    loss.backward()
+    loss = session.backward(lambda X, Y: model(X, Y)[1], X, Y)  #+
     optimizer.step()
     t1 = time.time()
     # logging
@@ -113,3 +120,7 @@ for step in session.steps(60):
         if best_loss is None or test_loss < best_loss:
             torch.save(model.state_dict(), "model.pt")
             best_loss = test_loss
+#-    step += 1
+#-    # termination conditions
+#-    if step >= 60:
+#-        break

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 img2mse = lambda x, y: torch.mean((x - y) ** 2)
 mse2psnr = lambda x: -10.0 * torch.log(x) / torch.log(torch.Tensor([10.0]))
@@ -64,8 +64,9 @@ model = NeRF()
 optimizer = torch.optim.Adam(params=list(model.parameters()), lr=lrate, betas=(0.9, 0.999))
 start = 0
 global_step = start
-session = Session(model, optimizer, Variables(globals(), "rays_rgb", "i_batch", "global_step"), microbatches=4)
-for i in session.steps(N_iters):
+#-for i in range(start, N_iters):
+session = Session(model, optimizer, Variables(globals(), "rays_rgb", "i_batch", "global_step"), microbatches=4)  #+
+for i in session.steps(N_iters):  #+
     # Random over all images
     batch = rays_rgb[i_batch : i_batch + N_rand]  # [B, 2+1, 3*?]
     batch = torch.transpose(batch, 0, 1)
@@ -78,9 +79,12 @@ for i in session.steps(N_iters):
         i_batch = 0
 
     #####  Core optimization loop  #####
+#-    rgb = render_rays(batch_rays[0], batch_rays[1], model)
     optimizer.zero_grad()
-    loss = session.backward(lambda o, d, rgb: img2mse(render_rays(o, d, model), rgb), *batch_rays, target_s)
+#-    loss = img2mse(rgb, target_s)
+    loss = session.backward(lambda o, d, rgb: img2mse(render_rays(o, d, model), rgb), *batch_rays, target_s)  #+
     psnr = mse2psnr(loss.detach())
+#-    loss.backward()
     optimizer.step()
 
     ###   update learning rate   ###

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.optim as optim
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser("ODE demo")
 parser.add_argument("--data_size", type=int, default=200)
@@ -92,16 +92,20 @@ if __name__ == "__main__":
     ii = 0
     func = ODEFunc()
     optimizer = optim.RMSprop(func.parameters(), lr=1e-3)
-    session = Session(func, optimizer, microbatches=4)
+    session = Session(func, optimizer, microbatches=4)  #+
     end = time.time()
     time_meter = RunningAverageMeter(0.97)
     loss_meter = RunningAverageMeter(0.97)
 
-    for itr in session.steps(args.niters):
+#-    for itr in range(1, args.niters + 1):
+    for itr in session.steps(args.niters):  #+
         optimizer.zero_grad()
         batch_y0, batch_t, batch_y = get_batch()
-        loss_of = lambda y0, y: torch.mean(torch.abs(odeint(func, y0, batch_t).transpose(0, 1) - y))
-        loss = session.backward(loss_of, batch_y0, batch_y.transpose(0, 1))
+#-        pred_y = odeint(func, batch_y0, batch_t)
+#-        loss = torch.mean(torch.abs(pred_y - batch_y))
+#-        loss.backward()
+        loss_of = lambda y0, y: torch.mean(torch.abs(odeint(func, y0, batch_t).transpose(0, 1) - y))  #+
+        loss = session.backward(loss_of, batch_y0, batch_y.transpose(0, 1))  #+
         optimizer.step()
 
         time_meter.update(time.time() - end)

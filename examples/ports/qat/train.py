@@ -7,8 +7,8 @@ import torch
 import torch.ao.quantization
 import torch.utils.data
 from torch import nn
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class QuantizableNet(nn.Module):
@@ -27,13 +27,17 @@ class QuantizableNet(nn.Module):
         torch.ao.quantization.fuse_modules_qat(self, [["features.0", "features.1", "features.2"]], inplace=True)
 
 
-def train_one_epoch(session, model, criterion, optimizer, data_loader, device, epoch, print_freq):
+#-def train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, print_freq):
+def train_one_epoch(session, model, criterion, optimizer, data_loader, device, epoch, print_freq):  #+
     model.train()
     total, start_time = 0.0, time.time()
     for i, (image, target) in enumerate(data_loader):
         image, target = image.to(device), target.to(device)
+#-        output = model(image)
+#-        loss = criterion(output, target)
         optimizer.zero_grad()
-        loss = session.backward(lambda image, target: criterion(model(image), target), image, target)
+#-        loss.backward()
+        loss = session.backward(lambda image, target: criterion(model(image), target), image, target)  #+
         optimizer.step()
         total += loss.item()
         if i % print_freq == 0:
@@ -79,11 +83,13 @@ def main():
 
     model.apply(torch.ao.quantization.enable_observer)
     model.apply(torch.ao.quantization.enable_fake_quant)
-    model(dataset[0][0][None])
-    session = Session(model, optimizer, lr_scheduler, microbatches=2)
-    data_loader = session.data(data_loader)
-    for epoch in session.epochs(epochs):
-        train_one_epoch(session, model, criterion, optimizer, data_loader, device, epoch, 6)
+#-    for epoch in range(epochs):
+#-        train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, 6)
+    model(dataset[0][0][None])  #+
+    session = Session(model, optimizer, lr_scheduler, microbatches=2)  #+
+    data_loader = session.data(data_loader)  #+
+    for epoch in session.epochs(epochs):  #+
+        train_one_epoch(session, model, criterion, optimizer, data_loader, device, epoch, 6)  #+
         lr_scheduler.step()
         with torch.inference_mode():
             if epoch >= num_observer_update_epochs:

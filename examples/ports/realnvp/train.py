@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 from torch import distributions, nn
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class RealNVP(nn.Module):
@@ -60,12 +60,15 @@ prior = distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
 flow = RealNVP(nets, nett, masks, prior)
 
 optimizer = torch.optim.Adam([p for p in flow.parameters() if p.requires_grad == True], lr=1e-3)
-session = Session(flow, optimizer, microbatches=4)
-for t in session.steps(61):
+#-for t in range(61):
+session = Session(flow, optimizer, microbatches=4)  #+
+for t in session.steps(61):  #+
     noisy_moons = make_moons(96, noise=0.05).astype(np.float32)
+#-    loss = -flow.log_prob(torch.from_numpy(noisy_moons)).mean()
 
     optimizer.zero_grad()
-    loss = session.backward(lambda x: -flow.log_prob(x).mean(), torch.from_numpy(noisy_moons))
+#-    loss.backward(retain_graph=True)
+    loss = session.backward(lambda x: -flow.log_prob(x).mean(), torch.from_numpy(noisy_moons))  #+
     optimizer.step()
 
     if t % 20 == 0:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.optim as optim
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 SEED = 1234
 random.seed(SEED)
@@ -99,11 +99,19 @@ class BucketIterator:
 def train(model, iterator, optimizer, criterion, clip, ratio):
     model.train()
     epoch_loss = 0
-    for i, (src, trg) in enumerate(session.each(list(iterator))):
+#-    for i, (src, trg) in enumerate(iterator):
+    for i, (src, trg) in enumerate(session.each(list(iterator))):  #+
         optimizer.zero_grad()
-        loss_of = lambda output, trg: criterion(output[1:].view(-1, output.shape[-1]), trg[1:].reshape(-1))
-        loss = session.backward(lambda src, trg: loss_of(model(src, trg, ratio), trg), src, trg, dim=1)
-        session.clip_grad_norm_(clip)
+#-        output = model(src, trg, ratio)
+#-        output_dim = output.shape[-1]
+#-        output = output[1:].view(-1, output_dim)
+#-        trg = trg[1:].reshape(-1)
+#-        loss = criterion(output, trg)
+#-        loss.backward()
+#-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        loss_of = lambda output, trg: criterion(output[1:].view(-1, output.shape[-1]), trg[1:].reshape(-1))  #+
+        loss = session.backward(lambda src, trg: loss_of(model(src, trg, ratio), trg), src, trg, dim=1)  #+
+        session.clip_grad_norm_(clip)  #+
         optimizer.step()
         epoch_loss += loss.item()
     return epoch_loss / len(iterator)
@@ -130,8 +138,9 @@ criterion = nn.CrossEntropyLoss(ignore_index=0)
 N_EPOCHS = 3
 CLIP = 1
 best_valid_loss = float("inf")
-session = Session(model, optimizer, Variables(globals(), "best_valid_loss"), microbatches=4)
-for epoch in session.epochs(N_EPOCHS, train_iterator):
+#-for epoch in range(N_EPOCHS):
+session = Session(model, optimizer, Variables(globals(), "best_valid_loss"), microbatches=4)  #+
+for epoch in session.epochs(N_EPOCHS, train_iterator):  #+
     start_time = time.time()
     train_loss = train(model, train_iterator, optimizer, criterion, CLIP, max(0.2, 1.0 - 0.3 * epoch))
     valid_loss = evaluate(model, valid_iterator, criterion)

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ContrastiveLearningDataset(Dataset):
@@ -52,16 +52,23 @@ class SimCLR(object):
 
     def train(self, train_loader):
         scaler = torch.amp.GradScaler("cpu", enabled=self.args.fp16_precision)
-        session = Session(self.model, self.optimizer, self.scheduler, scaler, microbatches=2)
-        train_loader = session.data(train_loader)
+        session = Session(self.model, self.optimizer, self.scheduler, scaler, microbatches=2)  #+
+        train_loader = session.data(train_loader)  #+
         n_iter = 0
         logging.info(f"Start SimCLR training for {self.args.epochs} epochs.")
-        for epoch_counter in session.epochs(self.args.epochs):
+#-        for epoch_counter in range(self.args.epochs):
+        for epoch_counter in session.epochs(self.args.epochs):  #+
             for images, _ in train_loader:
-                autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.args.fp16_precision)
-                loss_of = autocast(lambda *images: self.criterion(*self.info_nce_loss(self.model(torch.cat(images, dim=0)))))
+#-                images = torch.cat(images, dim=0)
+#-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.args.fp16_precision):
+#-                    features = self.model(images)
+#-                    logits, labels = self.info_nce_loss(features)
+#-                    loss = self.criterion(logits, labels)
+                autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.args.fp16_precision)  #+
+                loss_of = autocast(lambda *images: self.criterion(*self.info_nce_loss(self.model(torch.cat(images, dim=0)))))  #+
                 self.optimizer.zero_grad()
-                loss = session.backward(loss_of, *images)
+#-                scaler.scale(loss).backward()
+                loss = session.backward(loss_of, *images)  #+
                 scaler.step(self.optimizer)
                 scaler.update()
                 if n_iter % self.args.log_every_n_steps == 0:

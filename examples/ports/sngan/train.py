@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import torch.optim as optim
 from torch.nn.utils import spectral_norm
 from torch.optim.lr_scheduler import ExponentialLR
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch_size", type=int, default=16)
@@ -66,9 +66,9 @@ optim_gen = optim.Adam(generator.parameters(), lr=args.lr, betas=(0.0, 0.9))
 scheduler_d = optim.lr_scheduler.ExponentialLR(optim_disc, gamma=0.99)
 scheduler_g = optim.lr_scheduler.ExponentialLR(optim_gen, gamma=0.99)
 
-session = Session(discriminator, generator, optim_disc, optim_gen, scheduler_d, scheduler_g, microbatches=4)
-loader = session.data(loader)
-
+session = Session(discriminator, generator, optim_disc, optim_gen, scheduler_d, scheduler_g, microbatches=4)  #+
+loader = session.data(loader)  #+
+#+
 
 def train(epoch):
     for batch_idx, (data, target) in enumerate(loader):
@@ -79,13 +79,17 @@ def train(epoch):
             z = torch.randn(args.batch_size, Z_dim)
             optim_disc.zero_grad()
             optim_gen.zero_grad()
-            disc_loss = session.backward(lambda x, z: nn.ReLU()(1.0 - discriminator(x)).mean() + nn.ReLU()(1.0 + discriminator(generator(z))).mean(), data, z)
+#-            disc_loss = nn.ReLU()(1.0 - discriminator(data)).mean() + nn.ReLU()(1.0 + discriminator(generator(z))).mean()
+#-            disc_loss.backward()
+            disc_loss = session.backward(lambda x, z: nn.ReLU()(1.0 - discriminator(x)).mean() + nn.ReLU()(1.0 + discriminator(generator(z))).mean(), data, z)  #+
             optim_disc.step()
         z = torch.randn(args.batch_size, Z_dim)
         # update generator
         optim_disc.zero_grad()
         optim_gen.zero_grad()
-        gen_loss = session.backward(lambda z: -discriminator(generator(z)).mean(), z)
+#-        gen_loss = -discriminator(generator(z)).mean()
+#-        gen_loss.backward()
+        gen_loss = session.backward(lambda z: -discriminator(generator(z)).mean(), z)  #+
         optim_gen.step()
         if batch_idx % 6 == 0:
             print("disc loss", disc_loss.item(), "gen loss", gen_loss.item())
@@ -101,6 +105,7 @@ def evaluate(epoch):
     np.save("{}.npy".format(str(epoch).zfill(3)), samples)
 
 
-for epoch in session.epochs(args.epochs):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs):  #+
     train(epoch)
     evaluate(epoch)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Accelerator:
@@ -65,23 +65,29 @@ def main():
     torch.manual_seed(0)
     x = torch.randn(512, 16)
     dataset = TensorDataset(x, (x[:, :3] + x[:, 3:6]).argmax(1))
-    accelerator = Accelerator()
+#-    accelerator = Accelerator(args.gradient_accumulation_steps)
+    accelerator = Accelerator()  #+
     model = Classifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
     loader = DataLoader(dataset, batch_size=args.per_device_train_batch_size, shuffle=True)
     updates = math.ceil(len(loader) / args.gradient_accumulation_steps) * args.num_train_epochs
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, updates)
-    session = Session(model, optimizer, scheduler)
-    loader = session.data(dataset, batch_size=args.per_device_train_batch_size * args.gradient_accumulation_steps, microbatches=args.gradient_accumulation_steps, shuffle=True)
+#-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    session = Session(model, optimizer, scheduler)  #+
+    loader = session.data(dataset, batch_size=args.per_device_train_batch_size * args.gradient_accumulation_steps, microbatches=args.gradient_accumulation_steps, shuffle=True)  #+
 
     completed_steps = 0
-    for epoch in session.epochs(args.num_train_epochs):
+#-    for epoch in range(args.num_train_epochs):
+    for epoch in session.epochs(args.num_train_epochs):  #+
         model.train()
         for batch in loader:
             with accelerator.accumulate(model):
-                loss = session.backward(lambda b: model(*b)[0], batch).loss
+#-                loss, logits = model(*batch)
+#-                accelerator.backward(loss)
+                loss = session.backward(lambda b: model(*b)[0], batch).loss  #+
                 if accelerator.sync_gradients:
-                    session.clip_grad_norm_(args.max_grad_norm)
+#-                    accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                    session.clip_grad_norm_(args.max_grad_norm)  #+
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()

@@ -6,8 +6,8 @@ import torch
 from torch import nn, optim
 from torch.distributions import Categorical
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 SIZE, LENGTH = 8, 12
 
@@ -66,15 +66,20 @@ def main():
     torch.manual_seed(777)
     agent = Agent(args.lr, 0.9)
     scores = []
-    session = Session(agent.actor, agent.critic, agent.actor_optim, agent.critic_optim, agent)
-    for it in session.steps(args.iterations):
+#-    for it in range(args.iterations):
+    session = Session(agent.actor, agent.critic, agent.actor_optim, agent.critic_optim, agent)  #+
+    for it in session.steps(args.iterations):  #+
         memory = agent.rollout(32)
-        parts = [Memory(*part) for part in zip(*[x.chunk(4) for x in vars(memory).values()])]
+        parts = [Memory(*part) for part in zip(*[x.chunk(4) for x in vars(memory).values()])]  #+
         agent.critic_optim.zero_grad()
-        value_loss = session.backward(agent.critic_loss, parts).loss
+#-        value_loss = agent.critic_loss(memory)
+#-        value_loss.backward()
+        value_loss = session.backward(agent.critic_loss, parts).loss  #+
         agent.critic_optim.step()
         agent.actor_optim.zero_grad()
-        policy_loss = session.backward(agent.actor_loss, parts).loss
+#-        policy_loss = agent.actor_loss(memory)
+#-        policy_loss.backward()
+        policy_loss = session.backward(agent.actor_loss, parts).loss  #+
         agent.actor_optim.step()
         agent.entropy_weight *= 0.95
         scores.append(memory.returns.mean().item())

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=24)
@@ -58,10 +58,17 @@ def loss_of(batch):
         return F.mse_loss(model(x).float(), y)
 
 
-session = Session(model, optimizer)
-for step in session.steps(args.steps):
-    lossf = session.backward(loss_of, [microbatch(step, i) for i in range(args.accum)]).loss
-    norm = session.clip_grad_norm_(1.0)
+#-for step in range(args.steps):
+#-    lossf = 0.0
+#-    for i in range(args.accum):
+#-        loss = loss_of(microbatch(step, i)) / args.accum
+#-        loss.backward()
+#-        lossf += loss.item()
+#-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+session = Session(model, optimizer)  #+
+for step in session.steps(args.steps):  #+
+    lossf = session.backward(loss_of, [microbatch(step, i) for i in range(args.accum)]).loss  #+
+    norm = session.clip_grad_norm_(1.0)  #+
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if step % 8 == 0:

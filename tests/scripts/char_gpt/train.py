@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 eval_interval = 8
 eval_iters = 2
@@ -96,9 +96,11 @@ def get_lr(it):
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95))
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-session = Session(model, optimizer, scaler)
+#-best_val_loss = 1e9
+session = Session(model, optimizer, scaler)  #+
 
-for iter_num in session.steps(max_iters):
+#-for iter_num in range(max_iters):
+for iter_num in session.steps(max_iters):  #+
     lr = get_lr(iter_num)
     for param_group in optimizer.param_groups:
         param_group["lr"] = lr
@@ -106,13 +108,22 @@ for iter_num in session.steps(max_iters):
     if iter_num % eval_interval == 0:
         losses = estimate_loss()
         print(f"step {iter_num}: train {losses['train']:.4f}, val {losses['val']:.4f}")
-        if losses["val"] < session.state.get("best", 1e9):
-            session.state["best"] = losses["val"]
-            session.save("ckpt.pt", {"model": model.state_dict(), "best": losses["val"]})
+#-        if losses["val"] < best_val_loss:
+#-            best_val_loss = losses["val"]
+#-            torch.save({"model": model.state_dict(), "best": best_val_loss}, "ckpt.pt")
+        if losses["val"] < session.state.get("best", 1e9):  #+
+            session.state["best"] = losses["val"]  #+
+            session.save("ckpt.pt", {"model": model.state_dict(), "best": losses["val"]})  #+
 
-    session.backward(lambda i: model(*get_batch("train", iter_num * gradient_accumulation_steps + i))[1], range(gradient_accumulation_steps))
+#-    for micro_step in range(gradient_accumulation_steps):
+#-        X, Y = get_batch("train", iter_num * gradient_accumulation_steps + micro_step)
+#-        logits, loss = model(X, Y)
+#-        loss = loss / gradient_accumulation_steps
+#-        scaler.scale(loss).backward()
+    session.backward(lambda i: model(*get_batch("train", iter_num * gradient_accumulation_steps + i))[1], range(gradient_accumulation_steps))  #+
     scaler.unscale_(optimizer)
-    session.clip_grad_norm_(grad_clip)
+#-    torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    session.clip_grad_norm_(grad_clip)  #+
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

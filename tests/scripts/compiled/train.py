@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 STEPS, MICRO = 24, 4
 torch.manual_seed(0)
@@ -52,9 +52,15 @@ def loss_of(batch):
     return F.cross_entropy(squared_relu(model(ids)), tags)
 
 
-session = Session(model, optimizer)
-for step in session.steps(STEPS):
-    lossf = session.backward(loss_of, [microbatch(step, i) for i in range(MICRO)]).loss
+#-for step in range(STEPS):
+#-    lossf = 0.0
+#-    for i in range(MICRO):
+#-        loss = loss_of(microbatch(step, i)) / MICRO
+#-        loss.backward()
+#-        lossf += loss.item()
+session = Session(model, optimizer)  #+
+for step in session.steps(STEPS):  #+
+    lossf = session.backward(loss_of, [microbatch(step, i) for i in range(MICRO)]).loss  #+
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if step % 8 == 0:

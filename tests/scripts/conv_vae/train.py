@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class VAE(nn.Module):
@@ -36,19 +36,29 @@ def main():
     torch.manual_seed(1265)
     g = torch.Generator().manual_seed(0)
     data = (torch.rand(160, 1, 8, 8, generator=g) < torch.rand(160, 1, 8, 1, generator=g)).float()
+#-    loader = DataLoader(data, batch_size=20, shuffle=True)
     model = VAE()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.95)
-    session = Session(model, optimizer, scheduler)
-    loader = session.data(DataLoader(data, batch_size=20, shuffle=True), microbatches=4)
-    for epoch in session.epochs(3):
+#-    num_iter = 0
+#-    for epoch in range(3):
+    session = Session(model, optimizer, scheduler)  #+
+    loader = session.data(DataLoader(data, batch_size=20, shuffle=True), microbatches=4)  #+
+    for epoch in session.epochs(3):  #+
         model.train()
         for x in loader:
-            kld_weight = min(1.0, (session.step + 1) / 20) * 0.01
-            losses = session.backward(lambda x: loss_function(*model(x), kld_weight), x)
+#-            num_iter += 1
+#-            kld_weight = min(1.0, num_iter / 20) * 0.01
+#-            optimizer.zero_grad()
+#-            results = model(x)
+#-            losses = loss_function(*results, kld_weight)
+#-            losses["loss"].backward()
+            kld_weight = min(1.0, (session.step + 1) / 20) * 0.01  #+
+            losses = session.backward(lambda x: loss_function(*model(x), kld_weight), x)  #+
             optimizer.step()
         scheduler.step()
-        print(epoch, {name: round(float(value), 4) for name, value in losses.metrics.items()})
+#-        print(epoch, {name: round(float(value), 4) for name, value in losses.items()})
+        print(epoch, {name: round(float(value), 4) for name, value in losses.metrics.items()})  #+
 
 
 if __name__ == "__main__":

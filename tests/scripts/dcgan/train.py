@@ -4,8 +4,9 @@ import argparse
 
 import torch
 from torch import nn
-
-from orchestrator import Session
+#-from torch.utils.data import DataLoader
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batchSize", type=int, default=32)
@@ -17,6 +18,7 @@ torch.manual_seed(999)
 
 angles = torch.randn(256, 1, 16, 1, generator=torch.Generator().manual_seed(1))
 dataset = torch.sin(angles.cumsum(2) + torch.linspace(0, 3, 16))
+#-dataloader = DataLoader(dataset, batch_size=opt.batchSize, shuffle=True)
 
 
 def weights_init(m):
@@ -67,18 +69,26 @@ def loss_generator(real):
     return criterion(netD(fake), torch.ones(len(real)))
 
 
-session = Session(netG, netD, optimizerD, optimizerG)
-dataloader = session.data(dataset, batch_size=opt.batchSize, microbatches=4, shuffle=True)
-for epoch in session.epochs(opt.niter):
+#-for epoch in range(opt.niter):
+session = Session(netG, netD, optimizerD, optimizerG)  #+
+dataloader = session.data(dataset, batch_size=opt.batchSize, microbatches=4, shuffle=True)  #+
+for epoch in session.epochs(opt.niter):  #+
     for i, data in enumerate(dataloader):
         # (1) Update D: maximize log(D(x)) + log(1 - D(G(z)))
         netD.zero_grad()
-        errD_real = session.backward(loss_real, data).loss
-        errD_fake = session.backward(loss_fake, data).loss
+#-        errD_real = loss_real(data)
+#-        errD_real.backward()
+#-        errD_fake = loss_fake(data)
+#-        errD_fake.backward()
+        errD_real = session.backward(loss_real, data).loss  #+
+        errD_fake = session.backward(loss_fake, data).loss  #+
         optimizerD.step()
         # (2) Update G: maximize log(D(G(z)))
         netG.zero_grad()
-        errG = session.backward(loss_generator, data).loss
+#-        errG = loss_generator(data)
+#-        errG.backward()
+        errG = session.backward(loss_generator, data).loss  #+
         optimizerG.step()
-    session.save(f"netG_epoch_{epoch}.pth", netG.state_dict())
+#-    torch.save(netG.state_dict(), f"netG_epoch_{epoch}.pth")
+    session.save(f"netG_epoch_{epoch}.pth", netG.state_dict())  #+
     print(f"[{epoch}/{opt.niter}] Loss_D: {errD_real + errD_fake:.4f} Loss_G: {errG:.4f}")

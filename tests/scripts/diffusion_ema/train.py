@@ -6,8 +6,9 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session
+#-from torch.utils.data import DataLoader
+#+
+from orchestrator import Session  #+
 
 
 class EMA:
@@ -75,21 +76,26 @@ torch.manual_seed(42)
 angles = torch.rand(256, generator=torch.Generator().manual_seed(1)) * 6.283
 dataset = torch.stack([angles.cos(), angles.sin()], 1)
 
+#-dataloader = DataLoader(dataset, batch_size=args.batch_size, shuffle=True)
 model = Denoiser()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 diffusion = Diffusion()
 ema = EMA(0.9)
 ema_model = copy.deepcopy(model).eval().requires_grad_(False)
-session = Session(model, ema_model, optimizer, ema)
-dataloader = session.data(dataset, batch_size=args.batch_size, microbatches=4, shuffle=True)
+session = Session(model, ema_model, optimizer, ema)  #+
+dataloader = session.data(dataset, batch_size=args.batch_size, microbatches=4, shuffle=True)  #+
 
-for epoch in session.epochs(args.epochs):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs):  #+
     model.train()
     for images in dataloader:
+#-        loss = diffusion.training_loss(model, images)
         optimizer.zero_grad()
-        loss = session.backward(lambda x: diffusion.training_loss(model, x), images).loss
+#-        loss.backward()
+        loss = session.backward(lambda x: diffusion.training_loss(model, x), images).loss  #+
         optimizer.step()
         ema.step_ema(ema_model, model)
     sampled = diffusion.sample(ema_model, 16)
     print(f"epoch {epoch} MSE {loss:.4f} radius {sampled.norm(dim=1).mean():.3f}")
-    session.save("sampled.pt", sampled)
+#-    torch.save(sampled, "sampled.pt")
+    session.save("sampled.pt", sampled)  #+

@@ -2,12 +2,18 @@
 
 import argparse
 from copy import deepcopy
+#-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+#-from torch.utils.data import DataLoader
 
-from orchestrator import Session
+#-
+#-def cycle(dl):
+#-    while True:
+#-        yield from dl
+from orchestrator import Session  #+
 
 
 class GaussianDiffusion(nn.Module):
@@ -62,11 +68,13 @@ class Trainer:
         self.gradient_accumulate_every = gradient_accumulate_every
         self.save_and_sample_every = save_and_sample_every
         self.train_num_steps = train_num_steps
+#-        self.dl = cycle(DataLoader(dataset, batch_size=train_batch_size))
         self.opt = torch.optim.Adam(diffusion_model.parameters(), lr=train_lr, betas=(0.9, 0.99))
         self.ema = EMA(diffusion_model)
-        self.session = Session(diffusion_model, self.ema, self.opt)
-        self.dl = self.session.data(dataset, batch_size=4 * train_batch_size, microbatches=4, shuffle=False)
-        self.results_folder = self.session.output / results_folder
+#-        self.results_folder = Path(results_folder)
+        self.session = Session(diffusion_model, self.ema, self.opt)  #+
+        self.dl = self.session.data(dataset, batch_size=4 * train_batch_size, microbatches=4, shuffle=False)  #+
+        self.results_folder = self.session.output / results_folder  #+
         self.results_folder.mkdir(exist_ok=True)
         self.step = 0
 
@@ -75,10 +83,18 @@ class Trainer:
         torch.save(data, str(self.results_folder / f"model-{milestone}.pt"))
 
     def train(self):
-        for self.step in self.session.steps(self.train_num_steps):
+#-        while self.step < self.train_num_steps:
+        for self.step in self.session.steps(self.train_num_steps):  #+
             self.model.train()
-            total_loss = self.session.backward(self.model, self.dl.at(self.step)).loss
-            self.session.clip_grad_norm_(1.0)
+#-            total_loss = 0.0
+#-            for _ in range(self.gradient_accumulate_every):
+#-                data = next(self.dl)
+#-                loss = self.model(data) / self.gradient_accumulate_every
+#-                total_loss += loss.item()
+#-                loss.backward()
+#-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            total_loss = self.session.backward(self.model, self.dl.at(self.step)).loss  #+
+            self.session.clip_grad_norm_(1.0)  #+
             self.opt.step()
             self.opt.zero_grad()
             self.step += 1

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Net(nn.Module):
@@ -36,11 +36,15 @@ def pictures(count, seed):
     )
 
 
-def train(args, model, train_loader, optimizer, epoch, session):
+#-def train(args, model, train_loader, optimizer, epoch):
+def train(args, model, train_loader, optimizer, epoch, session):  #+
     model.train()
-    for batch_idx, batch in enumerate(train_loader):
+#-    for batch_idx, (data, target) in enumerate(train_loader):
+    for batch_idx, batch in enumerate(train_loader):  #+
         optimizer.zero_grad()
-        loss = session.backward(lambda b: F.nll_loss(model(b[0]), b[1]), batch).loss
+#-        loss = F.nll_loss(model(data), target)
+#-        loss.backward()
+        loss = session.backward(lambda b: F.nll_loss(model(b[0]), b[1]), batch).loss  #+
         optimizer.step()
         if batch_idx % args.log_interval == 0:
             print(f"Train Epoch: {epoch} [{batch_idx}/{len(train_loader)}]\tLoss: {loss:.6f}")
@@ -68,14 +72,17 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(1)
 
+#-    train_loader = DataLoader(pictures(320, 1), batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(pictures(64, 2), batch_size=64)
     model = Net()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    session = Session(model, optimizer, scheduler)
-    train_loader = session.data(pictures(320, 1), batch_size=args.batch_size, microbatches=4, shuffle=True)
-    for epoch in session.epochs(args.epochs):
-        train(args, model, train_loader, optimizer, epoch, session)
+#-    for epoch in range(1, args.epochs + 1):
+#-        train(args, model, train_loader, optimizer, epoch)
+    session = Session(model, optimizer, scheduler)  #+
+    train_loader = session.data(pictures(320, 1), batch_size=args.batch_size, microbatches=4, shuffle=True)  #+
+    for epoch in session.epochs(args.epochs):  #+
+        train(args, model, train_loader, optimizer, epoch, session)  #+
         test(model, test_loader)
         scheduler.step()
 

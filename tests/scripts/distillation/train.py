@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -37,13 +37,18 @@ def train_knowledge_distillation(teacher, student, train_loader, epochs, lr, T, 
     optimizer = torch.optim.Adam(student.parameters(), lr=lr)
     teacher.eval()
     student.train()
-    session = Session(student, optimizer)
-    data = session.data(train_loader.dataset, batch_size=train_loader.batch_size, microbatches=4, shuffle=True)
-    for epoch in session.epochs(epochs):
+#-    for epoch in range(epochs):
+    session = Session(student, optimizer)  #+
+    data = session.data(train_loader.dataset, batch_size=train_loader.batch_size, microbatches=4, shuffle=True)  #+
+    for epoch in session.epochs(epochs):  #+
         running_loss = 0.0
-        for batch in data:
+#-        for inputs, labels in train_loader:
+        for batch in data:  #+
             optimizer.zero_grad()
-            loss = session.backward(lambda b: kd_loss(student(b[0]), soft_labels(teacher, b[0], T), b[1], T, soft_weight), batch).loss
+#-            soft_targets = soft_labels(teacher, inputs, T)
+#-            loss = kd_loss(student(inputs), soft_targets, labels, T, soft_weight)
+#-            loss.backward()
+            loss = session.backward(lambda b: kd_loss(student(b[0]), soft_labels(teacher, b[0], T), b[1], T, soft_weight), batch).loss  #+
             optimizer.step()
             running_loss += float(loss)
         print(f"Epoch {epoch + 1}/{epochs}, Loss: {running_loss / len(train_loader):.4f}")

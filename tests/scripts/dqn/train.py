@@ -6,8 +6,8 @@ import random
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 TURNS, WARM_UP, EVERY, COPY_EVERY, BATCH = 120, 24, 4, 16, 32
 GAMMA, MEMORY = 0.98, 200
@@ -35,7 +35,7 @@ def network():
 q, target = network(), network()
 target.load_state_dict(q.state_dict())
 optimizer = optim.Adam(q.parameters(), lr=2e-3)
-session = Session(q, target, optimizer)
+session = Session(q, target, optimizer)  #+
 
 
 def loss_of(rows):
@@ -45,9 +45,11 @@ def loss_of(rows):
     return F.smooth_l1_loss(q(state).gather(1, action[:, None])[:, 0], best)
 
 
-session.state.update(memory=[], state=reset(), episodes=0)
-for turn in session.steps(TURNS):
-    memory, state, episodes = (session.state[key] for key in ("memory", "state", "episodes"))
+#-memory, state, episodes = [], reset(), 0
+#-for turn in range(TURNS):
+session.state.update(memory=[], state=reset(), episodes=0)  #+
+for turn in session.steps(TURNS):  #+
+    memory, state, episodes = (session.state[key] for key in ("memory", "state", "episodes"))  #+
     explore = random.random() < max(0.05, 1 - turn / 60)
     with torch.no_grad():
         action = random.randrange(2) if explore else int(q(torch.tensor(state)).argmax())
@@ -56,12 +58,14 @@ for turn in session.steps(TURNS):
     state = after
     if done:
         state, episodes = reset(), episodes + 1
-    session.state.update(memory=memory, state=state, episodes=episodes)
+    session.state.update(memory=memory, state=state, episodes=episodes)  #+
     if turn < WARM_UP or turn % EVERY:
         continue
     rows = random.sample(memory, min(BATCH, len(memory) // 4 * 4))
     optimizer.zero_grad()
-    session.backward(loss_of, [rows[at : at + len(rows) // 4] for at in range(0, len(rows), len(rows) // 4)])
+#-    loss = loss_of(rows)
+#-    loss.backward()
+    session.backward(loss_of, [rows[at : at + len(rows) // 4] for at in range(0, len(rows), len(rows) // 4)])  #+
     optimizer.step()
     if turn % COPY_EVERY == 0:
         target.load_state_dict(q.state_dict())

@@ -6,8 +6,8 @@ import copy
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class EarlyStopping:
@@ -43,19 +43,24 @@ def main():
     x = torch.randn(128, 10)
     y = x[:, :1] * x[:, 1:2] + 0.5 * torch.randn(128, 1)
     train_set, (val_x, val_y) = TensorDataset(x[:96], y[:96]), (x[96:], y[96:])
+#-    train_loader = DataLoader(train_set, batch_size=8, shuffle=True)
     model = nn.Sequential(nn.Linear(10, 48), nn.Tanh(), nn.Linear(48, 1))
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
     early_stopping = EarlyStopping(args.patience)
-    session = Session(model, optimizer, scheduler, early_stopping)
-    train_loader = session.data(train_set, batch_size=8, microbatches=4, shuffle=True)
+    session = Session(model, optimizer, scheduler, early_stopping)  #+
+    train_loader = session.data(train_set, batch_size=8, microbatches=4, shuffle=True)  #+
 
-    for epoch in session.epochs(args.epochs):
+#-    for epoch in range(args.epochs):
+    for epoch in session.epochs(args.epochs):  #+
         model.train()
-        for batch in train_loader:
+#-        for inputs, targets in train_loader:
+        for batch in train_loader:  #+
             optimizer.zero_grad()
-            session.backward(lambda b: criterion(model(b[0]), b[1]), batch)
+#-            loss = criterion(model(inputs), targets)
+#-            loss.backward()
+            session.backward(lambda b: criterion(model(b[0]), b[1]), batch)  #+
             optimizer.step()
         model.eval()
         with torch.no_grad():
@@ -68,7 +73,8 @@ def main():
             break
 
     model.load_state_dict(early_stopping.best_weights)
-    session.save("best.pt")
+#-    torch.save(model.state_dict(), "best.pt")
+    session.save("best.pt")  #+
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.func import functional_call, jacrev, stack_module_state, vmap
 
-from orchestrator import Session
+from orchestrator import Session  #+
 
 torch.manual_seed(0)
 
@@ -53,11 +53,14 @@ def loss_fn(params, minibatch, y):
     return ce + 1e-3 * jac.square().mean()
 
 
-session = Session(optimizer, microbatches=4)
-for step in session.steps(24):
+#-for step in range(24):
+session = Session(optimizer, microbatches=4)  #+
+for step in session.steps(24):  #+
     idx = torch.randint(100, (32,))
+#-    loss = loss_fn(params, points[idx], labels[idx])
     optimizer.zero_grad()
-    loss = session.backward(lambda x, y: loss_fn(params, x, y), points[idx], labels[idx])
+#-    loss.backward()
+    loss = session.backward(lambda x, y: loss_fn(params, x, y), points[idx], labels[idx])  #+
     optimizer.step()
     if step % 5 == 0:
         with torch.no_grad():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import torch.optim as optim
 from torch.utils.data import DataLoader, TensorDataset
 
-from orchestrator import Session, supervised
+from orchestrator import Session, supervised  #+
 
 
 class ResNetLayer(nn.Module):
@@ -74,12 +74,16 @@ def epoch_(loader, model, opt=None, lr_scheduler=None, session=None):
     total_loss, total_err, n = 0.0, 0.0, 0
     model.eval() if opt is None else model.train()
     for X, y in loader:
+#-        yp = model(X)
+#-        loss = nn.CrossEntropyLoss()(yp, y)
         if opt:
             opt.zero_grad()
-            loss = session.backward(supervised(model, nn.CrossEntropyLoss(), err=lambda yp, y: (yp.max(dim=1)[1] != y).float().mean()), X, y)
+#-            loss.backward()
+            loss = session.backward(supervised(model, nn.CrossEntropyLoss(), err=lambda yp, y: (yp.max(dim=1)[1] != y).float().mean()), X, y)  #+
             opt.step()
             lr_scheduler.step()
-            total_err += loss["err"] * X.shape[0]
+#-        total_err += (yp.max(dim=1)[1] != y).sum().item()
+            total_err += loss["err"] * X.shape[0]  #+
         total_loss += loss.item() * X.shape[0]
         n += X.shape[0]
     return total_err / n, total_loss / n
@@ -92,7 +96,9 @@ train_loader = DataLoader(TensorDataset(torch.rand(64, 1, 8, 8), torch.arange(64
 opt = optim.Adam(model.parameters(), lr=1e-3)
 max_epochs = 5
 scheduler = optim.lr_scheduler.CosineAnnealingLR(opt, max_epochs * len(train_loader), eta_min=1e-6)
-session = Session(model, opt, scheduler, microbatches=4)
-train_loader = session.data(train_loader)
-for i in session.epochs(max_epochs):
-    print(epoch_(train_loader, model, opt, scheduler, session))
+#-for i in range(max_epochs):
+#-    print(epoch_(train_loader, model, opt, scheduler))
+session = Session(model, opt, scheduler, microbatches=4)  #+
+train_loader = session.data(train_loader)  #+
+for i in session.epochs(max_epochs):  #+
+    print(epoch_(train_loader, model, opt, scheduler, session))  #+

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 import argparse
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class MLP(nn.Module):
@@ -66,13 +66,17 @@ def main():
     chunks = list(zip(x.split(16), y.split(16)))
 
     net.train()
-    session = Session(net, optim)
-    for step in session.steps(args.steps):
-        def loss_of(i):
+#-    for step in range(args.steps):
+#-        for i in range(args.accum):
+    session = Session(net, optim)  #+
+    for step in session.steps(args.steps):  #+
+        def loss_of(i):  #+
             inputs, labels = chunks[(step * args.accum + i) % len(chunks)]
             output, aux_loss = net(inputs)
-            return loss_fn(output, labels) + aux_loss
-        total_loss = session.backward(loss_of, range(args.accum)).loss
+#-            total_loss = loss_fn(output, labels) + aux_loss
+#-            (total_loss / args.accum).backward()
+            return loss_fn(output, labels) + aux_loss  #+
+        total_loss = session.backward(loss_of, range(args.accum)).loss  #+
         optim.step()
         optim.zero_grad()
         if step % 8 == 0:

@@ -7,8 +7,8 @@ import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 def patterns(count, seed):
@@ -38,20 +38,24 @@ optimizer = optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
 for param in backbone.parameters():
     param.requires_grad = False
-session = Session(model, optimizer, scheduler)
-dataloaders["train"] = session.data(patterns(192, 1), batch_size=24, microbatches=4, shuffle=True)
+session = Session(model, optimizer, scheduler)  #+
+dataloaders["train"] = session.data(patterns(192, 1), batch_size=24, microbatches=4, shuffle=True)  #+
 
 since = time.time()
 best_acc = 0.0
-for epoch in session.epochs(args.epochs):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs):  #+
     if epoch == args.unfreeze:
         for param in backbone.parameters():
             param.requires_grad = True
     model.train()
     running_loss = 0.0
-    for batch in dataloaders["train"]:
+#-    for inputs, labels in dataloaders["train"]:
+    for batch in dataloaders["train"]:  #+
         optimizer.zero_grad()
-        loss = session.backward(lambda b: criterion(model(b[0]), b[1]), batch).loss
+#-        loss = criterion(model(inputs), labels)
+#-        loss.backward()
+        loss = session.backward(lambda b: criterion(model(b[0]), b[1]), batch).loss  #+
         optimizer.step()
         running_loss += float(loss)
     scheduler.step()
@@ -61,7 +65,8 @@ for epoch in session.epochs(args.epochs):
         for inputs, labels in dataloaders["val"]:
             corrects += (model(inputs).argmax(1) == labels).sum().item()
     epoch_acc = corrects / len(dataloaders["val"].dataset)
-    best_acc = session.state["best_acc"] = max(session.state.get("best_acc", 0.0), epoch_acc)
+#-    best_acc = max(best_acc, epoch_acc)
+    best_acc = session.state["best_acc"] = max(session.state.get("best_acc", 0.0), epoch_acc)  #+
     print(f"Epoch {epoch} Loss: {running_loss / len(dataloaders['train']):.4f} Acc: {epoch_acc:.4f}")
 
 print(f"Training complete in {time.time() - since:.0f}s, best val Acc: {best_acc:4f}")

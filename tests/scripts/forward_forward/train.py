@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from torch.optim import Adam
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 torch.manual_seed(1234)
 
@@ -36,9 +36,12 @@ class Layer(nn.Linear):
         return torch.log(1 + torch.exp(margins)).mean()
 
     def train_layer(self, x_pos, x_neg):
-        for _ in session.each(range(self.num_epochs)):
+#-        for _ in range(self.num_epochs):
+#-            loss = self.loss(x_pos, x_neg)
+        for _ in session.each(range(self.num_epochs)):  #+
             self.opt.zero_grad()
-            session.backward(lambda rows: self.loss(x_pos[rows], x_neg[rows]), parts)
+#-            loss.backward()
+            session.backward(lambda rows: self.loss(x_pos[rows], x_neg[rows]), parts)  #+
             self.opt.step()
         return self.forward(x_pos).detach(), self.forward(x_neg).detach()
 
@@ -61,9 +64,11 @@ class Net(nn.Module):
 
     def train_layers(self, x_pos, x_neg):
         h_pos, h_neg = x_pos, x_neg
-        for i in session.epochs(len(self.layers), range(self.layers[0].num_epochs)):
-            h_pos, h_neg = (nn.Sequential(*self.layers[:i])(x).detach() for x in (x_pos, x_neg))
-            self.layers[i].train_layer(h_pos, h_neg)
+#-        for i, layer in enumerate(self.layers):
+#-            h_pos, h_neg = layer.train_layer(h_pos, h_neg)
+        for i in session.epochs(len(self.layers), range(self.layers[0].num_epochs)):  #+
+            h_pos, h_neg = (nn.Sequential(*self.layers[:i])(x).detach() for x in (x_pos, x_neg))  #+
+            self.layers[i].train_layer(h_pos, h_neg)  #+
 
 
 y = torch.randint(4, (64,))
@@ -71,6 +76,6 @@ x = torch.randn(4, 20)[y] + 0.3 * torch.randn(64, 20)
 net = Net([20, 32, 32])
 x_pos = overlay_y_on_x(x, y)
 x_neg = overlay_y_on_x(x, y[torch.randperm(64)])
-session, parts = Session(net, *[layer.opt for layer in net.layers]), torch.arange(64).split(16)
+session, parts = Session(net, *[layer.opt for layer in net.layers]), torch.arange(64).split(16)  #+
 net.train_layers(x_pos, x_neg)
 print("train error:", 1.0 - net.predict(x).eq(y).float().mean().item())

@@ -6,14 +6,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from orchestrator import Session
-
+from orchestrator import Session  #+
+#+
 
 @dataclass
 class TrainingArguments:
     output_dir: str = "out"
-    per_device_train_batch_size: int = 16
-    gradient_accumulation_steps: int = 1
+#-    per_device_train_batch_size: int = 4
+#-    gradient_accumulation_steps: int = 4
+    per_device_train_batch_size: int = 16  #+
+    gradient_accumulation_steps: int = 1  #+
     num_train_epochs: int = 3
     learning_rate: float = 5e-3
     max_grad_norm: float = 1.0
@@ -76,20 +78,26 @@ class Trainer:
             self.optimizer,
             lambda s: min((s + 1) / args.warmup_steps, (total - s) / (total - args.warmup_steps)),
         )
-        self.session = Session(model, self.optimizer, self.lr_scheduler, self.state, microbatches=4)
-        self.train_dataloader = self.session.data(self.train_dataloader)
+        self.session = Session(model, self.optimizer, self.lr_scheduler, self.state, microbatches=4)  #+
+        self.train_dataloader = self.session.data(self.train_dataloader)  #+
 
     def compute_loss(self, inputs):
         return self.model(**inputs)["loss"]
 
     def train(self):
         self.model.train()
-        for epoch in self.session.epochs(self.args.num_train_epochs):
+#-        for epoch in range(self.args.num_train_epochs):
+        for epoch in self.session.epochs(self.args.num_train_epochs):  #+
             for step, inputs in enumerate(self.train_dataloader):
-                loss = self.session.backward(self.compute_loss, inputs)
+#-                loss = self.compute_loss(inputs) / self.args.gradient_accumulation_steps
+#-                loss.backward()
+                loss = self.session.backward(self.compute_loss, inputs)  #+
                 self.state.total_loss += loss.item()
                 if (step + 1) % self.args.gradient_accumulation_steps == 0:
-                    self.session.clip_grad_norm_(self.args.max_grad_norm)
+#-                    torch.nn.utils.clip_grad_norm_(
+#-                        self.model.parameters(), self.args.max_grad_norm
+#-                    )
+                    self.session.clip_grad_norm_(self.args.max_grad_norm)  #+
                     self.optimizer.step()
                     self.lr_scheduler.step()
                     self.optimizer.zero_grad()

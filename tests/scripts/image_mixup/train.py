@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session, supervised
+#+
+from orchestrator import Session, supervised  #+
 
 
 class ModelEma(nn.Module):
@@ -51,23 +51,32 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
     mixup_fn = Mixup()
-    session = Session(model, model_ema, optimizer, lr_scheduler, microbatches=4)
-    loader_train = session.data(DataLoader(make_data(128, 1), batch_size=16, shuffle=True, drop_last=True))
+#-    loader_train = DataLoader(make_data(128, 1), batch_size=16, shuffle=True, drop_last=True)
+    session = Session(model, model_ema, optimizer, lr_scheduler, microbatches=4)  #+
+    loader_train = session.data(DataLoader(make_data(128, 1), batch_size=16, shuffle=True, drop_last=True))  #+
     loader_eval = DataLoader(make_data(64, 2), batch_size=32)
-    for epoch in session.epochs(4):
+#-    best_metric = 0.0
+#-    for epoch in range(4):
+    for epoch in session.epochs(4):  #+
         model.train()
         losses_m = 0.0
         for batch_idx, (x, target) in enumerate(loader_train):
             x, target = mixup_fn(x, target)
-            loss = session.backward(supervised(model, soft_target_cross_entropy), x, target)
+#-            output = model(x)
+#-            loss = soft_target_cross_entropy(output, target)
+            loss = session.backward(supervised(model, soft_target_cross_entropy), x, target)  #+
             losses_m += loss.item()
+#-            optimizer.zero_grad()
+#-            loss.backward()
             optimizer.step()
             model_ema.update(model)
         lr_scheduler.step()
         model_ema.module.eval()
         with torch.no_grad():
             right = sum((model_ema.module(x).argmax(1) == y).sum().item() for x, y in loader_eval)
-        best_metric = session.state["best"] = max(right, session.state.get("best", 0.0))
+#-        if right > best_metric:
+#-            best_metric = right
+        best_metric = session.state["best"] = max(right, session.state.get("best", 0.0))  #+
         print(f"epoch {epoch} loss {losses_m / len(loader_train):.4f} ema top1 {right} best {best_metric}")
 
 

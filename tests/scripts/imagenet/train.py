@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session, Variables, supervised
+#+
+from orchestrator import Session, Variables, supervised  #+
 
 parser = argparse.ArgumentParser(description="training of an image classifier")
 parser.add_argument("--epochs", default=4, type=int)
@@ -84,20 +84,27 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, momentum=args.momentum, weight_decay=args.wd
     )
-    session = Session(model, optimizer, Variables(globals(), "best_acc1"), microbatches=4)
-    train_loader = session.data(images(256, 1), batch_size=args.batch_size, shuffle=True)
+#-    train_loader = DataLoader(images(256, 1), batch_size=args.batch_size, shuffle=True)
+    session = Session(model, optimizer, Variables(globals(), "best_acc1"), microbatches=4)  #+
+    train_loader = session.data(images(256, 1), batch_size=args.batch_size, shuffle=True)  #+
     val_loader = DataLoader(images(64, 2), batch_size=args.batch_size)
 
-    for epoch in session.epochs(args.epochs):
+#-    for epoch in range(args.epochs):
+    for epoch in session.epochs(args.epochs):  #+
         adjust_learning_rate(optimizer, epoch, args)
         batch_time, losses = AverageMeter("Time", ":6.3f"), AverageMeter("Loss", ":.4e")
         top1 = AverageMeter("Acc@1", ":6.2f")
         model.train()
         end = time.time()
         for i, (inputs, target) in enumerate(train_loader):
-            loss = session.backward(supervised(model, criterion, acc1=accuracy), inputs, target)
+#-            output = model(inputs)
+#-            loss = criterion(output, target)
+            loss = session.backward(supervised(model, criterion, acc1=accuracy), inputs, target)  #+
             losses.update(loss.item(), inputs.size(0))
-            top1.update(loss["acc1"], inputs.size(0))
+#-            top1.update(accuracy(output, target).item(), inputs.size(0))
+#-            optimizer.zero_grad()
+#-            loss.backward()
+            top1.update(loss["acc1"], inputs.size(0))  #+
             optimizer.step()
             batch_time.update(time.time() - end)
             end = time.time()
@@ -107,7 +114,8 @@ def main():
         acc1 = validate(val_loader, model)
         is_best = acc1 > best_acc1
         best_acc1 = max(acc1, best_acc1)
-        save_checkpoint({"epoch": epoch + 1, "state_dict": model.state_dict()}, is_best, session.output / "checkpoint.pth.tar")
+#-        save_checkpoint({"epoch": epoch + 1, "state_dict": model.state_dict()}, is_best)
+        save_checkpoint({"epoch": epoch + 1, "state_dict": model.state_dict()}, is_best, session.output / "checkpoint.pth.tar")  #+
 
     print(f"best accuracy {best_acc1:.2f}")
 
@@ -125,7 +133,8 @@ def validate(val_loader, model):
 def save_checkpoint(state, is_best, filename="checkpoint.pth.tar"):
     torch.save(state, filename)
     if is_best:
-        shutil.copyfile(filename, filename.with_name("model_best.pth.tar"))
+#-        shutil.copyfile(filename, "model_best.pth.tar")
+        shutil.copyfile(filename, filename.with_name("model_best.pth.tar"))  #+
 
 
 def adjust_learning_rate(optimizer, epoch, args):

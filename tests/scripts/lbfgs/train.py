@@ -4,8 +4,8 @@ import argparse
 
 import torch
 from torch import nn, optim
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Sequence(nn.Module):
@@ -42,14 +42,19 @@ test_input, test_target = data[:4, :-1], data[:4, 1:]
 seq = Sequence().double()
 criterion = nn.MSELoss()
 optimizer = optim.LBFGS(seq.parameters(), lr=0.8, max_iter=3)
-session = Session(seq, optimizer)
-pairs = list(zip(input.split(2), target.split(2), strict=True))
+session = Session(seq, optimizer)  #+
+pairs = list(zip(input.split(2), target.split(2), strict=True))  #+
 
-for i in session.steps(opt.steps):
+#-for i in range(opt.steps):
+for i in session.steps(opt.steps):  #+
 
     def closure():
         optimizer.zero_grad()
-        return session.backward(lambda pair: criterion(seq(pair[0]), pair[1]), pairs).loss
+#-        out = seq(input)
+#-        loss = criterion(out, target)
+#-        loss.backward()
+#-        return loss
+        return session.backward(lambda pair: criterion(seq(pair[0]), pair[1]), pairs).loss  #+
 
     loss = optimizer.step(closure)
     with torch.no_grad():

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class LightningModule(nn.Module):
@@ -44,17 +44,23 @@ class Trainer:
     def fit(self, model, train_dataloader, val_dataloader):
         model.logged = {}
         self.optimizer, self.scheduler = model.configure_optimizers()
-        session = Session(model, self.optimizer, self.scheduler)
-        data = session.data(train_dataloader.dataset, batch_size=train_dataloader.batch_size, microbatches=4, shuffle=True)
-        for self.current_epoch in session.epochs(self.max_epochs):
+#-        for self.current_epoch in range(self.max_epochs):
+        session = Session(model, self.optimizer, self.scheduler)  #+
+        data = session.data(train_dataloader.dataset, batch_size=train_dataloader.batch_size, microbatches=4, shuffle=True)  #+
+        for self.current_epoch in session.epochs(self.max_epochs):  #+
             model.train()
-            for batch_idx, batch in enumerate(data):
+#-            for batch_idx, batch in enumerate(train_dataloader):
+#-                loss = model.training_step(batch, batch_idx)
+            for batch_idx, batch in enumerate(data):  #+
                 self.optimizer.zero_grad()
-                loss = session.backward(lambda b: model.training_step(b, batch_idx), batch).loss
+#-                loss.backward()
+                loss = session.backward(lambda b: model.training_step(b, batch_idx), batch).loss  #+
                 if self.gradient_clip_val is not None:
-                    session.clip_grad_norm_(self.gradient_clip_val)
+#-                    nn.utils.clip_grad_norm_(model.parameters(), self.gradient_clip_val)
+                    session.clip_grad_norm_(self.gradient_clip_val)  #+
                 self.optimizer.step()
-                self.global_step = session.step + 1
+#-                self.global_step += 1
+                self.global_step = session.step + 1  #+
                 if self.global_step % self.log_every_n_steps == 0:
                     model.log("train_loss", loss)
             self.scheduler.step()

@@ -2,7 +2,7 @@
 from collections import defaultdict
 import torch
 import torch.nn as nn
-from orchestrator import Session, Variables
+from orchestrator import Session, Variables  #+
 torch.manual_seed(0)
 
 
@@ -61,10 +61,13 @@ model = nn.Sequential(nn.Linear(10, 32), nn.ELU(), nn.Linear(32, 2))
 base = AdaBelief(model.parameters(), lr=5e-3)
 optimizer = Lookahead(base)
 criterion = nn.SmoothL1Loss()
-session = Session(model, base, optimizer, Variables(base, "t", "buffer"), microbatches=4)
-for step in session.steps(20):
+#-for step in range(20):
+session = Session(model, base, optimizer, Variables(base, "t", "buffer"), microbatches=4)  #+
+for step in session.steps(20):  #+
     x, y = X[step * 32 % 256 :][:32], Y[step * 32 % 256 :][:32]
     optimizer.zero_grad()
-    loss = session.backward(lambda x, y: criterion(model(x), y), x, y)
+#-    loss = criterion(model(x), y)
+#-    loss.backward()
+    loss = session.backward(lambda x, y: criterion(model(x), y), x, y)  #+
     optimizer.step()
 print(loss.item())

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ThreeLayerNet(nn.Module):
@@ -73,13 +73,17 @@ def get_loss_for_task(use_transform, x1, y1, x2, y2):
     return mse_loss(v_f, y2)
 
 
-session = Session(net, opt, microbatches=4)
-for it in session.steps(60):
+#-for it in range(60):
+session = Session(net, opt, microbatches=4)  #+
+for it in session.steps(60):  #+
     loss2 = 0.0
     opt.zero_grad()
     task = sample_tasks(num_tasks, K)
-    outer_loss = lambda *task: vmap(lambda *t: get_loss_for_task(True, *t))(*task).mean()
-    loss2 = session.backward(outer_loss, *task)
+#-    inner_losses = vmap(lambda *t: get_loss_for_task(True, *t))(task[0], task[1], task[2], task[3])
+#-    loss2 = sum(inner_losses) / len(inner_losses)
+#-    loss2.backward()
+    outer_loss = lambda *task: vmap(lambda *t: get_loss_for_task(True, *t))(*task).mean()  #+
+    loss2 = session.backward(outer_loss, *task)  #+
     opt.step()
     if it % 10 == 0:
         print("Iteration %d -- Outer Loss: %.4f" % (it, loss2))

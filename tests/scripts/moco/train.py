@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class TwoViews(Dataset):
@@ -68,16 +68,24 @@ def main():
     torch.manual_seed(0)
     model = MoCo()
     optimizer = torch.optim.SGD(model.encoder_q.parameters(), 0.03, momentum=0.9)
-    session = Session(model, optimizer, microbatches=4)
-    loader = session.data(TwoViews(), batch_size=args.batch_size, shuffle=True)
-    for epoch in session.epochs(args.epochs):
+#-    loader = DataLoader(TwoViews(), batch_size=args.batch_size, shuffle=True)
+#-    for epoch in range(args.epochs):
+    session = Session(model, optimizer, microbatches=4)  #+
+    loader = session.data(TwoViews(), batch_size=args.batch_size, shuffle=True)  #+
+    for epoch in session.epochs(args.epochs):  #+
         total = 0.0
         for im_q, im_k in loader:
-            optimizer.zero_grad()
-            loss = session.backward(lambda q, k: model(q, model.keys(k)), im_q, im_k)
-            optimizer.step()
-            model.dequeue_and_enqueue(model.keys(im_k))
+            optimizer.zero_grad()  #+
+            loss = session.backward(lambda q, k: model(q, model.keys(k)), im_q, im_k)  #+
+            optimizer.step()  #+
+            model.dequeue_and_enqueue(model.keys(im_k))  #+
             model.momentum_update()
+#-            k = model.keys(im_k)
+#-            loss = model(im_q, k)
+#-            optimizer.zero_grad()
+#-            loss.backward()
+#-            optimizer.step()
+#-            model.dequeue_and_enqueue(k)
             total += float(loss)
         print(f"epoch {epoch} loss {total / len(loader):.4f}")
 

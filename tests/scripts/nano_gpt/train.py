@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 # config
 out_dir, eval_interval, log_interval = "out", 6, 3
@@ -86,20 +86,31 @@ def get_lr(it):
     return min_lr + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
 
 
+#-iter_num = 0
 best_val_loss = 1e9
-session = Session(model, optimizer, Variables(globals(), "best_val_loss"))
-for iter_num in session.steps(max_iters):
+#-while iter_num < max_iters:
+session = Session(model, optimizer, Variables(globals(), "best_val_loss"))  #+
+for iter_num in session.steps(max_iters):  #+
     for param_group in optimizer.param_groups:
         param_group["lr"] = get_lr(iter_num)
-    batches = [get_batch("train") for _ in range(gradient_accumulation_steps)]
-    loss = session.backward(lambda batch: model(*batch)[1], batches)
-    session.clip_grad_norm_(grad_clip)
+#-    for micro_step in range(gradient_accumulation_steps):
+#-        X, Y = get_batch("train")
+#-        logits, loss = model(X, Y)
+#-        loss = loss / gradient_accumulation_steps
+#-        loss.backward()
+#-    torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
+    batches = [get_batch("train") for _ in range(gradient_accumulation_steps)]  #+
+    loss = session.backward(lambda batch: model(*batch)[1], batches)  #+
+    session.clip_grad_norm_(grad_clip)  #+
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if iter_num % log_interval == 0:
-        print(f"iter {iter_num}: loss {loss.item():.4f}")
+#-        print(f"iter {iter_num}: loss {loss.item() * gradient_accumulation_steps:.4f}")
+        print(f"iter {iter_num}: loss {loss.item():.4f}")  #+
     if iter_num % eval_interval == eval_interval - 1:
         val_loss = estimate_loss()
         if val_loss < best_val_loss:
             best_val_loss = val_loss
-            session.save("ckpt.pt", {"model": model.state_dict(), "iter_num": iter_num})
+#-            torch.save({"model": model.state_dict(), "iter_num": iter_num}, "ckpt.pt")
+#-    iter_num += 1
+            session.save("ckpt.pt", {"model": model.state_dict(), "iter_num": iter_num})  #+

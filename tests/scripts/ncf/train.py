@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.01)
@@ -71,21 +71,31 @@ def hit_rate(model):
 
 
 train_dataset = NCFData(likes, args.num_ng)
+#-train_loader = DataLoader(train_dataset, batch_size=args.batch_size, shuffle=True)
 model = NCF(args.factor_num)
 loss_function = nn.BCEWithLogitsLoss()
 optimizer = optim.Adam(model.parameters(), lr=args.lr)
-session = Session(model, optimizer)
-train_loader = session.data(train_dataset, batch_size=args.batch_size, microbatches=4, shuffle=True)
+session = Session(model, optimizer)  #+
+train_loader = session.data(train_dataset, batch_size=args.batch_size, microbatches=4, shuffle=True)  #+
 
-for epoch in session.epochs(args.epochs):
+#-best_hr = 0
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs):  #+
     model.train()
     start_time = time.time()
-    for batch in train_loader:
+#-    for user, item, label in train_loader:
+    for batch in train_loader:  #+
         model.zero_grad()
-        session.backward(lambda b: loss_function(model(b[0], b[1]), b[2].float()), batch)
+#-        prediction = model(user, item)
+#-        loss = loss_function(prediction, label.float())
+#-        loss.backward()
+        session.backward(lambda b: loss_function(model(b[0], b[1]), b[2].float()), batch)  #+
         optimizer.step()
     model.eval()
     HR = hit_rate(model)
     print(f"epoch {epoch:03d} {time.time() - start_time:.1f} s HR: {HR:.3f}")
-    session.state["best"] = max(session.state.get("best", (0, 0)), (HR, epoch), key=lambda best: best[0])
-print(f"End. Best epoch {session.state['best'][1]:03d}: HR = {session.state['best'][0]:.3f}")
+#-    if HR > best_hr:
+#-        best_hr, best_epoch = HR, epoch
+#-print(f"End. Best epoch {best_epoch:03d}: HR = {best_hr:.3f}")
+    session.state["best"] = max(session.state.get("best", (0, 0)), (HR, epoch), key=lambda best: best[0])  #+
+print(f"End. Best epoch {session.state['best'][1]:03d}: HR = {session.state['best'][0]:.3f}")  #+

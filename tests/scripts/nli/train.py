@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 import argparse
 
@@ -63,24 +63,28 @@ class SNLIClassifier(nn.Module):
         return self.out(torch.cat([self.encoder(premise), self.encoder(hypothesis)], 1))
 
 
+#-train_iter = DataLoader(examples(256, 1), args.batch_size, shuffle=True, collate_fn=collate)
 dev_iter = DataLoader(examples(64, 2), args.batch_size, collate_fn=collate)
 model = SNLIClassifier()
 criterion = nn.CrossEntropyLoss()
 opt = torch.optim.Adam(model.parameters(), lr=args.lr)
 iterations = 0
 best_dev_acc = -1
-session = Session(model, opt, Variables(globals(), "iterations", "best_dev_acc"), microbatches=4)
-train_iter = session.data(DataLoader(examples(256, 1), args.batch_size, shuffle=True, collate_fn=collate))
+session = Session(model, opt, Variables(globals(), "iterations", "best_dev_acc"), microbatches=4)  #+
+train_iter = session.data(DataLoader(examples(256, 1), args.batch_size, shuffle=True, collate_fn=collate))  #+
 header = "  Time Epoch Iteration     Loss   Dev/Accuracy"
 print(header)
 
-for epoch in session.epochs(args.epochs):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs):  #+
     for batch in train_iter:
         model.train()
         opt.zero_grad()
         iterations += 1
         premise, hypothesis, label = batch
-        loss = session.backward(lambda p, h, y: criterion(model(p, h), y), premise, hypothesis, label)
+#-        loss = criterion(model(premise, hypothesis), label)
+#-        loss.backward()
+        loss = session.backward(lambda p, h, y: criterion(model(p, h), y), premise, hypothesis, label)  #+
         opt.step()
 
         if iterations % args.dev_every == 0:
@@ -94,6 +98,7 @@ for epoch in session.epochs(args.epochs):
             print(f"{epoch:>5} {iterations:>9} {loss:>8.4f} {dev_acc:>12.2f}")
             if dev_acc > best_dev_acc:
                 best_dev_acc = dev_acc
-                session.save(args.save_path)
+#-                torch.save(model.state_dict(), args.save_path)
+                session.save(args.save_path)  #+
         elif iterations % args.log_every == 0:
             print(f"{epoch:>5} {iterations:>9} {loss:>8.4f}")

@@ -4,8 +4,8 @@ from collections import OrderedDict
 
 import numpy as np
 import torch
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 torch.manual_seed(1234)
 np.random.seed(1234)
@@ -61,22 +61,33 @@ class PhysicsInformedNN:
         u_xx = torch.autograd.grad(u_x, x, grad_outputs=torch.ones_like(u_x), retain_graph=True, create_graph=True)[0]
         return u_t + u * u_x - self.nu * u_xx
 
-    def loss_of(self, x_f, t_f):
-        return torch.mean((self.u - self.net_u(self.x_u, self.t_u)) ** 2) + torch.mean(self.net_f(x_f, t_f) ** 2)
-
+    def loss_of(self, x_f, t_f):  #+
+        return torch.mean((self.u - self.net_u(self.x_u, self.t_u)) ** 2) + torch.mean(self.net_f(x_f, t_f) ** 2)  #+
+#+
     def loss_func(self):
         self.optimizer.zero_grad()
-        loss = self.session.backward(self.loss_of, self.x_f, self.t_f)
+#-        u_pred = self.net_u(self.x_u, self.t_u)
+#-        f_pred = self.net_f(self.x_f, self.t_f)
+#-        loss_u = torch.mean((self.u - u_pred) ** 2)
+#-        loss_f = torch.mean(f_pred**2)
+#-        loss = loss_u + loss_f
+#-        loss.backward()
+        loss = self.session.backward(self.loss_of, self.x_f, self.t_f)  #+
         self.iter += 1
         if self.iter % 20 == 0:
-            print("Iter %d, Loss: %.5e" % (self.iter, loss.item()))
+#-            print("Iter %d, Loss: %.5e, Loss_u: %.5e, Loss_f: %.5e" % (self.iter, loss.item(), loss_u.item(), loss_f.item()))
+            print("Iter %d, Loss: %.5e" % (self.iter, loss.item()))  #+
         return loss
 
     def train(self, nIter):
         self.dnn.train()
-        self.session = Session(self.dnn, self.optimizer_Adam, self.optimizer, microbatches=4)
-        for epoch in self.session.steps(nIter + 1):
-            (self.optimizer if epoch == nIter else self.optimizer_Adam).step(self.loss_func)
+#-        for epoch in range(nIter):
+#-            self.optimizer_Adam.step(self.loss_func)
+#-        # Backward and optimize
+#-        self.optimizer.step(self.loss_func)
+        self.session = Session(self.dnn, self.optimizer_Adam, self.optimizer, microbatches=4)  #+
+        for epoch in self.session.steps(nIter + 1):  #+
+            (self.optimizer if epoch == nIter else self.optimizer_Adam).step(self.loss_func)  #+
 
     def predict(self, X):
         x = torch.tensor(X[:, 0:1], requires_grad=True).float().to(device)

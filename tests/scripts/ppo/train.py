@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from torch.distributions import Categorical
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 torch.manual_seed(1)
 num_updates, num_envs, num_steps, update_epochs, minibatch_size = 9, 8, 16, 2, 64
@@ -46,7 +46,7 @@ class Agent(nn.Module):
 agent = Agent()
 optimizer = torch.optim.Adam(agent.parameters(), lr=3e-3, eps=1e-5)
 env = Corridor()
-session = Session(agent, optimizer, microbatches=4)
+session = Session(agent, optimizer, microbatches=4)  #+
 
 
 @torch.no_grad()
@@ -76,14 +76,19 @@ def ppo_loss(obs, actions, logprobs, advantages, returns):
     return pg_loss - ent_coef * entropy.mean() + vf_coef * 0.5 * ((newvalue - returns) ** 2).mean()
 
 
-for update in session.steps(num_updates):
+#-for update in range(num_updates):
+for update in session.steps(num_updates):  #+
     batch, reward = rollout()
     for epoch in range(update_epochs):
         b_inds = torch.randperm(num_envs * num_steps)
         for start in range(0, num_envs * num_steps, minibatch_size):
             minibatch = [part[b_inds[start : start + minibatch_size]] for part in batch]
-            loss = session.backward(ppo_loss, *minibatch)
-            session.clip_grad_norm_(max_grad_norm)
-            optimizer.step()
+#-            loss = ppo_loss(*minibatch)
+            loss = session.backward(ppo_loss, *minibatch)  #+
+            session.clip_grad_norm_(max_grad_norm)  #+
+            optimizer.step()  #+
             optimizer.zero_grad()
+#-            loss.backward()
+#-            nn.utils.clip_grad_norm_(agent.parameters(), max_grad_norm)
+#-            optimizer.step()
     print(f"update {update}: reward {reward:.3f} loss {loss.item():.4f}")

@@ -4,8 +4,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 torch.manual_seed(0)
 
@@ -31,13 +31,16 @@ pre_opt = torch.optim.Adam([*net.encoder.parameters(), *net.decoder.parameters()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
-steps = len(unlabelled) + 3 * len(labelled)
-session = Session(net, pre_opt, optimizer, scheduler, microbatches=4, steps=steps)
-unlabelled, labelled = session.data(unlabelled), session.data(labelled)
-for epoch in session.epochs(1, unlabelled):
+#-for epoch in range(1):
+steps = len(unlabelled) + 3 * len(labelled)  #+
+session = Session(net, pre_opt, optimizer, scheduler, microbatches=4, steps=steps)  #+
+unlabelled, labelled = session.data(unlabelled), session.data(labelled)  #+
+for epoch in session.epochs(1, unlabelled):  #+
     for (images,) in unlabelled:
         pre_opt.zero_grad()
-        loss = session.backward(lambda x: F.mse_loss(net.decoder(net.encoder(x)), x), images)
+#-        loss = F.mse_loss(net.decoder(net.encoder(images)), images)
+#-        loss.backward()
+        loss = session.backward(lambda x: F.mse_loss(net.decoder(net.encoder(x)), x), images)  #+
         pre_opt.step()
     print(f"pretrain {epoch}: {loss.item():.4f}")
 
@@ -45,10 +48,13 @@ for p in net.decoder.parameters():
     p.requires_grad = False
 nn.init.normal_(net.head.weight, std=0.2)
 
-for epoch in session.epochs(3, labelled):
+#-for epoch in range(3):
+for epoch in session.epochs(3, labelled):  #+
     for images, labels in labelled:
         optimizer.zero_grad()
-        loss = session.backward(lambda x, y: F.cross_entropy(net(x), y), images, labels)
+#-        loss = F.cross_entropy(net(images), labels)
+#-        loss.backward()
+        loss = session.backward(lambda x, y: F.cross_entropy(net(x), y), images, labels)  #+
         optimizer.step()
     scheduler.step()
     print(f"finetune {epoch}: {loss.item():.4f}")

@@ -2,7 +2,7 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from orchestrator import Session
+from orchestrator import Session  #+
 torch.manual_seed(0)
 
 
@@ -67,8 +67,9 @@ def g_loss(z):
 
 
 PER = 8
-session = Session(G, D, opt_g, opt_d, microbatches=4, unfreezes=True)
-for it in session.steps(3 * PER):
+#-for it in range(3 * PER):
+session = Session(G, D, opt_g, opt_d, microbatches=4, unfreezes=True)  #+
+for it in session.steps(3 * PER):  #+
     if it % PER == 0 and it:
         grow(it // PER)
     G.alpha = min(1.0, (it % PER + 1) / (PER / 2)) if G.depth else 1.0
@@ -76,10 +77,14 @@ for it in session.steps(3 * PER):
     x = F.adaptive_avg_pool2d(real[torch.randint(0, 64, (16,), generator=gen)], 4 * 2 ** G.depth)
     z = torch.randn(16, 8, generator=gen)
     opt_d.zero_grad()
-    ld = session.backward(d_loss, x, z)
+#-    ld = d_loss(x, z)
+#-    ld.backward()
+    ld = session.backward(d_loss, x, z)  #+
     opt_d.step()
     opt_g.zero_grad()
-    lg = session.backward(g_loss, z)
+#-    lg = g_loss(z)
+#-    lg.backward()
+    lg = session.backward(g_loss, z)  #+
     opt_g.step()
     if it % PER == PER - 1:
         print(G.depth, ld.item(), lg.item())

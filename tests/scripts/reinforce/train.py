@@ -7,8 +7,8 @@ import torch
 from torch import nn, optim
 from torch.distributions import Categorical
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--gamma", type=float, default=0.99)
@@ -67,17 +67,26 @@ def play(env):
         returns.insert(0, R)
     returns = torch.tensor(returns)
     returns = (returns - returns.mean()) / (returns.std() + 1e-6)
-    return -(torch.stack(log_probs) * returns).sum(), {"reward": sum(rewards)}
+#-    return -(torch.stack(log_probs) * returns).sum(), sum(rewards)
+    return -(torch.stack(log_probs) * returns).sum(), {"reward": sum(rewards)}  #+
 
 
 envs = [CartPole() for _ in range(args.episodes)]
-session = Session(policy, optimizer)
-for i_update in session.steps(args.updates):
+#-running_reward = 10.0
+#-for i_update in range(args.updates):
+session = Session(policy, optimizer)  #+
+for i_update in session.steps(args.updates):  #+
     optimizer.zero_grad()
-    ep_reward = session.backward(lambda i: play(envs[i]), range(args.episodes))["reward"]
+#-    ep_reward = 0.0
+#-    for env in envs:
+#-        loss, reward = play(env)
+#-        (loss / args.episodes).backward()
+#-        ep_reward += reward / args.episodes
+    ep_reward = session.backward(lambda i: play(envs[i]), range(args.episodes))["reward"]  #+
     optimizer.step()
-    running_reward = 0.05 * ep_reward + (1 - 0.05) * session.state.get("running", 10.0)
-    session.state["running"] = running_reward
+#-    running_reward = 0.05 * ep_reward + (1 - 0.05) * running_reward
+    running_reward = 0.05 * ep_reward + (1 - 0.05) * session.state.get("running", 10.0)  #+
+    session.state["running"] = running_reward  #+
     if i_update % args.log_interval == 0:
         print(f"Update {i_update}\tLast: {ep_reward:.2f}\tAverage: {running_reward:.2f}")
     if running_reward > 35.0:

@@ -3,8 +3,8 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class SAM(torch.optim.Optimizer):
@@ -89,24 +89,30 @@ base_optimizer = torch.optim.SGD
 optimizer = SAM(model.parameters(), base_optimizer, rho=2.0, adaptive=True, lr=0.1, momentum=0.9, weight_decay=0.0005)
 epochs = 3
 scheduler = StepLR(optimizer, 0.1, epochs)
-session = Session(model, optimizer, optimizer.base_optimizer, microbatches=4)
-train_set = session.data(train_set)
+session = Session(model, optimizer, optimizer.base_optimizer, microbatches=4)  #+
+train_set = session.data(train_set)  #+
 
-for epoch in session.epochs(epochs):
+#-for epoch in range(epochs):
+for epoch in session.epochs(epochs):  #+
     model.train()
     for batch in train_set:
         inputs, targets = batch
 
         # first forward-backward step
-        loss_of = lambda inputs, targets: smooth_crossentropy(model(inputs), targets).mean()
-        session.backward(loss_of, inputs, targets)
+#-        predictions = model(inputs)
+#-        loss = smooth_crossentropy(predictions, targets)
+#-        loss.mean().backward()
+        loss_of = lambda inputs, targets: smooth_crossentropy(model(inputs), targets).mean()  #+
+        session.backward(loss_of, inputs, targets)  #+
         optimizer.first_step(zero_grad=True)
 
         # second forward-backward step
-        session.backward(loss_of, inputs, targets)
+#-        smooth_crossentropy(model(inputs), targets).mean().backward()
+        session.backward(loss_of, inputs, targets)  #+
         optimizer.second_step(zero_grad=True)
 
         with torch.no_grad():
+#-            correct = torch.argmax(predictions.data, 1) == targets
             scheduler(epoch)
 
     model.eval()

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 
 class Pairs(Dataset):
@@ -46,15 +46,20 @@ net = SiameseNetwork()
 criterion = ContrastiveLoss()
 optimizer = torch.optim.RMSprop(net.parameters(), lr=2e-3)
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+#-train_dataloader = DataLoader(Pairs(192, 1), batch_size=32, shuffle=True)
 loss_history = []
-session = Session(net, optimizer, scheduler, Variables(globals(), "running", "loss_history"), microbatches=4)
-train_dataloader = session.data(DataLoader(Pairs(192, 1), batch_size=32, shuffle=True))
-for epoch in session.epochs(4):
+#-for epoch in range(4):
+session = Session(net, optimizer, scheduler, Variables(globals(), "running", "loss_history"), microbatches=4)  #+
+train_dataloader = session.data(DataLoader(Pairs(192, 1), batch_size=32, shuffle=True))  #+
+for epoch in session.epochs(4):  #+
     criterion.margin = 1.0 + 0.25 * epoch
     running = 0.0
     for img0, img1, label in train_dataloader:
         optimizer.zero_grad()
-        loss_contrastive = session.backward(lambda a, b, y: criterion(*net(a, b), y), img0, img1, label)
+#-        output1, output2 = net(img0, img1)
+#-        loss_contrastive = criterion(output1, output2, label)
+#-        loss_contrastive.backward()
+        loss_contrastive = session.backward(lambda a, b, y: criterion(*net(a, b), y), img0, img1, label)  #+
         optimizer.step()
         running += loss_contrastive.item()
     loss_history.append(running / len(train_dataloader))

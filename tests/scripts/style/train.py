@@ -5,8 +5,8 @@ import argparse
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--num_steps", type=int, default=24)
@@ -50,14 +50,19 @@ with torch.no_grad():
 picture = Picture(content_img)
 input_img = picture.pixels
 optimizer = optim.Adam([input_img], lr=0.02)
-session = Session(picture, optimizer)
+session = Session(picture, optimizer)  #+
 
-for run in session.steps(args.num_steps):
-    optimizer.zero_grad()
-    loss = session.backward(lambda part: 2 * part(), [style_loss, content_loss]).loss
-    optimizer.step()
+#-for run in range(args.num_steps):
+for run in session.steps(args.num_steps):  #+
+    optimizer.zero_grad()  #+
+    loss = session.backward(lambda part: 2 * part(), [style_loss, content_loss]).loss  #+
+    optimizer.step()  #+
     with torch.no_grad():
         input_img.clamp_(0, 1)
+#-    optimizer.zero_grad()
+#-    loss = style_loss() + content_loss()
+#-    loss.backward()
+#-    optimizer.step()
     if run % 8 == 0:
         print(f"run {run}: loss {loss:4f}")
 

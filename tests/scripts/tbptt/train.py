@@ -2,8 +2,8 @@
 
 import torch
 from torch import nn
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 torch.manual_seed(3)
 streams, window, hidden_size, epochs = 16, 12, 16, 3
@@ -30,14 +30,20 @@ class Forecaster(nn.Module):
 model = Forecaster()
 criterion = nn.MSELoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-session = Session(model, optimizer, Variables(globals(), "h", "epoch_loss"), microbatches=4)
-for epoch in session.epochs(epochs, windows):
+#-for epoch in range(epochs):
+session = Session(model, optimizer, Variables(globals(), "h", "epoch_loss"), microbatches=4)  #+
+for epoch in session.epochs(epochs, windows):  #+
     h, epoch_loss = torch.zeros(1, streams, hidden_size), 0.0
-    for x, y in session.each(windows):
+#-    for x, y in windows:
+    for x, y in session.each(windows):  #+
         optimizer.zero_grad()
-        loss = session.backward(lambda x, y, h: criterion(model(x, h[None])[0], y), x, y, h[0])
-        h = model(x, h)[1].detach()
-        session.clip_grad_norm_(1.0)
+#-        out, h = model(x, h.detach())
+#-        loss = criterion(out, y)
+#-        loss.backward()
+#-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = session.backward(lambda x, y, h: criterion(model(x, h[None])[0], y), x, y, h[0])  #+
+        h = model(x, h)[1].detach()  #+
+        session.clip_grad_norm_(1.0)  #+
         optimizer.step()
         epoch_loss += loss.item()
     print(f"epoch {epoch + 1}: {epoch_loss / len(windows):.5f}")

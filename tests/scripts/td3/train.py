@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 device = torch.device("cpu")
 
@@ -100,15 +100,23 @@ class TD3(object):
             target_Q1, target_Q2 = self.critic_target(next_state, next_action)
             target_Q = torch.min(target_Q1, target_Q2)
             target_Q = reward + not_done * self.discount * target_Q
+#-        # Get current Q estimates
+#-        current_Q1, current_Q2 = self.critic(state, action)
+#-        # Compute critic loss
+#-        critic_loss = F.mse_loss(current_Q1, target_Q) + F.mse_loss(current_Q2, target_Q)
         # Optimize the critic
         self.critic_optimizer.zero_grad()
-        session.backward(lambda s, a, q: sum(F.mse_loss(each, q) for each in self.critic(s, a)), state, action, target_Q)
+#-        critic_loss.backward()
+        session.backward(lambda s, a, q: sum(F.mse_loss(each, q) for each in self.critic(s, a)), state, action, target_Q)  #+
         self.critic_optimizer.step()
         # Delayed policy updates
         if self.total_it % self.policy_freq == 0:
+#-            # Compute actor loss
+#-            actor_loss = -self.critic.Q1(state, self.actor(state)).mean()
             # Optimize the actor
             self.actor_optimizer.zero_grad()
-            session.backward(lambda s: -self.critic.Q1(s, self.actor(s)).mean(), state)
+#-            actor_loss.backward()
+            session.backward(lambda s: -self.critic.Q1(s, self.actor(s)).mean(), state)  #+
             self.actor_optimizer.step()
             # Update the frozen target models
             for param, target_param in zip(self.critic.parameters(), self.critic_target.parameters()):
@@ -138,9 +146,10 @@ policy = TD3(2, 1, max_action)
 replay_buffer = ReplayBuffer(2, 1)
 state, done = env.reset(), False
 episode_reward, episode_timesteps, episode_num = 0, 0, 0
-more = Variables(globals(), "state", "done", "episode_reward", "episode_timesteps", "episode_num")
-session = Session(*(each for each in vars(policy).values() if hasattr(each, "state_dict")), policy, replay_buffer, env, more, microbatches=4)
-for t in session.steps(max_timesteps):
+#-for t in range(max_timesteps):
+more = Variables(globals(), "state", "done", "episode_reward", "episode_timesteps", "episode_num")  #+
+session = Session(*(each for each in vars(policy).values() if hasattr(each, "state_dict")), policy, replay_buffer, env, more, microbatches=4)  #+
+for t in session.steps(max_timesteps):  #+
     episode_timesteps += 1
     # Select action randomly or according to policy
     if t < start_timesteps:

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class SummaryWriter:
@@ -36,16 +36,25 @@ dataset = TensorDataset(x, x.sin() + 0.1 * torch.randn(256, 1))
 model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
 criterion = nn.MSELoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-session = Session(model, optimizer)
-loader = session.data(dataset, batch_size=32, microbatches=4, shuffle=True)
-writer = SummaryWriter(session.output / args.log_dir)
+#-loader = DataLoader(dataset, batch_size=32, shuffle=True)
+#-writer = SummaryWriter(args.log_dir)
+session = Session(model, optimizer)  #+
+loader = session.data(dataset, batch_size=32, microbatches=4, shuffle=True)  #+
+writer = SummaryWriter(session.output / args.log_dir)  #+
 
-for epoch in session.epochs(args.epochs):
-    for batch in loader:
+#-n_iter = 0
+#-for epoch in range(args.epochs):
+#-    for inputs, targets in loader:
+for epoch in session.epochs(args.epochs):  #+
+    for batch in loader:  #+
         optimizer.zero_grad()
-        loss = session.backward(lambda b: criterion(model(b[0]), b[1]), batch).loss
+#-        loss = criterion(model(inputs), targets)
+#-        loss.backward()
+        loss = session.backward(lambda b: criterion(model(b[0]), b[1]), batch).loss  #+
         optimizer.step()
-        writer.add_scalar("Loss/train", loss, session.step)
+#-        writer.add_scalar("Loss/train", loss, n_iter)
+#-        n_iter += 1
+        writer.add_scalar("Loss/train", loss, session.step)  #+
     for name, param in model.named_parameters():
         writer.add_histogram(name, param, epoch)
     with torch.no_grad():

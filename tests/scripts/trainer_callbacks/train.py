@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class SortDataset(Dataset):
@@ -49,7 +49,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
         self.callbacks = defaultdict(list)
         self.iter_time = time.time()
-        self.session = Session(model, self.optimizer)
+#-        self.loss = None
+        self.session = Session(model, self.optimizer)  #+
 
     def add_callback(self, onevent, callback):
         self.callbacks[onevent].append(callback)
@@ -59,16 +60,24 @@ class Trainer:
             callback(self)
 
     def batches(self):
-        return self.session.data(self.train_dataset, batch_size=self.config.batch_size, microbatches=4, shuffle=False)
+#-        loader = DataLoader(self.train_dataset, batch_size=self.config.batch_size)
+#-        while True:
+#-            yield from loader
+        return self.session.data(self.train_dataset, batch_size=self.config.batch_size, microbatches=4, shuffle=False)  #+
 
     def run(self):
         self.model.train()
         batches = self.batches()
-        for self.iter_num in self.session.steps(self.config.max_iters):
-            batch = batches.at(self.iter_num)
+#-        for self.iter_num in range(self.config.max_iters):
+#-            batch = next(batches)
+        for self.iter_num in self.session.steps(self.config.max_iters):  #+
+            batch = batches.at(self.iter_num)  #+
             self.model.zero_grad(set_to_none=True)
-            self.loss = self.session.backward(lambda b: self.model(*b)[1], batch).loss
-            self.session.clip_grad_norm_(self.config.grad_norm_clip)
+#-            self.loss = self.model(*batch)[1]
+#-            self.loss.backward()
+#-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_norm_clip)
+            self.loss = self.session.backward(lambda b: self.model(*b)[1], batch).loss  #+
+            self.session.clip_grad_norm_(self.config.grad_norm_clip)  #+
             self.optimizer.step()
             self.trigger_callbacks("on_batch_end")
             tnow = time.time()

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class TripletDataset(Dataset):
@@ -60,13 +60,17 @@ class TripletLoss(nn.Module):
         return F.relu(near - far + self.margin).mean()
 
 
-def fit(session, train_loader, model, loss_fn, optimizer, scheduler, n_epochs):
-    for epoch in session.epochs(n_epochs):
+#-def fit(train_loader, model, loss_fn, optimizer, scheduler, n_epochs):
+#-    for epoch in range(n_epochs):
+def fit(session, train_loader, model, loss_fn, optimizer, scheduler, n_epochs):  #+
+    for epoch in session.epochs(n_epochs):  #+
         model.train()
         losses = []
         for batch in train_loader:
             optimizer.zero_grad()
-            loss = session.backward(lambda b: loss_fn(*model(*b)), batch).loss
+#-            loss = loss_fn(*model(*batch))
+#-            loss.backward()
+            loss = session.backward(lambda b: loss_fn(*model(*b)), batch).loss  #+
             optimizer.step()
             losses.append(float(loss))
         scheduler.step()
@@ -80,12 +84,14 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     random.seed(0)
+#-    train_loader = DataLoader(TripletDataset(), batch_size=24, shuffle=True)
     model = TripletNet(EmbeddingNet())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
-    session = Session(model, optimizer, scheduler)
-    train_loader = session.data(TripletDataset(), batch_size=24, microbatches=4, shuffle=True)
-    fit(session, train_loader, model, TripletLoss(args.margin), optimizer, scheduler, args.epochs)
+#-    fit(train_loader, model, TripletLoss(args.margin), optimizer, scheduler, args.epochs)
+    session = Session(model, optimizer, scheduler)  #+
+    train_loader = session.data(TripletDataset(), batch_size=24, microbatches=4, shuffle=True)  #+
+    fit(session, train_loader, model, TripletLoss(args.margin), optimizer, scheduler, args.epochs)  #+
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class MultiTask(nn.Module):
@@ -39,12 +39,13 @@ args = parser.parse_args()
 torch.manual_seed(0)
 x = torch.randn(256, 12)
 dataset = TensorDataset(x, x[:, :3].sum(1, keepdim=True), x[:, 3:6].argmax(1))
+#-loader = DataLoader(dataset, batch_size=32, shuffle=True)
 model, awl = MultiTask(), AutomaticWeightedLoss(2)
 optimizer = torch.optim.Adam(
     [{"params": model.parameters(), "lr": 1e-2}, {"params": awl.parameters(), "weight_decay": 0}]
 )
-session = Session(model, awl, optimizer)
-loader = session.data(dataset, batch_size=32, microbatches=4, shuffle=True)
+session = Session(model, awl, optimizer)  #+
+loader = session.data(dataset, batch_size=32, microbatches=4, shuffle=True)  #+
 
 
 def multi_task_loss(inputs, depth, kind):
@@ -52,9 +53,13 @@ def multi_task_loss(inputs, depth, kind):
     return awl(F.l1_loss(pred_depth, depth), F.cross_entropy(pred_kind, kind))
 
 
-for epoch in session.epochs(args.epochs):
-    for batch in loader:
+#-for epoch in range(args.epochs):
+#-    for inputs, depth, kind in loader:
+#-        loss = multi_task_loss(inputs, depth, kind)
+for epoch in session.epochs(args.epochs):  #+
+    for batch in loader:  #+
         optimizer.zero_grad()
-        loss = session.backward(lambda b: multi_task_loss(*b), batch).loss
+#-        loss.backward()
+        loss = session.backward(lambda b: multi_task_loss(*b), batch).loss  #+
         optimizer.step()
     print(f"epoch {epoch}: {loss:.4f} weights {awl.params.tolist()}")

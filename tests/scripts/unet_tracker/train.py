@@ -9,8 +9,8 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, random_split
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Run:
@@ -81,23 +81,31 @@ def evaluate(net, dataloader):
 
 def train_model(model, epochs, batch_size, learning_rate, project):
     train_set, val_set = random_split(Circles(), [128, 32], torch.Generator().manual_seed(0))
+#-    train_loader = DataLoader(train_set, batch_size=batch_size, shuffle=True)
     val_loader = DataLoader(val_set, batch_size=batch_size)
+#-    experiment = Run(project, {"epochs": epochs}, mode="offline")
     optimizer = optim.RMSprop(model.parameters(), lr=learning_rate, momentum=0.9)
     scheduler = optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=1)
     criterion = nn.CrossEntropyLoss()
-    session = Session(model, optimizer, scheduler)
-    train_loader = session.data(train_set, batch_size=batch_size, microbatches=4, shuffle=True)
-    experiment = Run(session.output / project, {"epochs": epochs}, mode="offline")
+#-    global_step = 0
+    session = Session(model, optimizer, scheduler)  #+
+    train_loader = session.data(train_set, batch_size=batch_size, microbatches=4, shuffle=True)  #+
+    experiment = Run(session.output / project, {"epochs": epochs}, mode="offline")  #+
 
-    for epoch in session.epochs(epochs):
+#-    for epoch in range(1, epochs + 1):
+    for epoch in session.epochs(epochs):  #+
         model.train()
         epoch_loss = 0
         for batch in train_loader:
+#-            loss = compute_loss(model, criterion, batch)
             optimizer.zero_grad()
-            loss = session.backward(lambda b: compute_loss(model, criterion, b), batch).loss
-            session.clip_grad_norm_(1.0)
+#-            loss.backward()
+#-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            loss = session.backward(lambda b: compute_loss(model, criterion, b), batch).loss  #+
+            session.clip_grad_norm_(1.0)  #+
             optimizer.step()
-            global_step = session.step + 1
+#-            global_step += 1
+            global_step = session.step + 1  #+
             epoch_loss += float(loss)
             experiment.log({"train loss": float(loss), "step": global_step, "epoch": epoch})
         val_score = evaluate(model, val_loader)

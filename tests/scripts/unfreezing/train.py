@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import DataLoader
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 torch.manual_seed(0)
 VOCAB, PAD = 40, 0
@@ -51,20 +51,26 @@ for p in model.parameters():
 groups = model.groups()
 for p in groups[0].parameters():
     p.requires_grad = True
-optimizer = torch.optim.AdamW([{"params": g.parameters(), "lr": 1e-2 / 2.6**i} for i, g in enumerate(groups)])
+#-optimizer = torch.optim.AdamW(groups[0].parameters(), lr=1e-2)
+optimizer = torch.optim.AdamW([{"params": g.parameters(), "lr": 1e-2 / 2.6**i} for i, g in enumerate(groups)])  #+
 
-session = Session(model, optimizer, microbatches=4)
-train_loader = session.data(train_loader)
-
-for epoch in session.epochs(4):
+#-for epoch in range(4):
+session = Session(model, optimizer, microbatches=4)  #+
+train_loader = session.data(train_loader)  #+
+#+
+for epoch in session.epochs(4):  #+
     if 0 < epoch < len(groups):
         for p in groups[epoch].parameters():
             p.requires_grad = True
+#-        optimizer.add_param_group({"params": groups[epoch].parameters(), "lr": 1e-2 / 2.6**epoch})
     model.train()
     for tokens, lengths, labels in train_loader:
         optimizer.zero_grad()
-        loss = session.backward(lambda x, n, y: F.cross_entropy(model(x, n), y), tokens, lengths, labels)
-        session.clip_grad_norm_(1.0)
+#-        loss = F.cross_entropy(model(tokens, lengths), labels)
+#-        loss.backward()
+#-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss = session.backward(lambda x, n, y: F.cross_entropy(model(x, n), y), tokens, lengths, labels)  #+
+        session.clip_grad_norm_(1.0)  #+
         optimizer.step()
     model.eval()
     with torch.no_grad():

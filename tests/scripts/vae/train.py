@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class Blobs(Dataset):
@@ -68,20 +68,26 @@ torch.manual_seed(args.seed)
 
 model = VAE()
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-session = Session(model, optimizer, seed=args.seed)
-train_loader = session.data(Blobs(), batch_size=args.batch_size, microbatches=4, shuffle=True)
-os.makedirs(session.output / args.results, exist_ok=True)
+#-train_loader = DataLoader(Blobs(), batch_size=args.batch_size, shuffle=True)
+#-os.makedirs(args.results, exist_ok=True)
+session = Session(model, optimizer, seed=args.seed)  #+
+train_loader = session.data(Blobs(), batch_size=args.batch_size, microbatches=4, shuffle=True)  #+
+os.makedirs(session.output / args.results, exist_ok=True)  #+
 
-for epoch in session.epochs(args.epochs):
+#-for epoch in range(1, args.epochs + 1):
+for epoch in session.epochs(args.epochs):  #+
     model.train()
     train_loss = 0
     for data in train_loader:
         optimizer.zero_grad()
-        loss = session.backward(lambda x: loss_function(*model(x), x), data).loss
+#-        loss = loss_function(*model(data), data)
+#-        loss.backward()
+        loss = session.backward(lambda x: loss_function(*model(x), x), data).loss  #+
         train_loss += float(loss)
         optimizer.step()
     print(f"====> Epoch: {epoch} Average loss: {train_loss / len(train_loader):.4f}")
     model.eval()
     with torch.no_grad():
         samples = model.decode(torch.randn(4, 4))
-        save_image(samples, session.output / f"{args.results}/sample_{epoch}.pgm")
+#-        save_image(samples, f"{args.results}/sample_{epoch}.pgm")
+        save_image(samples, session.output / f"{args.results}/sample_{epoch}.pgm")  #+

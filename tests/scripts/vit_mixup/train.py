@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ViT(nn.Module):
@@ -70,14 +70,18 @@ def main():
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    session = Session(net, optimizer, scheduler)
-    data = session.data(trainloader.dataset, batch_size=args.bs, microbatches=4, shuffle=True)
-    for epoch in session.epochs(args.n_epochs):
+#-    for epoch in range(args.n_epochs):
+    session = Session(net, optimizer, scheduler)  #+
+    data = session.data(trainloader.dataset, batch_size=args.bs, microbatches=4, shuffle=True)  #+
+    for epoch in session.epochs(args.n_epochs):  #+
         net.train()
         train_loss = 0
-        for batch in data:
+#-        for inputs, targets in trainloader:
+#-            loss = mixup_loss(net, criterion, inputs, targets)
+        for batch in data:  #+
             optimizer.zero_grad()
-            loss = session.backward(lambda b: mixup_loss(net, criterion, *b), batch).loss
+#-            loss.backward()
+            loss = session.backward(lambda b: mixup_loss(net, criterion, *b), batch).loss  #+
             optimizer.step()
             scheduler.step()
             train_loss += float(loss)

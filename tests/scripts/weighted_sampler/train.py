@@ -5,8 +5,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
 import torch.utils.data
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 
 class ImbalancedDatasetSampler(torch.utils.data.sampler.Sampler):
@@ -55,15 +55,18 @@ model = Net()
 optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 
 
-session = Session(model, optimizer, microbatches=4)
-train_loader = session.data(train_dataset, batch_size=16, order=lambda epoch: list(ImbalancedDatasetSampler(train_dataset)))
-
-
+session = Session(model, optimizer, microbatches=4)  #+
+train_loader = session.data(train_dataset, batch_size=16, order=lambda epoch: list(ImbalancedDatasetSampler(train_dataset)))  #+
+#+
+#+
 def train(epoch):
     model.train()
     for batch_idx, (data, target) in enumerate(train_loader):
         optimizer.zero_grad()
-        loss = session.backward(lambda data, target: F.nll_loss(model(data), target), data, target)
+#-        output = model(data)
+#-        loss = F.nll_loss(output, target)
+#-        loss.backward()
+        loss = session.backward(lambda data, target: F.nll_loss(model(data), target), data, target)  #+
         optimizer.step()
         if batch_idx % 8 == 0:
             print("Train Epoch: {} [{}/{}]\tLoss: {:.6f}".format(epoch, batch_idx * len(data), len(train_loader.dataset), loss.item()))
@@ -83,6 +86,7 @@ def test():
     print("\nTest set: Average loss: {:.4f}, Accuracy: {}/{}\n".format(test_loss, correct, len(test_loader.dataset)))
 
 
-for epoch in session.epochs(3):
+#-for epoch in range(1, 4):
+for epoch in session.epochs(3):  #+
     train(epoch)
     test()

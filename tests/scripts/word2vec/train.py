@@ -5,8 +5,8 @@ import random
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session
+#+
+from orchestrator import Session  #+
 
 WINDOW, NEGATIVE, DIM, BATCH, EPOCHS = 2, 4, 12, 64, 3
 random.seed(0)
@@ -41,16 +41,20 @@ class SkipGram(nn.Module):
 model = SkipGram()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 pairs = torch.tensor(pairs)[: 64 * 24]
-session = Session(model, optimizer, microbatches=4)
-starts = range(0, len(pairs), BATCH)
-for epoch in session.epochs(EPOCHS, starts):
+#-for epoch in range(EPOCHS):
+session = Session(model, optimizer, microbatches=4)  #+
+starts = range(0, len(pairs), BATCH)  #+
+for epoch in session.epochs(EPOCHS, starts):  #+
     order = torch.randperm(len(pairs))
     total = 0.0
-    for start in session.each(starts):
+#-    for start in range(0, len(pairs), BATCH):
+    for start in session.each(starts):  #+
         batch = pairs[order[start : start + BATCH]]
         negative = torch.multinomial(unigram, len(batch) * NEGATIVE, replacement=True)
+#-        loss = model(batch[:, 0], batch[:, 1], negative.view(len(batch), NEGATIVE))
         optimizer.zero_grad()
-        loss = session.backward(model, batch[:, 0], batch[:, 1], negative.view(len(batch), NEGATIVE))
+#-        loss.backward()
+        loss = session.backward(model, batch[:, 0], batch[:, 1], negative.view(len(batch), NEGATIVE))  #+
         optimizer.step()
         total += loss.item()
     print(f"epoch {epoch}: loss {total:.3f}")

@@ -6,8 +6,8 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-from orchestrator import Session, Variables
+#+
+from orchestrator import Session, Variables  #+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--emsize", type=int, default=24)
@@ -73,16 +73,23 @@ def evaluate(data_source):
 
 
 best_val_loss = None
-session = Session(model, optimizer, Variables(globals(), "best_val_loss", "hidden"), microbatches=4)
+session = Session(model, optimizer, Variables(globals(), "best_val_loss", "hidden"), microbatches=4)  #+
 starts = range(0, train_data.size(0) - 1, args.bptt)
-for epoch in session.epochs(args.epochs, starts):
+#-for epoch in range(args.epochs):
+for epoch in session.epochs(args.epochs, starts):  #+
     model.train()
     hidden = model.init_hidden(args.batch_size)
-    for i in session.each(starts):
+#-    for i in starts:
+    for i in session.each(starts):  #+
         data, targets = get_batch(train_data, i)
-        loss = session.backward(lambda x, y, h: F.cross_entropy(model(x, h)[0], y.flatten()), data, targets, hidden, dim=1)
-        hidden = repackage_hidden(model(data, hidden)[1])
-        session.clip_grad_norm_(args.clip)
+#-        hidden = repackage_hidden(hidden)
+#-        output, hidden = model(data, hidden)
+#-        loss = F.cross_entropy(output, targets.flatten())
+#-        loss.backward()
+#-        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        loss = session.backward(lambda x, y, h: F.cross_entropy(model(x, h)[0], y.flatten()), data, targets, hidden, dim=1)  #+
+        hidden = repackage_hidden(model(data, hidden)[1])  #+
+        session.clip_grad_norm_(args.clip)  #+
         optimizer.step()
         optimizer.zero_grad()
     val_loss = evaluate(val_data)

@@ -1,0 +1,71 @@
+"""What the error codes of a cloud mean to us: a table, from a code to how far a refusal reaches.
+
+Each cloud has its own. The first row fits whose code is equal and whose text occurs in what the
+cloud said. A code without a row is `Unknown`: the call may have taken effect, so the list is asked.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+from cloud import errors
+from cloud.model import Scope
+
+Means = Literal[
+    "refused",
+    "quota",
+    "sold_out",
+    "misconfigured",
+    "not_allowed",
+    "throttled",
+    "unknown",
+    "mismatch",
+    "spent",
+]
+STOPS: dict[Means, type[errors.NotAllowed | errors.Misconfigured]] = {
+    "not_allowed": errors.NotAllowed,
+    "misconfigured": errors.Misconfigured,
+}
+KINDS: dict[Means, Callable[[str], errors.CloudError]] = {
+    "mismatch": errors.TokenMismatch,
+    "spent": errors.TokenSpent,
+    "unknown": errors.Unknown,
+}
+
+
+class Row(NamedTuple):
+    """One code; `text` narrows it to what was said, and without a `scope` its error has its own."""
+
+    code: str
+    means: Means
+    scope: Scope | None = None
+    retry_s: float | None = None
+    text: str = ""
+    advice: str = ""
+
+
+def rows(
+    codes: str,
+    means: Means,
+    scope: Scope | None = None,
+    retry_s: float | None = None,
+    text: str = "",
+    advice: str = "",
+) -> tuple[Row, ...]:
+    """Return a row for each of these codes, which mean the same."""
+    return tuple(Row(code, means, scope, retry_s, text, advice) for code in codes.split())
+
+
+def row_of(table: Iterable[Row], code: str, said: str) -> Row | None:
+    said = said.lower()
+    return next((row for row in table if row.code == code and row.text.lower() in said), None)
+
+
+def error_of(row: Row, text: str, retry_s: float | None) -> errors.CloudError:
+    """Return the error of a row; `text` is for people, and `retry_s` how long to leave it alone."""
+    if row.means == "throttled":
+        return errors.Throttled(text, retry_s)
+    if (stops := STOPS.get(row.means)) is not None:
+        return stops(text, row.scope or "place")
+    if (kind := KINDS.get(row.means)) is not None:
+        return kind(text)
+    return errors.Refused(row.scope or "request", row.code, text, retry_s)
