@@ -19,9 +19,10 @@ from agent.tensors.shards import Stateful
 
 TOLD_MAX, CHARS_MAX = 6, 60
 TRAVELS = ("training",)
-PLAIN = frozenset((bool, int, float, str))
+PLAIN = frozenset((bool, int, float, str, type(None)))
 COLLECTIONS = frozenset((list, dict, set, deque, defaultdict, OrderedDict, Counter))
 Space = Mapping[str, Any]
+OTHER = object()  # of a value of any other kind
 
 
 class OwnValues:
@@ -75,26 +76,27 @@ class OwnValues:
         for space in () if self._loop is None else _spaces(self._loop):
             # One that the loop makes anew in each step was not there when it began.
             for key, value in self._variables.items():
-                if key in space and _plain(space[key]) not in (None, value):
+                other = OTHER if value is None else value
+                if key in space and _plain(space[key], other) != value:
                     yield key
 
     def _of(self, space: Space) -> dict[str, object]:
         return {
             key: plain
             for key, value in [*space.items()]
-            if (plain := _plain(value)) is not None
+            if (plain := _plain(value, OTHER)) is not OTHER
             and key not in TRAVELS
             and not key.startswith("_")
             and not any(one.carries(space, key) for one in self._carried)
         }
 
 
-def _plain(value: object) -> object:
-    """Return a number or a text as it is, of a collection its length, and None for the rest."""
+def _plain(value: object, other: object) -> object:
+    """Return a number, a text and None as they are, of a collection its length, or else `other`."""
     kind = type(value)
     if kind in PLAIN:
         return value
-    return len(value) if kind in COLLECTIONS else None  # type: ignore[arg-type]
+    return len(value) if kind in COLLECTIONS else other  # type: ignore[arg-type]
 
 
 def _spaces(frame: FrameType) -> tuple[Space, ...]:

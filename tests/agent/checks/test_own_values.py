@@ -30,6 +30,7 @@ def made(*carried: Variables, model: torch.nn.Module | None = None) -> OwnValues
 def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> None:
     own = made()
     count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), 3, False
+    best, hidden, unset, weight = None, None, None, 1.0
     own.begin_loop(sys._getframe())
     for step in range(2):
         made_anew = step + fixed  # was not there when the loop began
@@ -37,9 +38,10 @@ def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> Non
         losses.append(count)
         last.append(count)  # as long as before
         flag = True
+        best, hidden, weight = count, torch.ones(2), torch.ones(2)
     globals()["seen_globally"] += 1
-    assert own.changed() == ("seen_globally", "count", "losses", "flag")
-    assert last and fixed == 3 and flag
+    assert own.changed() == ("seen_globally", "count", "losses", "flag", "best", "hidden")
+    assert last and fixed == 3 and flag and (best, hidden, unset, weight)
     own.end_loop()
     assert own.changed() == ()
 
