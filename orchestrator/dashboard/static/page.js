@@ -216,12 +216,38 @@ function job(view, one, points) {
   return el("article", { class: "card job" }, left, el("div", {}, right, servers(one) ?? layout(one)));
 }
 
+const CARDS_MAX = 6;
+const unfolded = new Set();
+
+/** A line that opens into more, which is made only then; what is open stays open when it is drawn anew. */
+function fold(id, said, make) {
+  const summary = el("summary", {}, ...said);
+  summary.dataset.focus = `fold ${id}`;
+  const made = el("details", { open: unfolded.has(id) }, summary);
+  const fill = () => { if (made.open && made.lastChild === summary) made.append(...make()); };
+  made.addEventListener("toggle", () => { unfolded[made.open ? "add" : "delete"](id); fill(); });
+  fill();
+  return made;
+}
+
+function line(view, one) {
+  const figures = `step ${count(one.step)} · ${usd(one.spent_usd)}`;
+  const said = [el("strong", {}, one.script), " ", el("code", {}, one.id), " ", pill(one.status), " ", el("span", {}, figures)];
+  return fold(`job ${one.id}`, said, () => [job(view, one, lossesOf(one))]);
+}
+
 function jobs(view) {
   if (!view.jobs.length) {
     return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit SCRIPT"))];
   }
   const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
-  return order.map((one) => job(view, one, lossesOf(one)));
+  const cards = order.slice(0, CARDS_MAX).map((one) => job(view, one, lossesOf(one)));
+  const lines = (list) => list.map((one) => line(view, one));
+  const more = order.slice(CARDS_MAX);
+  const over = more.filter((one) => one.ended_at_s !== null);
+  if (!more.length) return cards;
+  const ended = over.length ? fold("ended", [`${plural(over.length, "more job")} ${over.length === 1 ? "has" : "have"} ended`], () => lines(over)) : "";
+  return [...cards, el("div", { class: "card flush more" }, ...lines(more.filter((one) => one.ended_at_s === null)), ended)];
 }
 
 /** When each phase of a machine's first boot was over, as long as it boots. */
