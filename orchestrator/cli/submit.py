@@ -28,7 +28,7 @@ from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.money.times import to_come
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
-from orchestrator.cli.watch import ended, follow
+from orchestrator.cli.watch import deadline, ended, follow
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, UNSET, Config, in_force, stale
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
@@ -332,6 +332,8 @@ def _say_end(command: Command, client: Client, job: JobView) -> None:
     traceback = last_traceback(client, job.id) if code == SCRIPT_FAILED else ""
     if traceback:
         texts.insert(0, Text(traceback))
+    if job.deadline_s is not None:
+        texts.append(Text(f"deadline {deadline(job, time.time())}"))
     if job.export_uri:
         texts.append(Text(f"the trained model is in {job.export_uri}"))
     then = {0: "orchestrator cost", SCRIPT_FAILED: f"orchestrator logs {job.id}"}.get(

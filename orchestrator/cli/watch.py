@@ -228,6 +228,8 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
         facts.add_row("bits", job.bits)
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
+    if job.deadline_s is not None:
+        facts.add_row("deadline", deadline(job, view.at_s))
     facts.add_row("so far", _so_far(job))
     if job.export_uri:
         facts.add_row("model", job.export_uri)
@@ -301,6 +303,23 @@ def _money(job: JobView) -> str:
         f"saved [bold]{usd(job.saved_usd)}[/] "
         f"({percent(job.saved_usd, job.on_demand_usd)})"
     )
+
+
+def deadline(job: JobView, now_s: float) -> str:
+    """Return when a job has to be done, and whether that was or would be kept; "" if never."""
+    if job.deadline_s is None:
+        return ""
+    left_s = job.deadline_s - (now_s if job.ended_at_s is None else job.ended_at_s)
+    if job.ended_at_s is not None:
+        kept = "kept" if job.status == "SUCCEEDED" else "not reached"
+        said = kept if left_s >= 0 else f"missed by {duration(-left_s)}"
+    elif left_s < 0:
+        said = f"passed {duration(-left_s)} ago"
+    else:
+        late_s = (job.eta_s or 0.0) - left_s
+        said = f"in {duration(left_s)}"
+        said += f"; at this pace {duration(late_s)} too late" if late_s > 0 else ""
+    return f"{moment(job.deadline_s, now_s)}, {said}"
 
 
 def _beside(job: JobView) -> str:

@@ -16,7 +16,7 @@ from orchestrator.cli import watch
 from orchestrator.cli.command import CommandError
 from orchestrator.cli.jobs import RESUMABLE, find
 from orchestrator.cli.tools.trace import RUNNING
-from orchestrator.cli.watch import ended, follow
+from orchestrator.cli.watch import deadline, ended, follow
 from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
@@ -192,6 +192,25 @@ def test_what_the_last_bits_are_is_in_the_panel():
     mixed = seen(bits=bits, unlike_step=12)
     _, text = watched(Told(mixed, over), force_terminal=True, color_system=None)
     assert bits in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deadline_s": 7_300.0, "eta_s": 60.0}, "in 2 h 0 min"),
+        ({"deadline_s": 700.0, "eta_s": 900.0}, "in 10 min 0 s; at this pace 5 min 0 s too late"),
+        ({"deadline_s": 90.0, "eta_s": 60.0}, "passed 10 s ago"),
+        ({"deadline_s": 90.0, "ended_at_s": 85.0, "status": "SUCCEEDED"}, "kept"),
+        ({"deadline_s": 90.0, "ended_at_s": 95.0, "status": "SUCCEEDED"}, "missed by 5 s"),
+    ],
+)
+def test_what_becomes_of_a_deadline_is_said(changes, words):
+    """How near it is, whether the pace keeps it, and at the end whether it was kept."""
+    view = msgspec.structs.replace(seen(**changes), at_s=100.0)
+    assert deadline(view.jobs[0], view.at_s).endswith(words)
+    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    _, text = watched(Told(view, over), force_terminal=True, color_system=None)
+    assert re.search(rf"deadline .*{words}", text)
 
 
 def test_a_job_that_has_no_steps_yet_is_shown():

@@ -299,6 +299,26 @@ def test_a_moment_of_another_day_has_its_date(page, house, make):
     assert re.search(rf"DEADLINE\s+{date[due_s]}\w* \d\d:\d\d", text(page, "#jobs"), re.I)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eta_s": 60.0}, "in 2 h"),
+        ({"eta_s": 9_000.0}, "at this pace 30 min 0 s too late"),
+        ({"deadline_s": -10.0}, "passed 10 s ago"),
+        ({"ended_at_s": 0.0, "status": "SUCCEEDED"}, "kept"),
+        ({"ended_at_s": 7_205.0, "status": "SUCCEEDED"}, "missed by 5 s"),
+    ],
+)
+def test_what_becomes_of_a_deadline_is_shown(page, house, make, changes, words):
+    at = {
+        key: make.at_s + (s or 0.0)
+        for key, s in {"deadline_s": 7_200.0, **changes}.items()
+        if key in ("deadline_s", "ended_at_s")
+    }
+    house.source.now = make.view(jobs=(make.job(**{**changes, **at}),))
+    page.wait_for(f"document.querySelector('#jobs').innerText.includes({words!r})")
+
+
 def test_names_cannot_become_markup(page, house, make):
     """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
     base = make.view()

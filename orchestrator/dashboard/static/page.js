@@ -79,14 +79,23 @@ function costs(view, sum) {
   return boxes;
 }
 
-function facts(job) {
+/** When a job has to be done, and whether that was or would be kept; as `orchestrator status JOB` says it. */
+function due(job, now) {
+  const left = job.deadline_s - (job.ended_at_s ?? now);
+  const late = (job.eta_s ?? 0) - left;
+  const over = left < 0 ? `missed by ${duration(-left)}` : job.status === "SUCCEEDED" ? "kept" : "not reached";
+  const ahead = left < 0 ? `passed ${duration(-left)} ago` : late > 0 ? `at this pace ${duration(late)} too late` : `in ${duration(left)}`;
+  return `${dated(job.deadline_s, now)}, ${job.ended_at_s === null ? ahead : over}`;
+}
+
+function facts(job, now) {
   const over = job.ended_at_s !== null;
   const rows = [
     ["Layout", job.layout || NONE],
     over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
-    job.deadline_s === null ? null : ["Deadline", dated(job.deadline_s)],
+    job.deadline_s === null ? null : ["Deadline", due(job, now)],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
@@ -197,7 +206,7 @@ function job(view, one, points) {
       el("span", {}, el("b", {}, `step ${count(one.step)}`), el("span", { class: "quiet" }, total)),
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
-    facts(one),
+    facts(one, view.at_s),
     kept(one),
     output(one),
     buttons(one));
