@@ -4,6 +4,7 @@ Watching only reads the view, so it costs the manager nothing and may be stopped
 view is old or the job waits for something, the notes say so.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -243,10 +244,22 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
 
 
 def sentences_of(view: View, job_id: str) -> list[Sentence]:
-    """Return the sentences that are not about another job or its machines."""
+    """Return the sentences about a job and its machines, and those about nobody else's until it ended."""
     others = {one.id for one in view.jobs if one.id != job_id}
     others |= {name for one in view.machines if one.job != job_id for name in (one.id, one.token)}
-    return [one for one in view.events if one.who not in others]
+    own = {
+        job_id,
+        *(name for one in view.machines if one.job == job_id for name in (one.id, one.token)),
+    }
+    ended_s = [
+        one.ended_at_s for one in view.jobs if one.id == job_id and one.ended_at_s is not None
+    ]
+    until_s = min(ended_s, default=math.inf)
+    return [
+        one
+        for one in view.events
+        if one.who in own or (one.who not in others and one.at_s <= until_s)
+    ]
 
 
 def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:

@@ -12,7 +12,7 @@ import redis
 from rich.console import Console
 
 from cloud.clock import ticks
-from orchestrator.cli import watch
+from orchestrator.cli import tables, watch
 from orchestrator.cli.command import CommandError
 from orchestrator.cli.jobs import RESUMABLE, find
 from orchestrator.cli.tools.trace import RUNNING
@@ -211,6 +211,33 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
     over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
     _, text = watched(Told(view, over), force_terminal=True, color_system=None)
     assert re.search(rf"deadline .*{words}", text)
+
+
+def test_of_many_jobs_that_have_ended_the_newest_are_listed():
+    """Those that run all are, and it is said how many are left out."""
+    over = [
+        msgspec.structs.replace(JOB, id=f"over-{n:02}", status="FAILED", ended_at_s=100.0 - n)
+        for n in range(40)
+    ]
+    runs = [msgspec.structs.replace(JOB, id=f"runs-{n:02}") for n in range(20)]
+    sink = io.StringIO()
+    Console(file=sink, width=100).print(tables.jobs([*runs, *over]))
+    said = sink.getvalue()
+    named = re.findall(r"^(?:runs|over)-\d\d", said, re.MULTILINE)
+    assert named == [f"runs-{n:02}" for n in range(20)] + [f"over-{n:02}" for n in range(10)]
+    assert "and 30 more have ended: orchestrator status --json" in said
+
+
+def test_a_panel_of_a_job_that_has_ended_tells_nothing_of_what_came_later():
+    """What is bought and refused afterwards is for other jobs, of which the view may not know."""
+    later = Sentence(at_s=200.0, who="default-9-9", what="buy", because="for somebody else")
+    own = Sentence(at_s=200.0, who="gpt-1", what="note", because="resumed once")
+    before = Sentence(at_s=50.0, who="default-1-1", what="buy", because="for this one")
+    view = msgspec.structs.replace(seen(ended_at_s=100.0), events=(before, later, own))
+    assert [one.because for one in watch.sentences_of(view, "gpt-1")] == [
+        "for this one",
+        "resumed once",
+    ]
 
 
 def test_a_job_that_has_no_steps_yet_is_shown():
