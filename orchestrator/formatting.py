@@ -51,7 +51,8 @@ def memory(size_bytes: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
 def nth(number: int) -> str:
