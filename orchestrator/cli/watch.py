@@ -21,7 +21,18 @@ from rich.text import Text
 
 from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
-from orchestrator.formatting import clock, duration, loss, moment, pause, percent, plural, told, usd
+from orchestrator.formatting import (
+    as_path,
+    clock,
+    duration,
+    loss,
+    moment,
+    pause,
+    percent,
+    plural,
+    told,
+    usd,
+)
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence, View
 from orchestrator.wishes import ENDED
@@ -226,14 +237,14 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
     if job.given and not ended(job):
         facts.add_row("help", _help(job))
     if job.bits:
-        facts.add_row("bits", job.bits)
+        facts.add_row("bits", Text(job.bits))
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
     if job.deadline_s is not None:
         facts.add_row("deadline", deadline(job, view.at_s))
     facts.add_row("so far", _so_far(job))
     if job.export_uri:
-        facts.add_row("model", job.export_uri)
+        facts.add_row("model", Text(as_path(job.export_uri)))
     if notes:
         facts.add_row("now", Text(" · ".join(notes), style="yellow"))
     said = [

@@ -213,6 +213,24 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
     assert re.search(rf"deadline .*{words}", text)
 
 
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (
+            "file:///tmp/Mein%20%C3%9Cbungs/[b]/model.safetensors",
+            "/tmp/Mein \u00dcbungs/[b]/model.safetensors",
+        ),
+        ("/tmp/100%25/tables.npz", "/tmp/100%25/tables.npz"),
+        ("s3://bucket/a%20b/model.safetensors", "s3://bucket/a%20b/model.safetensors"),
+    ],
+)
+def test_where_the_model_is_can_be_typed(uri, shown):
+    """A path of this machine as a program takes it, and brackets in it are no markup."""
+    over = seen(step=100, status="SUCCEEDED", ended_at_s=60.0, export_uri=uri)
+    _, text = watched(Told(over), force_terminal=True, color_system=None)
+    assert f"model   {shown}" in text
+
+
 def test_of_many_jobs_that_have_ended_the_newest_are_listed():
     """Those that run all are, and it is said how many are left out."""
     over = [

@@ -319,6 +319,17 @@ def test_what_becomes_of_a_deadline_is_shown(page, house, make, changes, words):
     page.wait_for(f"document.querySelector('#jobs').innerText.includes({words!r})")
 
 
+def test_where_the_model_is_can_be_typed(page, house, make):
+    """A path, not an address in which blanks are %20; one that is no encoding is shown as it is."""
+    for uri, shown in (
+        ("file:///tmp/Mein%20%C3%9Cbungs/m.pt", "/tmp/Mein \u00dcbungs/m.pt"),
+        ("file:///tmp/%ff", "file:///tmp/%ff"),
+        ("s3://bucket/a%20b", "s3://bucket/a%20b"),
+    ):
+        house.source.now = make.view(jobs=(make.job(export_uri=uri),))
+        page.wait_for(f"document.querySelector('#jobs .long dd')?.innerText === {shown!r}")
+
+
 def test_names_cannot_become_markup(page, house, make):
     """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
     base = make.view()

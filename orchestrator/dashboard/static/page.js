@@ -79,6 +79,15 @@ function costs(view, sum) {
   return boxes;
 }
 
+/** An address as it is typed: a path if it is on a disk of the manager's machine. */
+function asPath(uri) {
+  try {
+    return uri.startsWith("file:///") ? decodeURIComponent(uri.slice("file://".length)) : uri;
+  } catch {
+    return uri; // no encoding of UTF-8
+  }
+}
+
 /** When a job has to be done, and whether that was or would be kept; as `orchestrator status JOB` says it. */
 function due(job, now) {
   const left = job.deadline_s - (job.ended_at_s ?? now);
@@ -106,7 +115,7 @@ function facts(job, now) {
     ["Last recovery", job.recoveries_s.length ? milliseconds(job.recoveries_s.at(-1)) : NONE],
     over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}${job.sums_kept ? " and all since" : ""}` : NONE],
     ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
-    job.export_uri ? ["Result", job.export_uri] : null,
+    job.export_uri ? ["Result", asPath(job.export_uri)] : null,
     job.bits ? ["Last bits", job.bits] : null,
   ];
   for (const [name, value] of Object.entries(job.logged)) rows.push([name, number(value)]);
