@@ -479,12 +479,21 @@ def _mode(
         chosen = MODES.index("idle")
     mode, spare_s = MODES[chosen], left_s - need_s - margin_s
     if spare_s <= 0:
-        why = f"the deadline leaves {max(0.0, left_s - need_s):.0f} s to spare: {mode.replace('_', '-')} now"
+        why = f"{_leaves(left_s, need_s)}: {mode.replace('_', '-')} now"
     else:
         why = (
             f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
         )
     return mode, why, spare_s <= overhead_s
+
+
+def _leaves(left_s: float, need_s: float) -> str:
+    """What a deadline leaves that is near, passed, or too near for the work."""
+    if left_s <= 0:
+        return "the deadline has passed"
+    if left_s < need_s:
+        return f"the deadline is {need_s - left_s:.0f} s too near"
+    return f"the deadline leaves {left_s - need_s:.0f} s to spare"
 
 
 def _most_on_demand(

@@ -3,6 +3,7 @@
 import errno
 from datetime import datetime
 from math import ceil
+from urllib.parse import unquote
 
 
 def usd(value: float | None) -> str:
@@ -51,7 +52,8 @@ def memory(size_bytes: float) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
 def nth(number: int) -> str:
@@ -66,6 +68,11 @@ def told(who: str, what: str, because: str) -> str:
     """
     reason = because.removeprefix(f"{who}: ").removeprefix(f"{who} ")
     return reason if what == "note" else f"{what}: {reason}"
+
+
+def as_path(uri: str) -> str:
+    """Return an address as it is typed: a path if it is on a disk of this machine."""
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file:///") else uri
 
 
 def clock(at_s: float) -> str:

@@ -129,6 +129,8 @@ def run(order: WorkerOrder, host: str, say: Callable[[str], None] | None = None)
     job, payload = group.start()
     lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
     failure = _perform(order, job, payload, group, lines)
+    for line in failure.detail.splitlines() if failure is not None else ():
+        lines.add(line)  # where a person looks for it, as by hand
     lines.close()
     over.set()
     group.link.send(Ended() if failure is None else failure)

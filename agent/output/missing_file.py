@@ -1,4 +1,4 @@
-"""Hints for a person whose script has not found a file. No torch here."""
+"""Hints for a person whose script has not found a file or a module. No torch here."""
 
 import os
 from pathlib import Path
@@ -20,17 +20,23 @@ NOT_WRITTEN = (
     "{} is not in session.output on this worker: what is read back in a later step belongs into session.state, which "
     "every worker has"
 )
+MODULE = (
+    "{} is not on this machine: a module beside the script goes along with `--with`, of submit and rehearse, if no import "
+    "statement names it; packages are not sent: install it for the Python of the machines (docs/script.md, What a worker has)"
+)
 CHAIN_MAX = 20
 
 
 def hint(error: BaseException, output: Path | None) -> str:
-    """Return a line for a traceback; empty if the error is not about a file."""
+    """Return a line for a traceback; empty if the error is not about a file or a module."""
     one: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if one is None:
             break
         if isinstance(one, FileNotFoundError | PermissionError):
             return _said(one, output)
+        if isinstance(one, ModuleNotFoundError):
+            return MODULE.format(one.name) if one.name else ""
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     return ""
 

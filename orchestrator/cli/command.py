@@ -105,9 +105,10 @@ class Command:
         except NotRunning as error:
             left = processes.marked(Places(self.config.state_dir).identity)
             if left:
+                still = "runs: end it" if len(left) == 1 else "run: end them"
                 raise NotRunning(
-                    f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still run: "
-                    "end them with: orchestrator down"
+                    f"nothing answers in {self.config.state_dir}, but {plural(len(left), 'process')} of its manager still "
+                    f"{still} with: orchestrator down"
                 ) from error
             if folders := processes.homes():
                 raise NotRunning(

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -247,13 +248,17 @@ def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]
 def _state_dir(config: Config) -> Finding:
     """Check whether we can write in the state directory, or create it."""
     place, there = config.state_dir, _existing(config.state_dir)
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return good("state_dir", str(place))
-    return bad(
-        "state_dir",
-        f"{there} cannot be written",
-        "set manager.state_dir to a folder of yours",
-    )
+    try:
+        with tempfile.TemporaryFile(
+            dir=there
+        ):  # permissions alone say nothing of /proc, or to root
+            return good("state_dir", str(place))
+    except OSError as error:
+        return bad(
+            "state_dir",
+            f"{there} cannot be written ({error.strerror})",
+            "set manager.state_dir to a folder of yours",
+        )
 
 
 def _existing(place: Path) -> Path:
@@ -354,8 +359,14 @@ def _clock(config: Config) -> Finding:
 
 
 def _played(config: Config) -> Finding:
-    """Check that this machine does not sell itself beside clouds that take money."""
+    """Check that there is a cloud, and that this machine does not sell itself beside real ones."""
     name, others = "local cloud", " and ".join(clouds.NAMES[each] for each in clouds.real(config))
+    if not (config.local.enabled or others):
+        return bad(
+            name,
+            "off, and no other cloud is on: nothing could be bought",
+            "set local.enabled = true, or: orchestrator init --cloud aws",
+        )
     if not config.local.enabled:
         return good(name, "off")
     if not others:

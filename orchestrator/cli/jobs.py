@@ -128,7 +128,7 @@ def resume(
 
     With --from STEP, a new job goes on from an earlier step whose checkpoint is stored, and this one
     stays unchanged; a step that is not stored is refused with those that are. If the script has changed since, submit it again,
-    with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
+    with what this job stored: submit SCRIPT --from .orchestrator/checkpoints/JOB.
     """
     client = command.client()
     if step is not None:

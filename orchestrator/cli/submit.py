@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 import typer
@@ -28,10 +29,11 @@ from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.money.times import to_come
 from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.cli.rehearse import command_line, was_rehearsed
-from orchestrator.cli.watch import ended, follow
+from orchestrator.cli.watch import deadline, ended, follow
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, UNSET, Config, in_force, stale
 from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
+from orchestrator.formatting import as_path
 from orchestrator.redis_client import connect
 from orchestrator.view import JobView
 from orchestrator.wishes import DEADLINE_DAYS_MAX, ENDED, job_id, latest_s
@@ -88,7 +90,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     from_url: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="URL", help="Go on from what an earlier job stored: .../JOB."
+            "--from", metavar="PLACE", help="Go on from what an earlier job stored: .../JOB."
         ),
     ] = None,
 ) -> None:
@@ -266,7 +268,8 @@ def stored_at(url: str | None) -> str:
     """
     if url is None:
         return ""
-    as_written = f"write {', '.join(STORAGES)}... with the job's id at the end"
+    url = _one_address(url)
+    as_written = f"write the folder, or {', '.join(STORAGES)}... with the job's id at the end"
     if not url.startswith(STORAGES):
         raise CommandError(f"--from {url}: {as_written}", USAGE)
     from agent.errors import CheckpointError
@@ -283,6 +286,18 @@ def stored_at(url: str | None) -> str:
         there = ", ".join(f"{mark.version:,}" for mark in archive.marks())
         raise CommandError(f"--from {url}: that step is not stored there; there are: {there}")
     return url
+
+
+def _one_address(typed: str) -> str:
+    """Return the address of a folder that the keeper knows it by, however it is typed."""
+    place, marked, step = typed.partition("#")
+    if typed.startswith("file:///"):
+        folder = Path(unquote(place.removeprefix("file://")))
+    elif Path(place).is_dir():
+        folder = Path(place)
+    else:
+        return typed
+    return folder.resolve().as_uri() + marked + step
 
 
 def deadline_s(given: str | float, now_s: float) -> float:
@@ -332,8 +347,10 @@ def _say_end(command: Command, client: Client, job: JobView) -> None:
     traceback = last_traceback(client, job.id) if code == SCRIPT_FAILED else ""
     if traceback:
         texts.insert(0, Text(traceback))
+    if job.deadline_s is not None:
+        texts.append(Text(f"deadline {deadline(job, time.time())}"))
     if job.export_uri:
-        texts.append(Text(f"the trained model is in {job.export_uri}"))
+        texts.append(Text(f"the trained model is in {as_path(job.export_uri)}"))
     then = {0: "orchestrator cost", SCRIPT_FAILED: f"orchestrator logs {job.id}"}.get(
         code, f"orchestrator resume {job.id}"
     )

@@ -15,6 +15,7 @@ from orchestrator.formatting import duration, loss, percent, plural, usd
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 ENDED_SHOWN = 5
+JOBS_ENDED_SHOWN = 10
 MACHINES_SHOWN = 50
 REASON_WIDTH = 32  # the narrowest column in which a sentence reads well
 ANY_WIDTH = 9_999
@@ -121,8 +122,11 @@ def _width(console: Console, made: Table) -> int:
 
 
 def jobs(found: Iterable[JobView]) -> Reasoned:
+    """Return the table of the jobs that have not ended, and of the last few that have."""
+    every = list(found)
+    over = [one for one in every if one.ended_at_s is not None]
     made = Reasoned("job", "status", "step#", "loss#", "layout", "spent$", "time")
-    for job in found:
+    for job in [one for one in every if one.ended_at_s is None] + over[:JOBS_ENDED_SHOWN]:
         steps = f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
         made.add(
             job.id,
@@ -136,6 +140,8 @@ def jobs(found: Iterable[JobView]) -> Reasoned:
                 (job.because, job.bits) if job.unlike_step is not None else (job.because,)
             ),
         )
+    if more := len(over[JOBS_ENDED_SHOWN:]):
+        made.caption = f"and {more:,} more have ended: orchestrator status --json"
     return made
 
 

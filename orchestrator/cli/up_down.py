@@ -313,7 +313,7 @@ def _sweep_up(places: Places) -> list[int]:
     from orchestrator.supervisor.supervisor import HouseError, sweep_up
 
     deadline = time.monotonic() + STOP_S_MAX
-    while places.state_dir.exists():
+    while places.state_dir.exists() or processes.marked(places.identity):
         try:
             return sweep_up(places)
         except (
@@ -409,8 +409,9 @@ def _say_down(
     elif found.killed and view is not None:
         texts.append(Text("asked the clouds: no machine of it is left"))
     elif left and not found.killed:
-        texts.append(Text(f"{len(left)} processes of an ended manager were left and are swept up"))
-    if found.words:
+        was = "was left and is" if len(left) == 1 else "were left and are"
+        texts.append(Text(f"{plural(len(left), 'process')} of an ended manager {was} swept up"))
+    if found.words and not left:
         texts.append(Text(found.words))
     else:
         texts.append(Text.assemble(("down", "bold green"), f" in {places.state_dir}"))
@@ -436,6 +437,6 @@ def _say_down(
         },
         *texts,
         then=("orchestrator tools gc --dry-run",)
-        if found.words
+        if found.words and not left
         else ("orchestrator up", *(f"orchestrator resume {job.id}" for job in cancelled)),
     )

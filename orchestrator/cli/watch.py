@@ -4,6 +4,7 @@ Watching only reads the view, so it costs the manager nothing and may be stopped
 view is old or the job waits for something, the notes say so.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,18 @@ from rich.text import Text
 
 from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
-from orchestrator.formatting import clock, duration, loss, moment, pause, percent, plural, told, usd
+from orchestrator.formatting import (
+    as_path,
+    clock,
+    duration,
+    loss,
+    moment,
+    pause,
+    percent,
+    plural,
+    told,
+    usd,
+)
 from orchestrator.paths import Places
 from orchestrator.view import JobView, Sentence, View
 from orchestrator.wishes import ENDED
@@ -225,12 +237,14 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
     if job.given and not ended(job):
         facts.add_row("help", _help(job))
     if job.bits:
-        facts.add_row("bits", job.bits)
+        facts.add_row("bits", Text(job.bits))
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
+    if job.deadline_s is not None:
+        facts.add_row("deadline", deadline(job, view.at_s))
     facts.add_row("so far", _so_far(job))
     if job.export_uri:
-        facts.add_row("model", job.export_uri)
+        facts.add_row("model", Text(as_path(job.export_uri)))
     if notes:
         facts.add_row("now", Text(" · ".join(notes), style="yellow"))
     said = [
@@ -241,10 +255,22 @@ def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableTy
 
 
 def sentences_of(view: View, job_id: str) -> list[Sentence]:
-    """Return the sentences that are not about another job or its machines."""
+    """Return the sentences about a job and its machines, and those about nobody else's until it ended."""
     others = {one.id for one in view.jobs if one.id != job_id}
     others |= {name for one in view.machines if one.job != job_id for name in (one.id, one.token)}
-    return [one for one in view.events if one.who not in others]
+    own = {
+        job_id,
+        *(name for one in view.machines if one.job == job_id for name in (one.id, one.token)),
+    }
+    ended_s = [
+        one.ended_at_s for one in view.jobs if one.id == job_id and one.ended_at_s is not None
+    ]
+    until_s = min(ended_s, default=math.inf)
+    return [
+        one
+        for one in view.events
+        if one.who in own or (one.who not in others and one.at_s <= until_s)
+    ]
 
 
 def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
@@ -301,6 +327,23 @@ def _money(job: JobView) -> str:
         f"saved [bold]{usd(job.saved_usd)}[/] "
         f"({percent(job.saved_usd, job.on_demand_usd)})"
     )
+
+
+def deadline(job: JobView, now_s: float) -> str:
+    """Return when a job has to be done, and whether that was or would be kept; "" if never."""
+    if job.deadline_s is None:
+        return ""
+    left_s = job.deadline_s - (now_s if job.ended_at_s is None else job.ended_at_s)
+    if job.ended_at_s is not None:
+        kept = "kept" if job.status == "SUCCEEDED" else "not reached"
+        said = kept if left_s >= 0 else f"missed by {duration(-left_s)}"
+    elif left_s < 0:
+        said = f"passed {duration(-left_s)} ago"
+    else:
+        late_s = (job.eta_s or 0.0) - left_s
+        said = f"in {duration(left_s)}"
+        said += f"; at this pace {duration(late_s)} too late" if late_s > 0 else ""
+    return f"{moment(job.deadline_s, now_s)}, {said}"
 
 
 def _beside(job: JobView) -> str:

@@ -106,6 +106,7 @@ class House:
         self._felt_s = 0.0
         self._bounded_s = 0.0
         self._stopping = False
+        self._lock: os.stat_result | None = None  # of the file by which the directory is ours
         self._life = secrets.token_hex(8)
         self._env: dict[str, str] = {}
         self._ray_address = ""
@@ -117,6 +118,7 @@ class House:
 
     def start(self) -> None:
         """Start all parts, each after the parts it needs, and return when they are ready."""
+        self._lock = self.places.lock.stat()
         if not self._give_back:  # what is held is given back whatever could be bought
             self._look_at_clouds()
         for line in self.places.secure():
@@ -144,6 +146,7 @@ class House:
         with contextlib.suppress(ToldToEnd):
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
+                self._end_if_moved()
                 with contextlib.suppress(StateDirError):  # the next round tries again
                     self.places.make_way()
                 self._end_if_superseded()
@@ -225,9 +228,11 @@ class House:
 
         Ray is slow to end and holds nothing that is not in Redis or on the disk, so its init
         kills it. The sweep alone would not do: Ray writes process titles over our mark, and a
-        process without the mark is not swept up.
+        process without the mark is not swept up. Where another house has begun in a directory of
+        this name, the mark and all files are that one's.
         """
-        self.places.house.unlink(missing_ok=True)
+        if not self._ousted():
+            self.places.house.unlink(missing_ok=True)
         for name in ("dashboard", "door", "history"):
             if (served := self._children.pop(name, None)) is not None:
                 processes.end(served)
@@ -237,9 +242,11 @@ class House:
             processes.end(cloud)
         if (ray := self._children.pop("ray", None)) is not None:
             processes.end(ray, word=signal.SIGHUP)
-        self.places.secret("head").unlink(missing_ok=True)  # it is left if the start broke off
         if self._redis is not None:
             self._redis.stop()
+        if self._ousted():
+            return
+        self.places.secret("head").unlink(missing_ok=True)  # it is left if the start broke off
         processes.sweep(self.places.identity, grace_s=0)
         if self.places.given_back.exists():
             root = root_of(self.places.checkpoints)
@@ -629,6 +636,23 @@ class House:
         told = self.places.superseded
         if told.exists() and (why := told.read_text()):
             raise HouseError(why)
+
+    def _end_if_moved(self) -> None:
+        """Raise if the directory is gone: nobody could ask or end us, and nothing would be kept."""
+        if self._ousted() or not self.places.lock.parent.is_dir():
+            raise HouseError(
+                f"{self.places.state_dir} was moved or removed while its manager ran, so that ends with all that it "
+                "started; machines of a real cloud end after limits.silent_after_s, or with the next: orchestrator up"
+            )
+
+    def _ousted(self) -> bool:
+        """Return whether another house may hold what has the name of our directory now."""
+        try:
+            return not os.path.samestat(
+                self.places.lock.stat(), self._lock or self.places.lock.stat()
+            )
+        except OSError:
+            return False  # it is not there, or cannot be seen
 
     def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STARTUP_S_MAX

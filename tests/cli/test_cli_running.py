@@ -281,6 +281,28 @@ def test_gc_never_touches_what_a_living_manager_uses(housed):
     assert _left(housed("tools", "gc", "--dry-run", "--json")) == []
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_down_ends_what_a_dead_manager_left(shell, there):
+    """Also where its directory was removed; it says what it did, and not that it should be typed."""
+    if there:
+        shell.places.make()
+    env = {**os.environ, processes.MARK: shell.places.identity}
+    with subprocess.Popen(["sleep", "600"], env=env) as left:
+        try:
+            said = shell("status").line
+            assert "1 process of its manager still runs: end it with: orchestrator down" in said
+            with subprocess.Popen(["sleep", "600"], env=env) as second:
+                assert "2 processes of its manager still run: end them" in shell("status").line
+                second.kill()
+            answer = shell("down")
+            assert left.wait(10) < 0
+        finally:
+            left.kill()
+    assert answer.code == 0
+    assert "1 process of an ended manager was left and is swept up" in answer.out
+    assert "orchestrator down" not in answer.out
+
+
 def test_gc_ends_what_a_dead_manager_left(shell, until):
     """Its processes by their mark, and the folders that only a running one needs."""
     places = shell.places

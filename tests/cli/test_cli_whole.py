@@ -113,6 +113,9 @@ def test_a_real_script_that_raises_shows_its_own_traceback(real, until):
     assert 'File "lib/wide.py", line 2, in WIDTH' in answer.out
     assert "Traceback (most recent call last):" in answer.out
     assert "agent/" not in answer.out
+    kept = real("logs", answer.out.split("submitted ")[1].split()[0]).out
+    assert 'File "lib/wide.py", line 2, in WIDTH' in kept
+    assert "ValueError: on purpose" in kept
     until(lambda: all(one.ended_at_s is not None for one in real.client().view().machines))
     assert real.client().view().cost.now_usd_per_h == 0
 

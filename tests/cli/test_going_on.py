@@ -14,6 +14,25 @@ def test_what_an_earlier_job_stored(tmp_path):
     assert stored_at(None) == ""
 
 
+@pytest.mark.parametrize("step", ["", "#30"])
+def test_a_folder_has_one_address_however_it_is_typed(tmp_path, monkeypatch, step):
+    """As what is stored there is known by, so that nobody removes it while a job goes on from it."""
+    folder = tmp_path / "Mein \N{LATIN SMALL LETTER U WITH DIAERESIS}b#ung"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    version(folder, 30)
+    place = (folder / "gpt-1").as_uri() + step
+    monkeypatch.chdir(tmp_path)
+    assert stored_at(place) == place
+    typed = (
+        f"{folder}/gpt-1".replace("#", "%23"),
+        "link/gpt-1",
+        "./link/gpt-1/",
+    )
+    for one in (f"file://{typed[0]}", f"file://{tmp_path}/link/gpt-1", *typed[1:]):
+        assert stored_at(one + step) == place
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [
@@ -21,6 +40,7 @@ def test_what_an_earlier_job_stored(tmp_path):
         ("{}", "nothing sound is stored there"),
         ("{}/gpt-1/manifests/none/at/all", "nothing sound is stored there"),
         ("s3:/bucket/gpt-1", "--from s3:/bucket/gpt-1: write "),
+        ("gpt-9", "--from gpt-9: write the folder, or file:///"),
         ("{}/file", "cannot be read"),
     ],
 )

@@ -79,6 +79,22 @@ def test_check_names_the_remedy_of_what_fails(shell):
     assert "set dashboard.port to a free port" in failed[1]
 
 
+@pytest.mark.parametrize(
+    ("setting", "line", "words"),
+    [
+        ("local.enabled=false", "local cloud", "no other cloud"),
+        ("manager.state_dir=/proc/none/here", "state_dir", "cannot be written"),
+    ],
+)
+def test_check_fails_where_up_would_refuse(shell, setting, line, words):
+    """Else all is OK, its next line is `orchestrator up`, and that refuses at once."""
+    answer = shell("check", "--json", *OFF, "--set", setting)
+    found = {one["name"]: one for one in answer.json["checks"]}[line]
+    assert (found["ok"], words in found["found"]) == (False, True)
+    assert found["remedy"].startswith("set ")
+    assert shell("up", *OFF, "--set", setting).code != 0
+
+
 def test_check_writes_to_where_copies_shall_go(shell):
     """A file is in the way of the one; the other takes it, and nothing is left there."""
     in_the_way = shell.folder / "taken"

@@ -12,11 +12,11 @@ import redis
 from rich.console import Console
 
 from cloud.clock import ticks
-from orchestrator.cli import watch
+from orchestrator.cli import tables, watch
 from orchestrator.cli.command import CommandError
 from orchestrator.cli.jobs import RESUMABLE, find
 from orchestrator.cli.tools.trace import RUNNING
-from orchestrator.cli.watch import ended, follow
+from orchestrator.cli.watch import deadline, ended, follow
 from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
@@ -192,6 +192,70 @@ def test_what_the_last_bits_are_is_in_the_panel():
     mixed = seen(bits=bits, unlike_step=12)
     _, text = watched(Told(mixed, over), force_terminal=True, color_system=None)
     assert bits in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"deadline_s": 7_300.0, "eta_s": 60.0}, "in 2 h 0 min"),
+        ({"deadline_s": 700.0, "eta_s": 900.0}, "in 10 min 0 s; at this pace 5 min 0 s too late"),
+        ({"deadline_s": 90.0, "eta_s": 60.0}, "passed 10 s ago"),
+        ({"deadline_s": 90.0, "ended_at_s": 85.0, "status": "SUCCEEDED"}, "kept"),
+        ({"deadline_s": 90.0, "ended_at_s": 95.0, "status": "SUCCEEDED"}, "missed by 5 s"),
+    ],
+)
+def test_what_becomes_of_a_deadline_is_said(changes, words):
+    """How near it is, whether the pace keeps it, and at the end whether it was kept."""
+    view = msgspec.structs.replace(seen(**changes), at_s=100.0)
+    assert deadline(view.jobs[0], view.at_s).endswith(words)
+    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    _, text = watched(Told(view, over), force_terminal=True, color_system=None)
+    assert re.search(rf"deadline .*{words}", text)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        (
+            "file:///tmp/Mein%20%C3%9Cbungs/[b]/model.safetensors",
+            "/tmp/Mein \u00dcbungs/[b]/model.safetensors",
+        ),
+        ("/tmp/100%25/tables.npz", "/tmp/100%25/tables.npz"),
+        ("s3://bucket/a%20b/model.safetensors", "s3://bucket/a%20b/model.safetensors"),
+    ],
+)
+def test_where_the_model_is_can_be_typed(uri, shown):
+    """A path of this machine as a program takes it, and brackets in it are no markup."""
+    over = seen(step=100, status="SUCCEEDED", ended_at_s=60.0, export_uri=uri)
+    _, text = watched(Told(over), force_terminal=True, color_system=None)
+    assert f"model   {shown}" in text
+
+
+def test_of_many_jobs_that_have_ended_the_newest_are_listed():
+    """Those that run all are, and it is said how many are left out."""
+    over = [
+        msgspec.structs.replace(JOB, id=f"over-{n:02}", status="FAILED", ended_at_s=100.0 - n)
+        for n in range(40)
+    ]
+    runs = [msgspec.structs.replace(JOB, id=f"runs-{n:02}") for n in range(20)]
+    sink = io.StringIO()
+    Console(file=sink, width=100).print(tables.jobs([*runs, *over]))
+    said = sink.getvalue()
+    named = re.findall(r"^(?:runs|over)-\d\d", said, re.MULTILINE)
+    assert named == [f"runs-{n:02}" for n in range(20)] + [f"over-{n:02}" for n in range(10)]
+    assert "and 30 more have ended: orchestrator status --json" in said
+
+
+def test_a_panel_of_a_job_that_has_ended_tells_nothing_of_what_came_later():
+    """What is bought and refused afterwards is for other jobs, of which the view may not know."""
+    later = Sentence(at_s=200.0, who="default-9-9", what="buy", because="for somebody else")
+    own = Sentence(at_s=200.0, who="gpt-1", what="note", because="resumed once")
+    before = Sentence(at_s=50.0, who="default-1-1", what="buy", because="for this one")
+    view = msgspec.structs.replace(seen(ended_at_s=100.0), events=(before, later, own))
+    assert [one.because for one in watch.sentences_of(view, "gpt-1")] == [
+        "for this one",
+        "resumed once",
+    ]
 
 
 def test_a_job_that_has_no_steps_yet_is_shown():

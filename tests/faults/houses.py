@@ -71,9 +71,9 @@ class RunningHouse:
     def wait_until_up(self) -> None:
         until("the house to answer", self._ready, UP_S_MAX)
 
-    def begin(self) -> None:
-        """Start it, and do not wait until it is ready."""
-        environment = {**os.environ, processes.MARK: self.places.identity}
+    def begin(self, *, mark: bool = True) -> None:
+        """Start it, and do not wait until it is ready; with our mark, which `up` does not give it."""
+        environment = {**os.environ, **({processes.MARK: self.places.identity} if mark else {})}
         self.process = processes.start(self._command(), env=environment, log=self.log)
 
     def refused(self) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -280,6 +281,28 @@ def test_a_redis_that_does_not_answer_is_one_clear_line(new_house, tmp_path):
     """A wrong redis_url is named with the setting, within bounded time."""
     house = new_house(f'redis_url = "unix://{tmp_path}/nowhere.sock"\n')
     assert "check manager.redis_url" in house.refused()
+
+
+def test_a_house_whose_folder_was_moved_away_ends_with_all_it_started(new_house):
+    """Nobody could ask it or end it any more, and nothing that it computes and pays for could be kept. A newer house that
+    begins in a folder of that name is not harmed by its end.
+    """
+    older, newer = new_house(), new_house()
+    newer.log = newer.folder / "newer.log"
+    older.begin(mark=False)
+    older.wait_until_up()
+    began = set(processes.marked(older.places.identity))
+    older.places.state_dir.rename(older.folder / "elsewhere")
+    newer.begin(mark=False)
+    newer.wait_until_up()
+    assert older.process.wait(30) == 1
+    assert "state was moved or removed" in older.log.read_text()
+    until("its processes to end", lambda: not began & set(processes.marked(older.places.identity)))
+    assert newer.process.poll() is None
+    assert newer.client().view() is not None
+    shutil.rmtree(newer.places.state_dir)
+    assert newer.process.wait(30) == 1
+    until("its processes to end", lambda: processes.marked(newer.places.identity) == [])
 
 
 def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server, store, monkeypatch):

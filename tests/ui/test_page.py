@@ -158,6 +158,38 @@ def test_a_change_is_drawn_without_reloading(page, house, make):
     assert page.run("document.querySelectorAll('#jobs .curve svg').length") == 1
 
 
+def test_of_hundreds_of_jobs_the_first_few_are_cards(page, house, make):
+    """The rest are lines, so that machines and money stay near; a line opens into its card, and stays open."""
+    live = [make.job(id=f"runs-{n}", submitted_at_s=make.at_s - n) for n in range(8)]
+    over = [
+        make.job(
+            id=f"over-{n:03}",
+            status="FAILED",
+            ended_at_s=make.at_s,
+            submitted_at_s=make.at_s - 100 - n,
+        )
+        for n in range(300)
+    ]
+    house.source.now = make.view(jobs=(*over, *live))
+    page.wait_for("document.querySelector('#jobs').innerText.includes('300 more jobs have ended')")
+    cards = "[...document.querySelectorAll('#jobs article code.quiet')].map(one => one.innerText)"
+    assert page.run(cards) == [f"runs-{n}" for n in range(6)]
+    shown = text(page, "#jobs")
+    assert "runs-7" in shown
+    assert "over-000" not in shown
+    page.run("document.querySelector('#jobs > .card > details:last-child > summary').click()")
+    page.wait_for("document.querySelector('#jobs').innerText.includes('over-299')")
+    page.run("[...document.querySelectorAll('#jobs summary')].at(-1).click()")
+    page.wait_for(f"{cards}.includes('over-299')")
+    moved = make.job(id="runs-0", step=3_000, submitted_at_s=make.at_s)
+    house.source.now = make.view(jobs=(*over, moved, *live[1:]))
+    page.wait_for("document.querySelector('#jobs').innerText.includes('step 3,000')")
+    assert page.run(cards) == [*(f"runs-{n}" for n in range(6)), "over-299"]
+    page.run("[...document.querySelectorAll('#jobs article button')].at(-1).scrollIntoView()")
+    assert "Resume" in text(page, "#jobs")
+    assert page.complaints == []
+
+
 def test_what_a_script_writes_and_logs_is_shown(page, house, make):
     """The newest files and numbers; a name that looks like markup is a name."""
     files = (
@@ -265,6 +297,37 @@ def test_a_moment_of_another_day_has_its_date(page, house, make):
     }
     assert text(page, "#events time").startswith(date[then_s])
     assert re.search(rf"DEADLINE\s+{date[due_s]}\w* \d\d:\d\d", text(page, "#jobs"), re.I)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eta_s": 60.0}, "in 2 h"),
+        ({"eta_s": 9_000.0}, "at this pace 30 min 0 s too late"),
+        ({"deadline_s": -10.0}, "passed 10 s ago"),
+        ({"ended_at_s": 0.0, "status": "SUCCEEDED"}, "kept"),
+        ({"ended_at_s": 7_205.0, "status": "SUCCEEDED"}, "missed by 5 s"),
+    ],
+)
+def test_what_becomes_of_a_deadline_is_shown(page, house, make, changes, words):
+    at = {
+        key: make.at_s + (s or 0.0)
+        for key, s in {"deadline_s": 7_200.0, **changes}.items()
+        if key in ("deadline_s", "ended_at_s")
+    }
+    house.source.now = make.view(jobs=(make.job(**{**changes, **at}),))
+    page.wait_for(f"document.querySelector('#jobs').innerText.includes({words!r})")
+
+
+def test_where_the_model_is_can_be_typed(page, house, make):
+    """A path, not an address in which blanks are %20; one that is no encoding is shown as it is."""
+    for uri, shown in (
+        ("file:///tmp/Mein%20%C3%9Cbungs/m.pt", "/tmp/Mein \u00dcbungs/m.pt"),
+        ("file:///tmp/%ff", "file:///tmp/%ff"),
+        ("s3://bucket/a%20b", "s3://bucket/a%20b"),
+    ):
+        house.source.now = make.view(jobs=(make.job(export_uri=uri),))
+        page.wait_for(f"document.querySelector('#jobs .long dd')?.innerText === {shown!r}")
 
 
 def test_names_cannot_become_markup(page, house, make):

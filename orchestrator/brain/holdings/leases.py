@@ -12,7 +12,6 @@ from hashlib import blake2b
 from msgspec.structs import replace
 
 from bidding.model import Acquire
-from cloud.clock import HOUR_S
 from cloud.model import (
     DEPLOYMENT_TAG,
     LaunchRequest,
@@ -26,6 +25,7 @@ from cloud.model import (
 )
 from orchestrator.actions import AnyAction, Launch, Terminate
 from orchestrator.brain.holdings import ledger, staffing
+from orchestrator.formatting import duration, usd
 from orchestrator.state import (
     Block,
     Job,
@@ -479,8 +479,8 @@ def end(
     ledger.close_lease(state, lease, ended)
     lease.ended_at_s = state.now_s
     if lease.machine_id:
-        held_h = (lease.gone_at_s - lease.prices[0][0]) / HOUR_S
-        note(out, lease.machine_id, f"{because}; held {held_h:.2f} h for ${lease.cost_usd:.4f}")
+        held = duration(lease.gone_at_s - lease.prices[0][0])
+        note(out, lease.machine_id, f"{because}; held {held} for {usd(lease.cost_usd)}")
     else:
         note(out, lease.token, f"not bought: {because}")
     job = state.jobs[lease.job]

@@ -79,14 +79,32 @@ function costs(view, sum) {
   return boxes;
 }
 
-function facts(job) {
+/** An address as it is typed: a path if it is on a disk of the manager's machine. */
+function asPath(uri) {
+  try {
+    return uri.startsWith("file:///") ? decodeURIComponent(uri.slice("file://".length)) : uri;
+  } catch {
+    return uri; // no encoding of UTF-8
+  }
+}
+
+/** When a job has to be done, and whether that was or would be kept; as `orchestrator status JOB` says it. */
+function due(job, now) {
+  const left = job.deadline_s - (job.ended_at_s ?? now);
+  const late = (job.eta_s ?? 0) - left;
+  const over = left < 0 ? `missed by ${duration(-left)}` : job.status === "SUCCEEDED" ? "kept" : "not reached";
+  const ahead = left < 0 ? `passed ${duration(-left)} ago` : late > 0 ? `at this pace ${duration(late)} too late` : `in ${duration(left)}`;
+  return `${dated(job.deadline_s, now)}, ${job.ended_at_s === null ? ahead : over}`;
+}
+
+function facts(job, now) {
   const over = job.ended_at_s !== null;
   const rows = [
     ["Layout", job.layout || NONE],
     over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
-    job.deadline_s === null ? null : ["Deadline", dated(job.deadline_s)],
+    job.deadline_s === null ? null : ["Deadline", due(job, now)],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
@@ -97,7 +115,7 @@ function facts(job) {
     ["Last recovery", job.recoveries_s.length ? milliseconds(job.recoveries_s.at(-1)) : NONE],
     over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}${job.sums_kept ? " and all since" : ""}` : NONE],
     ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
-    job.export_uri ? ["Result", job.export_uri] : null,
+    job.export_uri ? ["Result", asPath(job.export_uri)] : null,
     job.bits ? ["Last bits", job.bits] : null,
   ];
   for (const [name, value] of Object.entries(job.logged)) rows.push([name, number(value)]);
@@ -197,7 +215,7 @@ function job(view, one, points) {
       el("span", {}, el("b", {}, `step ${count(one.step)}`), el("span", { class: "quiet" }, total)),
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
-    facts(one),
+    facts(one, view.at_s),
     kept(one),
     output(one),
     buttons(one));
@@ -216,12 +234,38 @@ function job(view, one, points) {
   return el("article", { class: "card job" }, left, el("div", {}, right, servers(one) ?? layout(one)));
 }
 
+const CARDS_MAX = 6;
+const unfolded = new Set();
+
+/** A line that opens into more, which is made only then; what is open stays open when it is drawn anew. */
+function fold(id, said, make) {
+  const summary = el("summary", {}, ...said);
+  summary.dataset.focus = `fold ${id}`;
+  const made = el("details", { open: unfolded.has(id) }, summary);
+  const fill = () => { if (made.open && made.lastChild === summary) made.append(...make()); };
+  made.addEventListener("toggle", () => { unfolded[made.open ? "add" : "delete"](id); fill(); });
+  fill();
+  return made;
+}
+
+function line(view, one) {
+  const figures = `step ${count(one.step)} · ${usd(one.spent_usd)}`;
+  const said = [el("strong", {}, one.script), " ", el("code", {}, one.id), " ", pill(one.status), " ", el("span", {}, figures)];
+  return fold(`job ${one.id}`, said, () => [job(view, one, lossesOf(one))]);
+}
+
 function jobs(view) {
   if (!view.jobs.length) {
     return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit SCRIPT"))];
   }
   const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
-  return order.map((one) => job(view, one, lossesOf(one)));
+  const cards = order.slice(0, CARDS_MAX).map((one) => job(view, one, lossesOf(one)));
+  const lines = (list) => list.map((one) => line(view, one));
+  const more = order.slice(CARDS_MAX);
+  const over = more.filter((one) => one.ended_at_s !== null);
+  if (!more.length) return cards;
+  const ended = over.length ? fold("ended", [`${plural(over.length, "more job")} ${over.length === 1 ? "has" : "have"} ended`], () => lines(over)) : "";
+  return [...cards, el("div", { class: "card flush more" }, ...lines(more.filter((one) => one.ended_at_s === null)), ended)];
 }
 
 /** When each phase of a machine's first boot was over, as long as it boots. */

@@ -2,6 +2,7 @@
 
 import math
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,17 @@ def test_a_file_that_a_library_did_not_find_is_explained_as_well() -> None:
     assert hint(PermissionError(13, "denied", "/data/x"), None).startswith("/data/x may not be")
     assert not hint(ValueError("of something else"), None)
     assert not hint(FileNotFoundError("without a name"), None)
+
+
+def test_a_module_that_is_not_there_is_explained() -> None:
+    """By the name that is missing, which may be that of a package in which another one is."""
+    with pytest.raises(ModuleNotFoundError) as caught:
+        import_module("nowhere_at_all.deeper")
+    line = hint(caught.value, None)
+    assert line.startswith("nowhere_at_all is not on this machine")
+    assert "`--with`" in line
+    assert "install" in line
+    assert not hint(ModuleNotFoundError("without a name"), None)
 
 
 class Stub:

@@ -14,6 +14,7 @@ from orchestrator.brain.decide import decide
 from orchestrator.brain.holdings import leases
 from orchestrator.brain.holdings.ledger import committed_usd, on_demand_usd, spent_usd
 from orchestrator.events import JobCancelled, Launched, ListFailed, ManagerStarted, Tick
+from orchestrator.formatting import duration, usd
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.view_builder import view_of
 from orchestrator.world import decode_state, encode_state
@@ -169,6 +170,9 @@ def test_a_machine_that_was_gone_before_we_heard_counts_until_its_end(hand: Any)
     on_demand = lease.type.on_demand_usd_per_h * held_h
     assert on_demand_usd(h.state.account, h.at_s) == pytest.approx(on_demand)
     assert spent_usd(h.state.account, h.at_s) == pytest.approx(lease.price_usd_per_h * held_h)
+    held = duration(gone_s - lease.prices[0][0])  # as on the bill, and not as 0.00 h
+    said = next(n.because for n in h.state.sentences if "; held " in n.because)
+    assert said.endswith(f"; held {held} for {usd(lease.cost_usd)}")
 
 
 @pytest.mark.parametrize(("ended_s", "says"), [(90.0, "before we learned"), (None, "until now")])
