@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -45,25 +45,14 @@ WHERE = "session.backward(loss_of, microbatches)"
 USED_UP = "backward through the graph a second time"  # in torch's error
 
 
-class Result(float):
-    """The means of a phase over all its microbatches: `result.loss`, `result["accuracy"]`.
+class Mean(float):
+    """A mean over all microbatches, as a number, which answers what a tensor of one number would.
 
-    It is the mean loss, as a number, and answers what a tensor of one number would, so the lines
-    of a script that add up, compare, print or detach its loss stay as they are.
+    So the lines of a script that add up, compare, print or detach its loss, and the numbers beside
+    it, stay as they are.
     """
 
-    __slots__ = ("metrics",)
-
-    metrics: Mapping[str, float]
-
-    def __new__(cls, loss: float, metrics: Mapping[str, float] = MappingProxyType({})) -> "Result":
-        result = super().__new__(cls, loss)
-        result.metrics = metrics
-        return result
-
-    @property
-    def loss(self) -> float:
-        return float(self)
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         """Answer as a tensor does that has no gradient."""
@@ -72,22 +61,6 @@ class Result(float):
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(torch.tensor(float(self)), name)
-
-    def __getitem__(self, name: str) -> float:
-        try:
-            return self.metrics[name]
-        except KeyError:
-            known = ", ".join(self.metrics) or "nothing"
-            raise Misuse(
-                f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
-            ) from None
-
-    def __len__(self) -> int:
-        """Refuse what takes it for a list, because it has names in brackets."""
-        raise Misuse(
-            "a result of session.backward(...) was taken for a list, as torch.tensor(losses) takes all that has names in "
-            "brackets: collect result.item() for it, or use torch.stack(losses)"
-        )
 
     @classmethod
     def __torch_function__(
@@ -104,16 +77,49 @@ class Result(float):
         number = torch.tensor(float(self), dtype=torch.float64)
         return number.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def __copy__(self) -> "Result":
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, _: object) -> "Result":
+    def __deepcopy__(self, _: object) -> Self:
         return self
 
 
-def _given(func: Callable[..., Any], made: Callable[[Result], Any], args: Any, kwargs: Any) -> Any:
-    """Call `func` with what is made of each result among its arguments."""
-    args, kwargs = pytree.tree_map_only(Result, made, (args, kwargs))
+class Result(Mean):
+    """The means of a phase: it is that of the loss, and `result["accuracy"]` one beside it."""
+
+    __slots__ = ("metrics",)
+
+    metrics: Mapping[str, float]
+
+    def __new__(cls, loss: float, metrics: Mapping[str, float] = MappingProxyType({})) -> "Result":
+        result = super().__new__(cls, loss)
+        result.metrics = metrics
+        return result
+
+    @property
+    def loss(self) -> float:
+        return float(self)
+
+    def __getitem__(self, name: str) -> Mean:
+        try:
+            return Mean(self.metrics[name])
+        except KeyError:
+            known = ", ".join(self.metrics) or "nothing"
+            raise Misuse(
+                f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
+            ) from None
+
+    def __len__(self) -> int:
+        """Refuse what takes it for a list, because it has names in brackets."""
+        raise Misuse(
+            "a result of session.backward(...) was taken for a list, as torch.tensor(losses) takes all that has names in "
+            "brackets: collect result.item() for it, or use torch.stack(losses)"
+        )
+
+
+def _given(func: Callable[..., Any], made: Callable[[Mean], Any], args: Any, kwargs: Any) -> Any:
+    """Call `func` with what is made of each mean among its arguments."""
+    args, kwargs = pytree.tree_map_only(Mean, made, (args, kwargs))
     return func(*args, **kwargs)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -24,6 +25,7 @@ LEFT = (
     types.ModuleType,
     torch.device,
     torch.dtype,
+    np.dtype,
     enum.Enum,
     PurePath,
     logging.Logger,

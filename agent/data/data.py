@@ -38,6 +38,7 @@ from agent.errors import Misuse
 
 STEPS_KEPT = 4
 NAMED_MAX = 4
+SAMPLES_MAX = 10**8  # the numbers of an epoch that are listed, of a sampler of the script's
 INSTEAD = {
     "sampler": "order=, a function from the epoch to the indices of its samples",
     "batch_sampler": (
@@ -460,12 +461,6 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 "but a batch of session.data has batch_size of them: make the loader's batches, for epoch in session.epochs(n, "
                 "loader): for batch in session.each([*loader])"
             )
-        if not _is_stream(loader.dataset) and not _is_plain(loader):
-            raise Misuse(
-                f"session.data(DataLoader(...)): its {type(loader.sampler).__name__} says which samples come when, but order and "
-                "shares are the session's: give session.data(loader.dataset, batch_size=..., order=...) a function "
-                "from the epoch to indices"
-            )
         if loader.batch_size is None:
             raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
         # Torch calls it in processes only; most seed streams there, as the session does anyway.
@@ -481,6 +476,8 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             "num_workers": loader.num_workers,
             "collate_fn": loader.collate_fn,
         }
+        if not _is_stream(loader.dataset) and not _is_plain(loader) and "order" not in options:
+            known["order"] = _order_of(loader.sampler)
         dataset, options = loader.dataset, {**known, **options}
     if "batch_size" not in options:
         raise Misuse(
@@ -500,6 +497,31 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     if isinstance(sampler, RandomSampler):
         return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     return isinstance(sampler, SequentialSampler)
+
+
+def _order_of(sampler: Any) -> Callable[[int], list[int]]:
+    """Return the order of a loader's own sampler, which draws from the streams of its epoch."""
+    name = type(sampler).__name__
+    if getattr(sampler, "num_replicas", 1) > 1:
+        raise Misuse(
+            f"session.data(DataLoader(...)): its {name} takes a share of the samples, but shares are the session's: leave it out"
+        )
+    count = len(sampler) if hasattr(sampler, "__len__") else 0
+    if count > SAMPLES_MAX:
+        raise Misuse(
+            f"session.data(DataLoader(...)): its {name} draws {count} samples for an epoch, and at most {SAMPLES_MAX} are "
+            "listed: give session.data(loader.dataset, batch_size=..., order=...) a function from the epoch to indices, as "
+            "lambda epoch: torch.randint(len(dataset), (len(dataset),))"
+        )
+
+    def order(epoch: int) -> list[int]:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
+            own.manual_seed(torch.initial_seed())
+        return [*sampler]
+
+    return order
 
 
 def _check_names(options: dict[str, Any]) -> None:

@@ -456,7 +456,8 @@ BEFORE = (
 )
 BEHIND = (
     "What the script does behind session.backward(...) is done on the leader alone, or goes by something that a worker which "
-    "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...)"
+    "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...). "
+    "A count of its own, as that of enumerate(data), begins anew there: session.step % len(data), asked in each step, goes on"
 )
 ASIDE = (
     "What the script keeps for itself and has changed: {}. A variable belongs into session.state; an attribute is kept by "

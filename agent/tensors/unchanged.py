@@ -133,7 +133,7 @@ class Still:
             return (
                 f"loss_of writes to the parameter {name!r}, but every worker calls it for other microbatches: write to "
                 "it after session.backward(...), or make it a buffer (register_buffer), of which each microbatch sees "
-                "the value at the start of the step"
+                "the value at the start of the step; what only the first batch sets, one forward before Session(...) sets"
             )
         return (
             f"loss_of writes to the buffer {name!r} of {tensor.dtype}, and it is not known how the changes of several "

@@ -161,9 +161,10 @@ def _sorted(value: Any) -> Any:
         return [_sorted(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    if value.keys() == {"$map"}:
-        return {"$map": sorted((_sorted(item) for item in value["$map"]), key=repr)}
-    return {key: _sorted(item) for key, item in value.items()}
+    found = {key: _sorted(item) for key, item in value.items()}
+    if isinstance(pairs := found.get("$map"), list):
+        found["$map"] = sorted(pairs, key=repr)
+    return found
 
 
 def _numbers(tensor: Tensor, body: memoryview) -> npt.NDArray[Any] | None:

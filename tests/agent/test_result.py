@@ -40,6 +40,19 @@ def test_a_result_answers_as_a_tensor_without_a_gradient_does() -> None:
     assert not hasattr(RESULT, "los_")
 
 
+def test_a_number_beside_the_loss_answers_as_the_loss_does() -> None:
+    """Scripts write `correct += (predicted == target).sum().item()`, and keep such tensors."""
+    accuracy = RESULT["accuracy"]
+    assert (accuracy.item(), accuracy + 1, f"{accuracy:.1%}") == (0.75, 1.75, "75.0%")
+    assert torch.stack([accuracy, accuracy.detach().cpu()]).mean() == 0.75
+    assert torch.tensor([accuracy, accuracy]).tolist() == [0.75, 0.75]
+    assert same_written({"best": accuracy})
+
+
+def same_written(value: Any) -> bool:
+    return bool(unpacked(packed(value)) == value and pickle.loads(pickle.dumps(value)) == value)
+
+
 @pytest.mark.parametrize(
     ("found", "wanted"),
     [

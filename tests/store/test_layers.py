@@ -1,6 +1,7 @@
 """Models to layers and back, into whatever part of the model is here."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -50,6 +51,25 @@ def load(sink, manifest, objects, threads=2):
 def test_parameters_are_grouped_by_block(name, layer):
     """A numbered block is one layer; what is in none goes with its own module."""
     assert block_of(name) == layer
+
+
+def test_a_schedule_that_was_loaded_goes_to_an_epoch() -> None:
+    """Its milestones are a Counter, which it asks for its elements then."""
+
+    def schedule(at=0):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        found = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 4], gamma=0.5)
+        for _ in range(at):
+            optimizer.step(), found.step()
+        return {"model": model, "optimizer": optimizer, "schedule": found}
+
+    one, other, sink = schedule(3), schedule(), MemorySink()
+    load(sink, store(sink, one), other)
+    assert type(other["schedule"].milestones) is Counter
+    with pytest.warns(UserWarning, match="closed form"):
+        other["schedule"].step(5)
+    assert other["optimizer"].param_groups[0]["lr"] == 0.125
 
 
 @pytest.mark.parametrize("kind", ["tied", "mixed"])

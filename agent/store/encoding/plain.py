@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from agent.errors import StateError
+from agent.store.encoding import streams
 from agent.store.encoding.sharing import present
 from agent.tensors.shards import DTYPES
 
@@ -340,6 +341,14 @@ def _defaultdict(packing: _Packing, value: defaultdict[Any, Any]) -> Any:
     return {"defaultdict": [name, packing.pairs(value)]}
 
 
+def _stream(packing: _Packing, value: Any) -> Any:
+    if streams.of_process(value):
+        return {"@": ""}
+    if (known := packing.seen(value)) is not None:
+        return known
+    return {"stream": [streams.kind_of(value), packing.form(streams.place_of(value))]}
+
+
 ROWS: dict[type, str] = {tuple: "()", list: "[]", dict: "{}"}
 DICTS: dict[type, str] = {dict: "{}", OrderedDict: "OrderedDict", Counter: "Counter"}
 MADE: dict[str, Callable[[], Any]] = {tag: kind for kind, tag in DICTS.items()}
@@ -356,6 +365,7 @@ _WRITERS: dict[type, Callable[[_Packing, Any], Any]] = {
     deque: _deque,
     defaultdict: _defaultdict,
     **dict.fromkeys(DICTS, _dict),
+    **dict.fromkeys(streams.KINDS, _stream),
 }
 
 
@@ -446,6 +456,15 @@ class _Unpacking:
         found = self._mine(here, defaultdict)
         found.default_factory = None if name is None else FACTORIES[name]
         return self._dict(pairs, found, here)
+
+    def _stream(self, content: list[Any], here: Any) -> Any:
+        kind, place = content
+        mine = type(here) in streams.KINDS and streams.kind_of(here) == kind
+        if not mine or id(here) in self._used:
+            here = streams.made(kind)
+        self._used.add(id(self._known(here)))
+        streams.move(here, self.value(place))
+        return here
 
     def _tensor(self, content: list[Any], here: Any) -> torch.Tensor:
         place, device, wants_grad = content
@@ -543,6 +562,10 @@ class _Describing(_Unpacking):
     def _named(self, content: list[Any], _: Any) -> Any:
         return tuple(self._items(content[2], None))
 
+    def _stream(self, content: list[Any], _: Any) -> Any:
+        self._known(None)
+        return self.value(content[1])
+
 
 _READERS = {
     "()": "_tuple",
@@ -554,6 +577,7 @@ _READERS = {
     "set": "_set",
     "frozenset": "_frozenset",
     "deque": "_deque",
+    "stream": "_stream",
     "defaultdict": "_defaultdict",
     "T": "_tensor",
     "A": "_array",
@@ -624,6 +648,4 @@ def _what(value: Any) -> str:
         return f"is a {kind}: give it to Session(...) by itself, in place of what holds it"
     if isinstance(value, np.ndarray | np.generic):
         return f"is a {kind} of {value.dtype}, which cannot be saved: keep it as float, int or bool of up to 64 bits"
-    if isinstance(value, torch.Generator):
-        return "is a Generator: keep value.get_state(), and set_state(...) it where it is used"
     return f"is a {kind}: {INSTEAD}"

@@ -2,9 +2,10 @@
 
 A tensor is `{"$tensor": name}`, with its strides if its axes are not in their usual order, a tuple
 `{"$tuple": [...]}`, and a mapping `{"$map": [[key, value], ...]}`, so that keys may be integers and
-keep their order.
+keep their order. One that is a `Counter`, as the milestones of a schedule, has `"$kind"` beside it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from agent.errors import StateError
 
 Keep = Callable[[str, Any], bool | Sequence[int]]
+COUNTER = "Counter"
 TensorOf = Callable[[str, Sequence[int] | None], Any]
 
 
@@ -32,7 +34,8 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
         stripped = (
             [_key(key, path), strip(item, f"{path}/{key}", keep)] for key, item in value.items()
         )
-        return {"$map": list(stripped)}
+        kind = {"$kind": COUNTER} if isinstance(value, Counter) else {}
+        return {"$map": list(stripped), **kind}
     raise StateError(
         f"{path} is a {type(value).__name__}: a state may hold tensors, numbers, strings, "
         "lists, tuples and mappings of them"
@@ -61,7 +64,8 @@ def fill(value: Any, tensor_of: TensorOf) -> Any:
         return tensor_of(value["$tensor"], value.get("$strides"))
     if "$tuple" in value:
         return tuple(fill(item, tensor_of) for item in value["$tuple"])
-    return {key: fill(item, tensor_of) for key, item in value["$map"]}
+    found = {key: fill(item, tensor_of) for key, item in value["$map"]}
+    return Counter(found) if value.get("$kind") == COUNTER else found
 
 
 def _key(key: Any, path: str) -> Any:

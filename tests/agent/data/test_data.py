@@ -12,8 +12,11 @@ from samples import Drawn, Owner, bits, plain
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -280,16 +283,60 @@ def test_a_loader_is_taken_apart() -> None:
     }
 
 
+class Ordered(Sampler):
+    """As a sampler of a script, which begins where it left off if its epoch is not set."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([(self.epoch + each) % 8 for each in range(6)])
+
+
+class Numbered(Ordered):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def rows_of(loader: DataLoader, epochs: int = 2) -> list[list[tuple[int, ...]]]:
+    """The samples of each epoch, as a new worker has them."""
+    dataset, options = opened(loader, {})
+    data = Data(Owner(), dataset, microbatches=2, **options)
+    return [data._order.rows(epoch, 0) for epoch in range(epochs)]
+
+
 @pytest.mark.parametrize(
     "sampler",
     [
-        WeightedRandomSampler([1.0] * 8, 8),
+        WeightedRandomSampler([0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], 8),
+        WeightedRandomSampler([1.0] * 8, 8, generator=torch.Generator()),
         RandomSampler(Drawn(8), replacement=True),
+        SubsetRandomSampler([1, 2, 3, 5, 6]),
+        Numbered(),
     ],
 )
-def test_a_loader_with_an_order_of_its_own_is_refused(sampler) -> None:
-    with pytest.raises(Misuse, match=r"says which samples come when.*order="):
-        opened(DataLoader(Drawn(8), batch_size=4, sampler=sampler), {})
+def test_a_loaders_own_sampler_is_its_order(sampler: Sampler) -> None:
+    """A function of the epoch, however often it was asked: its draws are seeded."""
+    loader = DataLoader(Drawn(8), batch_size=4, sampler=sampler)
+    first, second = rows_of(loader)
+    assert rows_of(loader) == [first, second]
+    assert first != second
+    if isinstance(sampler, WeightedRandomSampler) and sampler.generator is None:
+        assert {each for rows in first for each in rows} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "why"),
+    [
+        (Ordered(), "gave other samples when asked again"),
+        (DistributedSampler(Drawn(8), num_replicas=2, rank=0), "takes a share of the samples"),
+        (RandomSampler(Drawn(8), replacement=True, num_samples=10**10), "lambda epoch: torch.ran"),
+    ],
+)
+def test_a_sampler_that_is_no_function_of_the_epoch_is_refused(sampler: Sampler, why: str) -> None:
+    with pytest.raises(Misuse, match=why):
+        rows_of(DataLoader(Drawn(8), batch_size=4, sampler=sampler))
 
 
 def test_a_loader_with_a_batch_sampler_is_told_how_its_batches_are_gone_through() -> None:
