@@ -1,6 +1,7 @@
 """What the tests of the training side share: one Redis and one nursery, and a fresh crew for each."""
 
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from crews import Crew, KeeperProcess, Nursery, RedisProcess  # noqa: E402
 from managed import KIND, Managed  # noqa: E402
 
 from agent import session  # noqa: E402
+from agent.keeper.storage.memory_log import root_of  # noqa: E402
 from agent.world import Alone  # noqa: E402
 
 
@@ -33,6 +35,14 @@ def by_hand(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     yield run
     session._sessions.clear()
     session._world = None
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """Memory of a house on `disk` that outlives its keeper, and not the test."""
+    root = root_of(tmp_path / "disk")
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,5 @@
 """Who may take part in a job, whoever was lost when: the keeper's side, with workers that are played."""
 
-import shutil
 import time
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from players import MICROBATCHES, SIZE, House, begun
 from waiting import until
 
 from agent.keeper import layouts, proofs
-from agent.keeper.storage.memory_log import root_of
 from agent.messages import Progress, Rewound, Unbuilt, WorkerProving
 from agent.protocol import Prove, Ready
 
@@ -256,11 +254,11 @@ def test_a_keeper_is_started_again_and_workers_come_back(house: House) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_the_only_one_to_come_back_to_a_restarted_keeper_is_lost_as_well(
-    tmp_path: Path, where: str
+    tmp_path: Path, memory: Path, where: str
 ) -> None:
     """What is stored was read for a newcomer's proof, while a worker held more; it is read again without that one."""
     house = House(tmp_path / "disk", backup_every_steps=2)
-    house.memory = root_of(tmp_path / "disk") if where == "memory" else None
+    house.memory = memory if where == "memory" else None
     house.open()
     begun(house, "a", commits=4)
     house.joins("b")
@@ -361,25 +359,24 @@ def test_a_job_is_closed_at_any_step(tmp_path: Path, commits: int) -> None:
 
 
 @pytest.mark.parametrize("commits", range(1, 8))
-def test_the_keeper_and_all_workers_are_lost_at_once(tmp_path: Path, commits: int) -> None:
+def test_the_keeper_and_all_workers_are_lost_at_once(
+    tmp_path: Path, memory: Path, commits: int
+) -> None:
     """What the keeper had in memory that outlives it has the records as well."""
     house = House(tmp_path / "disk", backup_every_steps=2)
-    house.memory = root_of(tmp_path / "disk")
+    house.memory = memory
     house.open()
-    try:
-        begun(house, "a", commits=commits)
-        right, layout = house.players["a"].state.copy(), house.players["a"].layout
-        house.job.forsake()
-        house.players.clear()
-        house.open()
-        house.job.restore(layout)
-        house.joins("b")
-        house.until("the proof", lambda: house.players["b"].proved)
-        house.begins("b")
-        assert (house.version, house.players["b"].state.tolist()) == (commits, right.tolist())
-        assert not [one for one in house.said.reports if isinstance(one, Rewound)]
-    finally:
-        shutil.rmtree(house.memory, ignore_errors=True)
+    begun(house, "a", commits=commits)
+    right, layout = house.players["a"].state.copy(), house.players["a"].layout
+    house.job.forsake()
+    house.players.clear()
+    house.open()
+    house.job.restore(layout)
+    house.joins("b")
+    house.until("the proof", lambda: house.players["b"].proved)
+    house.begins("b")
+    assert (house.version, house.players["b"].state.tolist()) == (commits, right.tolist())
+    assert not [one for one in house.said.reports if isinstance(one, Rewound)]
 
 
 def test_a_version_without_records_is_gone_on_from_as_from_a_beginning(

@@ -12,7 +12,6 @@ from crews import seeds
 from players import House, Player
 
 from agent.keeper import layouts
-from agent.keeper.storage.memory_log import root_of
 from agent.layout import Layout
 from agent.messages import Rewound
 from agent.store.encoding.format import lay_out
@@ -48,11 +47,11 @@ def state_at(version: int) -> list[int]:
 
 
 class Scene:
-    def __init__(self, folder: Path, seed: int, phases: int) -> None:
+    def __init__(self, folder: Path, memory: Path, seed: int, phases: int) -> None:
         self.draw = random.Random(seed)
         every = self.draw.choice([2, 3, 5])
         self.house = House(folder, phases=phases, backup_every_steps=every)
-        self.house.memory = root_of(folder)
+        self.house.memory = memory
         self.house.open()
         self.house.settles = self.tick  # so that all may happen in the middle of anything
         self.names = 0
@@ -166,14 +165,14 @@ class Scene:
 @pytest.mark.parametrize("phases", [1, 3])
 @pytest.mark.parametrize("seed", seeds(*range(20)))
 def test_no_committed_step_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, phases: int
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, seed: int, phases: int
 ) -> None:
     """Every other time, state and sums are so large that they lie in memory by themselves."""
     if seed % 2:
         size = RETURNING_BYTES_MIN + 8
         monkeypatch.setattr(players, "SIZE", size)
         monkeypatch.setattr(players, "FORM", lay_out("l", [("model/l", "I64", (size // 8,))]))
-    scene = Scene(tmp_path / "disk", seed, phases)
+    scene = Scene(tmp_path / "disk", memory, seed, phases)
     for name in ("join", "join", "lay out"):
         scene.act(name)
     try:
