@@ -1,5 +1,6 @@
 """Plain values come back exactly, and what is not plain is named."""
 
+import base64
 import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.errors import StateError
 from agent.store.encoding.plain import Unsavable, described, packed, unpacked
 from agent.store.encoding.sharing import Sharing
 
@@ -188,6 +190,20 @@ def test_a_stream_of_random_numbers_goes_on_where_it_was(make, draw):
         assert type(found[0]) is type(stream)
         assert [draw(found[0]) for _ in range(3)] == wanted
     assert unpacked(state, [here, {}])[0] is here
+
+
+class OwnBits(np.random.PCG64):
+    """Of a library, for instance."""
+
+
+def test_a_stream_that_could_not_be_made_again_is_refused():
+    with pytest.raises(Unsavable, match="OwnBits, which nothing here can make"):
+        packed([np.random.Generator(OwnBits(3))])
+    state = packed([np.random.default_rng(3)])
+    sound = base64.b64decode(state["~values"])
+    state["~values"] = base64.b64encode(sound.replace(b"numpy PCG64", b"numpy bytes")).decode()
+    with pytest.raises(StateError, match="'numpy bytes' is no stream"):
+        unpacked(state)
 
 
 def test_the_streams_of_the_process_are_left_to_the_session():

@@ -346,7 +346,10 @@ def _stream(packing: _Packing, value: Any) -> Any:
         return {"@": ""}
     if (known := packing.seen(value)) is not None:
         return known
-    return {"stream": [streams.kind_of(value), packing.form(streams.place_of(value))]}
+    kind = streams.kind_of(value)
+    if not streams.is_known(kind):
+        raise Unsavable(f"is a stream of random numbers of {kind}, which nothing here can make")
+    return {"stream": [kind, packing.form(streams.place_of(value))]}
 
 
 ROWS: dict[type, str] = {tuple: "()", list: "[]", dict: "{}"}
@@ -459,6 +462,8 @@ class _Unpacking:
 
     def _stream(self, content: list[Any], here: Any) -> Any:
         kind, place = content
+        if not streams.is_known(kind):
+            raise StateError(f"{kind!r} is no stream of random numbers that can be made here")
         mine = type(here) in streams.KINDS and streams.kind_of(here) == kind
         if not mine or id(here) in self._used:
             here = streams.made(kind)

@@ -12,6 +12,8 @@ import torch
 
 # Each by what is called to make it, of the name of its kind.
 KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+# What NumPy's streams draw their bits from; a library's own could not be made by its name.
+BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def of_process(stream: object) -> bool:
@@ -29,6 +31,12 @@ def kind_of(stream: Any) -> str:
         case torch.Generator():
             return f"torch {stream.device}"
     return "python"
+
+
+def is_known(kind: str) -> bool:
+    """Return whether a stream of this kind can be made."""
+    family, _, name = kind.partition(" ")
+    return name in BITS if family in ("numpy", "legacy") else family in ("torch", "python")
 
 
 def made(kind: str) -> Any:
