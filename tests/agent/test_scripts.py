@@ -55,7 +55,7 @@ def failed(crew: Crew, script: str) -> WorkerFailed:
 
 
 def test_a_script_that_raises(crew: Crew) -> None:
-    """Its own traceback arrives: its file by the name that was submitted, no frame of ours."""
+    """Its own traceback arrives, and ends its log: its file by the name that was submitted, no frame of ours."""
     script = START + textwrap.dedent(
         """
         print("before")
@@ -71,7 +71,10 @@ def test_a_script_that_raises(crew: Crew) -> None:
     assert report.detail.count("File ") == 2
     assert 'File "train.py"' in report.detail
     assert "return x / nothing" in report.detail
-    assert until("its output", crew.printed) == ["before"]
+    wanted = ["before", *report.detail.splitlines()]
+    assert (
+        until("its output", lambda: crew.printed()[len(wanted) - 1 :] and crew.printed()) == wanted
+    )
     assert crew.of(WorkerLost) == []
 
 
