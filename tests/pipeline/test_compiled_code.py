@@ -104,7 +104,9 @@ def test_a_recording_that_calls_compiled_code_ends_and_leaves_it_compiled(way, e
     if earlier:
         loss_of(batch(8, 16)).backward()
     for _ in range(2):
-        with pytest.raises(CallsCompiled, match=r"test_compiled_code.py:\d+: .*leave torch.compile out"):
+        with pytest.raises(
+            CallsCompiled, match=r"test_compiled_code.py:\d+: .*leave torch.compile out"
+        ):
             record_loss(model, loss_of, [batch(8, 16), batch(8, 16)])
     assert "CompiledFunction" in str(graph_of(loss_of(batch(8, 16))))
 
