@@ -91,4 +91,5 @@ class Ending:
                     member.dismiss("the job is done")
             self._tail.wait(finishing)
         sha, uri = result
-        self._completed(self._reports.completed(final.version, sha, uri))
+        aside = self._vault.proofs.aside
+        self._completed(self._reports.completed(final.version, sha, uri, aside))

@@ -708,7 +708,6 @@ class KeptJob:
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
-            self._reports.aside = self.vault.proofs.aside
         given = sum(prepared[worker].given for worker in layout.workers)
         self._reports.worked(given, layout.microbatches)
         for member in roster.inside():

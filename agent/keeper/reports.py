@@ -32,7 +32,6 @@ class Reports:
     def __init__(self, job: str, report: Callable[[Report], None], loss: float | None) -> None:
         self.job, self._report = job, report
         self.loss = loss
-        self.aside: tuple[str, ...] = ()  # what the script keeps for itself, and has changed
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
         self._committed = 0  # steps
@@ -191,7 +190,9 @@ class Reports:
                 Paced(at_s=CLOCK.now_s(), job=self.job, generation=generation, microbatch_s=paces)
             )
 
-    def completed(self, step: int, weights_sha: str, export_uri: str) -> JobCompleted:
+    def completed(
+        self, step: int, weights_sha: str, export_uri: str, aside: tuple[str, ...] = ()
+    ) -> JobCompleted:
         return JobCompleted(
             at_s=CLOCK.now_s(),
             job=self.job,
@@ -199,5 +200,5 @@ class Reports:
             loss=self.loss,
             weights_sha=weights_sha,
             export_uri=export_uri,
-            aside=self.aside,
+            aside=aside,
         )

@@ -249,9 +249,8 @@ def _state_dir(config: Config) -> Finding:
     """Check whether we can write in the state directory, or create it."""
     place, there = config.state_dir, _existing(config.state_dir)
     try:
-        with tempfile.TemporaryFile(
-            dir=there
-        ):  # permissions alone say nothing of /proc, or to root
+        # Permissions alone say nothing of /proc, or to root.
+        with tempfile.TemporaryFile(dir=there):
             return good("state_dir", str(place))
     except OSError as error:
         return bad(

@@ -27,7 +27,6 @@ NOT_TRIED = (
     "Only {} were tried, in epochs of at most half as many. What the script does later, or after a count of steps of its own, "
     "was not: --steps N tries more"
 )
-
 ASIDE = (
     "The script keeps {} for itself, and a worker that joins later begins {} anew. What decides something, as when to stop, "
     "belongs into session.state; what is only printed may stay"
