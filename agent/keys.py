@@ -29,6 +29,8 @@ INBOX_READ = "orch:inbox:read"
 
 # JSON of `orchestrator.view.View`, overwritten up to five times a second: its sign of life, too.
 VIEW = "orch:view"
+# String, overwritten every few seconds: the sign of life of a manager that compiles, before it has a view.
+COMPILES = "orch:manager:compiles"
 # JSON of `orchestrator.history.records.Reading`, overwritten about once a second: what costs money.
 READING = "orch:reading"
 # Stream of `e` (`orchestrator.view.Sentence`); about the newest 10,000.

@@ -221,7 +221,7 @@ class JobProfiled(Report, frozen=True, kw_only=True):
 
 
 class Paced(Report, frozen=True, kw_only=True):
-    """How long a microbatch took lately on each worker of the layout.
+    """How long a microbatch took lately on each worker of the layout; where tables are served, a grain.
 
     Sent when that has changed, and seldom.
     """
@@ -319,6 +319,8 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a script's output folder, as it was after `step`.
 
     `marks` are its step, size and checksum after earlier steps, since it was last replaced whole.
+    A `stray` one was written to the script's working folder. What steps from `until` on made of it
+    was refused.
     """
 
     path: Name
@@ -326,6 +328,8 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     checksum: int = 0
     marks: tuple[tuple[int, int, int], ...] = ()
+    stray: bool = False
+    until: Step | None = None
 
 
 class OutputKept(Report, frozen=True, kw_only=True):
@@ -383,7 +387,10 @@ class TablesServed(Report, frozen=True, kw_only=True):
 
 
 class JobCompleted(Report, frozen=True, kw_only=True):
-    """The job has come to its end. `aside` names what its script kept for itself and changed."""
+    """The job has come to its end; `why` says what it met, if that is not its number of steps.
+
+    `aside` names what its script kept for itself and changed.
+    """
 
     job: Name
     step: Count
@@ -391,6 +398,7 @@ class JobCompleted(Report, frozen=True, kw_only=True):
     weights_sha: Name
     export_uri: Text
     aside: tuple[Name, ...] = ()
+    why: Text = ""
 
 
 AnyReport = (

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, Entries, FailureKind, JobOrder, Unbuilt
+from agent.messages import (
+    UNRECORDED,
+    AnyReport,
+    Entries,
+    FailureKind,
+    JobOrder,
+    OutputFile,
+    Unbuilt,
+)
 from agent.profile import Profile, SumFormat
 from agent.store.encoding.format import Layer
 from agent.store.encoding.format import Part as StoredPart
@@ -30,9 +38,9 @@ from cloud.ranges import (
     Slots,
     Step,
     Text,
-    Time,
 )
 
+STAYS_S = 30.0  # a machine that is still there so long after its notice ran out is not taken
 PROVING = -2  # the generation of messages for a proof; no layout has it
 
 
@@ -401,6 +409,7 @@ class OutputSent(Message, frozen=True, kw_only=True):
     gone      it was deleted
 
     If `again` is set, a different worker led in these steps, so only what the storage lacks counts.
+    A `stray` file lies in the script's working folder.
     """
 
     serial: Count
@@ -412,6 +421,22 @@ class OutputSent(Message, frozen=True, kw_only=True):
     size: Count = 0
     at: Count = 0
     again: bool = False
+    stray: bool = False
+
+
+class OutputWhole(Message, frozen=True, kw_only=True):
+    """The storage has what was written up to this step; the state after it may follow."""
+
+    step: Step
+
+
+class OutputAsked(Message, frozen=True, kw_only=True):
+    """A worker asks for what was kept after this step: the list, or a piece of the file `path`."""
+
+    serial: Count
+    step: Step
+    path: Name = ""
+    at: Count = 0
 
 
 class Strayed(Message, frozen=True, kw_only=True):
@@ -604,9 +629,9 @@ class ProofWanted(Message, frozen=True, kw_only=True):
 
 
 class Noticed(Message, frozen=True, kw_only=True):
-    """The worker's machine will be taken away at `deadline_s` (seconds since the epoch)."""
+    """The worker's machine will be taken away in `left_s`; its own clock may show any time."""
 
-    deadline_s: Time
+    left_s: Amount
 
 
 class ProfileKnown(Message, frozen=True, kw_only=True):
@@ -628,13 +653,25 @@ class OutputTaken(Message, frozen=True, kw_only=True):
     again     begin again, because some of it was lost
     has       the storage has this file as it was after step `at`
     lacks     the storage has no such file to add to, so it is needed whole
-    refused   `why` it is not kept
+    refused   `why` it is not kept; `for_now` because of the storage, which may take it later
     """
 
     serial: Count
     state: Literal["more", "done", "again", "has", "lacks", "refused"]
     at: Step = 0
     why: Text = ""
+    for_now: bool = False
+
+
+class OutputGiven(Message, frozen=True, kw_only=True):
+    """The answer to `OutputAsked`: the files, or the piece as the payload; none if it is gone.
+
+    `whole` says that nothing of that step is still to come from another worker.
+    """
+
+    serial: Count
+    files: tuple[OutputFile, ...] = ()
+    whole: bool = False
 
 
 class Done(Message, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ node, which computes its blocks and serves its partitions; the keeper has the co
 of every table. `docs/parameter-servers.md` says what an application is.
 """
 
+from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -44,10 +45,8 @@ class ParamServerJob:
         `slack` is how many clocks a worker may be ahead (0 is BSP, none is ASP), and `help_size`
         how many others may do a late worker's work (0 is nobody).
         """
-        if min(blocks, grains, batches, partitions) < 1 or (slack or 0) < 0 or help_size < 0:
-            raise Misuse(
-                "blocks, grains, batches and partitions are 1 or more, slack and help_size 0 or more"
-            )
+        _check_counts(1, blocks=blocks, grains=grains, batches=batches, partitions=partitions)
+        _check_counts(0, slack=0 if slack is None else slack, help_size=help_size)
         stop, tables = application.stop, checked(application).values()
         if not (stop.clocks or stop.seconds or stop.change):
             raise Misuse("the application's stop says nothing, so the job would have no end")
@@ -80,6 +79,12 @@ class ParamServerJob:
     def _work(self) -> Work:
         one = self.serving
         return even(one.items, one.blocks, one.grains, one.batches)
+
+
+def _check_counts(least: int, **counts: object) -> None:
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < least:
+            raise Misuse(f"ParamServerJob: {name}={count!r}: a whole number, {least} or more")
 
 
 def _shape(table: Table) -> Shape:

@@ -33,6 +33,8 @@ from agent.checks.arguments import (
     check_trained,
     check_unborn,
     counted,
+    items_of,
+    numbers_of,
 )
 from agent.checks.process import OwnProcess
 from agent.checks.registry import registered
@@ -217,12 +219,13 @@ class Session:
         """The step that the loop is in."""
         return self.replica.turn
 
-    def steps(self, total: int) -> Iterator[int]:
-        """Go through the steps that are still to do, of `total`.
+    def steps(self, total: int | range) -> Iterator[int]:
+        """Go through the steps that are still to do, of `total`; of a range, by its numbers.
 
         Steps count on in a further loop, which `Session(..., steps=...)` has to know of.
         """
-        return self._loop.steps(counted(total, "session.steps(...)"))
+        numbers = numbers_of(total, "session.steps(...)")
+        return map(numbers.__getitem__, self._loop.steps(len(numbers)))
 
     def data(self, dataset: Any, *, microbatches: int = 0, **options: Any) -> Data:
         """Return the steps of an epoch of this data set, or of that of a DataLoader.
@@ -243,11 +246,12 @@ class Session:
         loop.data.append(found)
         return found
 
-    def epochs(self, count: int, data: Sized | None = None) -> Iterator[int]:
-        """Go through the epochs that are still to do.
+    def epochs(self, count: int | range, data: Sized | int | None = None) -> Iterator[int]:
+        """Go through the epochs that are still to do, of so many; of a range, by its numbers.
 
         `for microbatches in data` goes through the steps of one. A worker that joins in the middle
-        of an epoch begins with the code at the start of that epoch.
+        of an epoch begins with the code at the start of that epoch. `data` is what an epoch goes
+        through, or the number of its steps.
         """
         found = self._loop.data
         if data is None and len(found) != 1:
@@ -255,17 +259,19 @@ class Session:
                 f"session.epochs(n): {len(found)} data sets were given to session.data(...); say which one an epoch "
                 "goes through: session.epochs(n, data)"
             )
-        length = len(found[0] if data is None else data)
-        return self._loop.epochs(counted(count, "session.epochs(...)"), length)
+        length = len(items_of(found[0] if data is None else data, "session.epochs(n, ...)"))
+        numbers = numbers_of(count, "session.epochs(...)")
+        return map(numbers.__getitem__, self._loop.epochs(len(numbers), length))
 
-    def each(self, items: Sequence[Any]) -> Iterator[Any]:
+    def each(self, items: Sequence[Any] | int) -> Iterator[Any]:
         """Go through these items in the present epoch, one in each step.
 
         The epoch is the one that the loop over `epochs(n, items)` is in. A worker that joins in the
         middle of it begins with the item of its step.
         """
-        count = len(items)
-        return (items[step % count] for step in self._loop.steps_of_epoch(count))
+        found = items_of(items, "session.each(...)", by_number=True)
+        count = len(found)
+        return (found[step % count] for step in self._loop.steps_of_epoch(count))
 
     def backward(self, loss_of: LossOf, *batch: Any, dim: int = 0) -> Result:
         """Put the gradients of a step into the model; return the means over its microbatches.

@@ -49,7 +49,7 @@ class Mean(float):
     """A mean over all microbatches, as a number, which answers what a tensor of one number would.
 
     So the lines of a script that add up, compare, print or detach its loss, and the numbers beside
-    it, stay as they are.
+    it, stay as they are. What is reckoned from it is one as well.
     """
 
     __slots__ = ()
@@ -82,6 +82,23 @@ class Mean(float):
 
     def __deepcopy__(self, _: object) -> Self:
         return self
+
+
+RECKONED = "add radd sub rsub mul rmul truediv rtruediv pow rpow neg pos abs"
+
+
+def _reckoned(name: str) -> Callable[..., Any]:
+    of_float = getattr(float, name)
+
+    def reckon(self: Mean, *others: Any) -> Any:
+        found = of_float(self, *others)
+        return Mean(found) if type(found) is float else found
+
+    return reckon
+
+
+for _name in RECKONED.split():
+    setattr(Mean, f"__{_name}__", _reckoned(f"__{_name}__"))
 
 
 class Result(Mean):

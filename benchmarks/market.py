@@ -63,7 +63,7 @@ def table_of(
     return {
         "pools that stand at 0.30 of on demand": price.calm_share,
         "pools close to on demand": price.scarce_share,
-        "a moving price is quoted anew after, h (median)": price.quoted_every_h,
+        "a moving price is quoted again after, h (median)": price.quoted_every_h,
         "by (median)": price.change,
         "by (ninth decile)": price.change_ninth_decile,
         "mean of a moving price: first quartile": low,

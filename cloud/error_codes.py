@@ -1,7 +1,8 @@
 """What the error codes of a cloud mean to us: a table, from a code to how far a refusal reaches.
 
 Each cloud has its own. The first row fits whose code is equal and whose text occurs in what the
-cloud said. A code without a row is `Unknown`: the call may have taken effect, so the list is asked.
+cloud said. What a code without a row means, the status of its answer says: the cloud found the request
+wrong and did nothing, so its pool is left alone, or the call may have taken effect, and the list tells.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,6 +31,10 @@ KINDS: dict[Means, Callable[[str], errors.CloudError]] = {
     "spent": errors.TokenSpent,
     "unknown": errors.Unknown,
 }
+
+
+UNSURE = frozenset({408, 409, 412, 429})
+"""Statuses below 500 after which something may have been made: late, twice, or by somebody else."""
 
 
 class Row(NamedTuple):
@@ -69,3 +74,13 @@ def error_of(row: Row, text: str, retry_s: float | None) -> errors.CloudError:
     if (kind := KINDS.get(row.means)) is not None:
         return kind(text)
     return errors.Refused(row.scope or "request", row.code, text, retry_s)
+
+
+def unlisted(code: str, text: str, status: int) -> errors.CloudError:
+    """Return the error of a code without a row.
+
+    An answer without a cloud's code is a proxy's, or none at all, and says nothing of the call.
+    """
+    if code[:1].isalpha() and 400 <= status < 500 and status not in UNSURE:
+        return errors.Refused("pool", code, text)
+    return errors.Unknown(text)

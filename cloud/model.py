@@ -111,7 +111,6 @@ class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed = 1.0
     accelerator: Name = "cpu"
     accelerators: Count = 0
-    accelerator_memory_bytes: Count = 0
     vcpus: Count = 0
     disk_bytes: Count = 0
     network_bytes_per_s: Amount = 0.0

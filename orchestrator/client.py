@@ -90,7 +90,6 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     dashboard_url: str
     ray_address: str
-    ray_dashboard: str  # host:port of Ray's own dashboard, or ""
     local_cloud: str  # directory of the local cloud's cloud.json, or ""
     deployment: str
     started_at_s: float

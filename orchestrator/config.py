@@ -37,7 +37,7 @@ VALUE_LINES_MAX = 100  # a single value longer than this gets an approximate lin
 SECRET = re.compile(
     r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
 )
-STORAGES = ("file:///", "s3://", "az://", "gs://")
+STORAGES = ("file:///", "s3://", "az://", "abfss://", "gs://")
 SERVICE = re.compile(r"(tcp|udp|sctp)://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
@@ -93,8 +93,6 @@ class Ray(SettingsSection):
     """Loopback or private address that the head listens on; never a public one."""
     port: Port = 0
     """Port of the head; 0 picks a free one."""
-    dashboard: bool = False
-    """Start Ray's own dashboard too."""
 
     @field_validator("head_address")
     @classmethod
@@ -190,7 +188,9 @@ class Storage(SettingsSection):
 
     checkpoint_url: Text | None = Field(default=None, examples=["s3://bucket/prefix"])
     """Folder or object store that the newest state of every job is copied to: file:///mnt/disk,
-    s3://bucket/prefix or az://container/prefix. Not set: nowhere. Keys come from the environment."""
+    s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or with the account
+    abfss://container@account.dfs.core.windows.net/prefix. Not set: nowhere. Keys come from the
+    environment."""
     copy_every_s: Seconds = 300.0
     """How often a running job's state is copied there; its last one always is."""
 
@@ -279,8 +279,8 @@ class Aws(SettingsSection):
 
 
 class Azure(SettingsSection):
-    """Azure: where machines are made, and of what. "For Azure" in docs/operations.md says how to
-    get each value. Keys are not set here: `az login` or a managed identity has them."""
+    """Azure: where machines are made, and of what. docs/azure.md says how to get each value.
+    Keys are not set here: `az login` or a managed identity has them."""
 
     subscription: Text | None = Field(
         default=None, examples=["00000000-0000-0000-0000-000000000000"]
@@ -502,7 +502,17 @@ def load(
     same folder wherever it is run from.
     """
     file = path if path is not None else Path(FILE_NAME)
-    text = _read(file, must_exist=path is not None)
+    return read(file, _read(file, must_exist=path is not None), env, flags, options)
+
+
+def read(
+    file: Path,
+    text: str,
+    env: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the settings in force if this is the text of the file, whatever stands in it now."""
     settings = _parse(file, text)
     sources: dict[tuple[str, ...], str] = {}
     _refuse_secrets(file, text, settings)

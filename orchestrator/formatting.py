@@ -15,7 +15,7 @@ def usd(value: float | None) -> str:
         return "-"
     size = abs(value)
     digits = 2 if size >= 1 or size < 5e-7 else 4 if size >= 0.01 else 6
-    return f"{'-' if value < 0 else ''}${size:,.{digits}f}"
+    return f"{'-' if value <= -5e-7 else ''}${size:,.{digits}f}"
 
 
 def loss(value: float | None) -> str:
@@ -90,7 +90,7 @@ def moment(at_s: float, now_s: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
+    return f"{round(100 * part / whole)} %" if whole > 0 else "-"
 
 
 def instead_of(error: OSError, host: str, port: str) -> str:

@@ -134,7 +134,7 @@ class RedisJournal:
             return await self._load()
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecordError) as error:
             raise Unreadable(
-                f"the journal in Redis cannot be read behind {self._last_id} ({error}): it is damaged, or of a later "
+                f"the journal in Redis cannot be read after {self._last_id} ({error}): it is damaged, or of a later "
                 "version. Put a copy of the state directory's redis/ in its place; or move redis/ away, `orchestrator "
                 "up`, which gives back what is held, and hand the jobs in again with submit --from"
             ) from error
@@ -175,7 +175,7 @@ def page_after(client: "redis.Redis", key: str) -> list[tuple[str, Entry]]:
         return [(name.decode(), _entry(fields)) for name, fields in rows]
     except (msgspec.DecodeError, KeyError, RecordError) as error:
         raise Unreadable(
-            f"the journal in Redis cannot be read behind {key} ({error}): it is damaged, or of another version; "
+            f"the journal in Redis cannot be read after {key} ({error}): it is damaged, or of another version; "
             "look with: orchestrator check"
         ) from error
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator import wishes
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs, find
-from orchestrator.cli.pack import pack
+from orchestrator.cli.pack import pack, start_of
 from orchestrator.cli.submit import order_of, with_script
 from orchestrator.cli.watch import looks
 from orchestrator.client import Checkpoint
@@ -144,6 +144,7 @@ class Client:
         self,
         script: Path | str,
         *argv: object,
+        as_module: bool = False,
         with_: Sequence[str] = (),
         from_url: str | None = None,
         budget_usd: float | None = None,
@@ -152,14 +153,15 @@ class Client:
     ) -> Job:
         """Hand a script in, and return its job once the manager has it.
 
-        `options` are settings of a job, such as `slots_max=8`. The deadline is in seconds since 1970.
+        With `as_module` the script is the name of a module, as for `python -m`. `options` are settings
+        of a job, such as `slots_max=8`. The deadline is in seconds since 1970.
         """
         own = {f"job.{name}": _typed(value) for name, value in options.items()}
         config = load(self._path, os.environ, self._flags, own)
-        path = Path(script)
+        start = start_of(Path(script), as_module=as_module)
         words = tuple(map(str, argv))
-        packed = pack(path, config, with_, words)
-        spec = order_of(config, path, words, (budget_usd, deadline_s), from_url)
+        packed = pack(start, config, with_, words)
+        spec = order_of(config, start.script, words, (budget_usd, deadline_s), from_url)
         spec = with_script(self.house, packed, spec)
         self.house.post(JobSubmitted(at_s=time.time(), spec=spec))
         return self.taken(spec.job)

@@ -20,6 +20,7 @@ from cloud.local.short_path import SHORT
 from orchestrator.errors import OrchestratorError
 
 RUN_PATH_MAX = 40
+BACK_S = 5.0  # until a removed file is brought back: a folder that goes as a whole has gone by then
 ROOM_BYTES = 4 * 1024 * 1024
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_FILES = {errno.EMFILE, errno.ENFILE}

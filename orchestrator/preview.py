@@ -17,7 +17,6 @@ from agent.keeper.storage.sharding import (
     may_pass_by,
     replay,
 )
-from agent.layout import Layout, Replica
 from agent.profile import Profile
 from agent.store.memory import machine_bytes
 from bidding.markets.billing import cost_usd, rule_of
@@ -29,7 +28,7 @@ from orchestrator.brain.handlers import layout_changes
 from orchestrator.brain.handlers.jobs import Least, least_of
 from orchestrator.brain.holdings import alike, leases
 from orchestrator.brain.holdings.leases import cost_now_usd_per_h, traits_of
-from orchestrator.brain.layouts import forecast, layout_choice, stragglers
+from orchestrator.brain.layouts import forecast, layout_choice, speeds, stragglers
 from orchestrator.brain.layouts.layout_choice import Choice, Question
 from orchestrator.brain.purchases.buying import think
 from orchestrator.client import Client
@@ -347,9 +346,8 @@ def ask_the_brain(
         if work.known and work.step_s is not None:
             job.progress.steps_total, job.progress.step_s = work.steps or 0, work.step_s
     elif work.steps is not None and work.step_s is not None:
-        one = Replica(workers=("w",), first=0, count=1)
-        job.progress.steps_total, job.progress.step_s = work.steps, work.step_s
-        job.layouts.current = Layout(generation=0, microbatches=1, replicas=(one,))
+        job.progress.steps_total = work.steps
+        job.progress.step_s = job.progress.slot_step_s = work.step_s
     return state, job
 
 
@@ -419,8 +417,9 @@ def expectation(
             counts[part.pool.type] += part.count
         works_s = work.steps / speed.work_per_s(counts)
     else:
+        kinds = speeds.types_for(state, job)
         slots = sum(
-            part.count * state.types[part.pool.type].slots * state.types[part.pool.type].speed
+            part.count * kinds[part.pool.type].slots * kinds[part.pool.type].speed
             for part in purchase.acquire
         )
         works_s = work.steps * work.step_s / slots

@@ -12,7 +12,7 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED, OutputFile, TablesNode, Unbuilt
 from agent.profile import Network, Profile, SumFormat
-from bidding.markets.observations import PoolRecord, Scaling, Times
+from bidding.markets.observations import PoolRecord, Scaling, Speeds, Times
 from cloud.model import (
     EndedBy,
     InstanceType,
@@ -375,6 +375,8 @@ class Market(msgspec.Struct, kw_only=True):
     times: Times = Times()
     # What a step took at each size of the footprint.
     scaling: Scaling = Scaling()
+    # How fast it has seen types of machines to be.
+    speeds: Speeds = Speeds()
     # The hardware keys that the newest machines of a type have told, by pool.
     told: dict[str, dict[str, list[str]]] = {}
     # Since when an exact job has had too few machines of its kind to train, whether it was to buy

@@ -114,7 +114,8 @@ def branch(
 
 def job_id(script: Path) -> str:
     """Return a new job id: short, readable and unique."""
-    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
+    own = script.parent.name if script.stem == "__main__" else script.stem
+    name = re.sub(r"[^a-z0-9]+", "-", own.lower()).strip("-")[:20] or "job"
     return f"{name}-{secrets.token_hex(4)}"
 
 

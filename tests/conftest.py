@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from receiver import Receiver
 from remains import remains
 
 if TYPE_CHECKING:
@@ -60,3 +61,10 @@ def server(tmp_path: Path) -> Iterator["RedisServer"]:
     yield server
     server.stop()
     places.remove_links()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()

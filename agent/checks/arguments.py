@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, get_args
 
 import torch
@@ -28,6 +29,24 @@ def counted(number: Any, where: str) -> int:
     return found
 
 
+def numbers_of(given: Any, where: str) -> range:
+    """Return the numbers that a loop counts by: a range, or those up to a whole number."""
+    return given if isinstance(given, range) else range(counted(given, where))
+
+
+def items_of(given: Any, where: str, *, by_number: bool = False) -> Any:
+    """Return what an epoch goes through; a number stands for as many of them."""
+    if isinstance(given, Integral):
+        return range(counted(given, where))
+    needs = {"__len__": "length"} | ({"__getitem__": "items by number"} if by_number else {})
+    for name, what in needs.items():
+        if not hasattr(given, name):
+            raise Misuse(
+                f"{where}: a {type(given).__name__} has no {what}: give a list, [*...], or the number of steps of an epoch"
+            )
+    return given
+
+
 def check_modules(models: Models, *, built: bool) -> None:
     """Check that the tensors of the models and their saved states can be told apart by name."""
     for module in models.values():
@@ -41,7 +60,7 @@ def _check_scripted(module: torch.nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise Misuse(
-                f"Session: {name or 'the model'!r} is a scripted module, whose tensors cannot be told apart: give it as "
+                f"Session: {name or 'the model'!r} is a scripted module, whose tensors cannot be distinguished: give it as "
                 "it was before torch.jit, which computes the same"
             )
 
@@ -131,7 +150,7 @@ def check_stragglers(stragglers: object, *, deterministic: bool) -> None:
     if stragglers != "wait" and not deterministic:
         raise Misuse(
             f"{where} with deterministic=False: where the order of additions is free, a microbatch that another worker "
-            "computes has no place of its own in the sum. Leave out one of the two"
+            "computes has no fixed place in the sum. Leave out one of the two"
         )
 
 

@@ -69,6 +69,10 @@ class Attributes:
         self.left = sorted(name for name, one in found.items() if one == Reference(""))
         self.saved = sorted(n for n, one in found.items() if not isinstance(one, Reference))
 
+    def carries(self, space: Mapping[str, Any], name: str) -> bool:
+        """Return whether this name of a namespace is an attribute of the object; all of them travel."""
+        return getattr(self._thing, "__dict__", None) is space and name not in self.left
+
     def check(self, step: int) -> None:
         self.state_dict(f"step {step}: ")
 

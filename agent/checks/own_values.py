@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from agent.checks.attributes import Attributes
 from agent.checks.variables import Variables
 from agent.source.tracebacks import is_library, is_own_class
 from agent.tensors.layer_names import Models, named_modules
@@ -31,7 +32,7 @@ class OwnValues:
     def __init__(self, objects: Mapping[str, Stateful], models: Models) -> None:
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         things = [*named_modules(models).values(), *optimizers]
-        self._carried = [one for one in objects.values() if isinstance(one, Variables)]
+        self._carried = [one for one in objects.values() if isinstance(one, Variables | Attributes)]
         self._objects = [
             (type(thing).__name__, thing, self._of(vars(thing)))
             for thing in things
@@ -96,6 +97,8 @@ def _plain(value: object, other: object) -> object:
     kind = type(value)
     if kind in PLAIN:
         return value
+    if isinstance(value, float):  # a sum of losses
+        return float(value)
     return len(value) if kind in COLLECTIONS else other  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from agent.store.encoding.plain import Unsavable, packed, unpacked
 class Variables:
     """Names of a namespace, or attributes of an object, whose values travel with the job.
 
-    They may be what `session.state` may hold. A name that has no value yet is saved once it has.
+    They may be what `session.state` may hold. Each has a value after a step.
     """
 
     def __init__(self, owner: Any, *names: str) -> None:
@@ -32,8 +32,9 @@ class Variables:
         for name in self._names:
             if name not in self._owner:
                 raise Misuse(
-                    f"step {step}: Variables(..., {name!r}): there is no such name after the step; a variable of a "
-                    "function is none of globals(): declare it `global`, or keep it in session.state"
+                    f"step {step}: Variables(..., {name!r}): there is no such name after the step: give it a value before "
+                    f"the loop, {name} = None; a variable of a function is none of globals(): declare it `global`, or keep "
+                    "it in session.state"
                 )
         self._packed(f"step {step}: ")
 

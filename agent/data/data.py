@@ -18,31 +18,24 @@ from itertools import chain
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate
 
-from agent.data import random_streams
 from agent.data.attributes import Attributes, attributes, changed
 from agent.data.batch import Parts
 from agent.data.fetch import ALL, Collate, Direct, Fetch, MapSource, Request, SampleSource, say
 from agent.data.iterable import Cut, Ended, StreamSource
-from agent.data.order import Batches, Order, Rows, number
+from agent.data.order import Batches, Draws, Order, OwnBatches, Rows
 from agent.data.prefetch import Ahead, Answer, FetchShare
+from agent.data.samplers import Chosen, OwnOrder, order_of
 from agent.errors import Misuse
 
 STEPS_KEPT = 4
 NAMED_MAX = 4
-SAMPLES_MAX = 10**8  # the numbers of an epoch that are listed, of a sampler of the script's
+OF_SAMPLER = 2**31  # the size of batches that a sampler of the script makes
 INSTEAD = {
     "sampler": "order=, a function from the epoch to the indices of its samples",
     "batch_sampler": (
-        "order=, a function from the epoch to the indices of its samples, and batch_size="
+        "the DataLoader that has it; or order=, a function from the epoch to indices, and batch_size="
     ),
     "prefetch_factor": "nothing: two steps are fetched ahead",
     "persistent_workers": "nothing: processes stay",
@@ -75,7 +68,7 @@ class Options(TypedDict, total=False):
     collate_fn: Collate | None
     seed: int | None
     # The indices of an epoch, instead of all in shuffled order: for weighted or grouped samples.
-    order: Callable[[int], Sequence[int]] | None
+    order: Callable[[int], Sequence[int]] | Draws | None
 
 
 class Data:
@@ -294,16 +287,23 @@ class Data:
 
     def _open_map(self, drop_last: bool, options: Options) -> None:
         assert self._samples is not None
-        chosen, count = options.get("order"), self._samples
-        if chosen is not None:
-            chosen = Chosen(chosen, self._seed, count)
+        given, count = options.get("order"), self._samples
+        chosen: Chosen | Draws | None = None
+        if isinstance(given, Draws):
+            chosen, count = given, given.count
+        elif given is not None:
+            chosen = Chosen(given, self._seed, count)
             count = len(chosen(0))
-        batches = Batches(
-            samples=count,
-            batch_size=self.batch_size,
-            microbatches=self.microbatches,
-            drop_last=drop_last,
-        )
+        batches: Batches | OwnBatches
+        if isinstance(chosen, Chosen) and chosen.batched:
+            batches = OwnBatches(count, self.microbatches)
+        else:
+            batches = Batches(
+                samples=count,
+                batch_size=self.batch_size,
+                microbatches=self.microbatches,
+                drop_last=drop_last,
+            )
         shuffle = options.get("shuffle", True)
         self._order = Order(batches, shuffle=shuffle, seed=self._seed, chosen=chosen)
         self._steps = batches.steps
@@ -391,32 +391,6 @@ class Microbatches(Sequence[Any]):
         return fetched
 
 
-class Chosen:
-    """The person's own order, checked, with its random streams seeded by the epoch."""
-
-    def __init__(self, order: Callable[[int], Sequence[int]], seed: int, samples: int) -> None:
-        self._order, self._seed, self._samples = order, seed, samples
-        if self(0) != self(0):
-            raise Misuse(
-                "session.data(order=...): order(0) gave other samples when asked again; it has to "
-                "be a function of the epoch, because every worker asks for itself: make its "
-                "generator inside, from the epoch"
-            )
-
-    def __call__(self, epoch: int) -> list[int]:
-        with random_streams.kept():
-            random_streams.seed(number(self._seed, "chosen", epoch))
-            chosen = [int(each) for each in self._order(epoch)]
-        wrong = next((each for each in chosen if not 0 <= each < self._samples), None)
-        if wrong is not None or not chosen:
-            what = "no samples" if wrong is None else f"sample {wrong}"
-            raise Misuse(
-                f"session.data(order=...): order({epoch}) has {what}; give indices from 0 to "
-                f"{self._samples - 1}"
-            )
-        return chosen
-
-
 def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, Any]) -> None:
     _check_names(options)
     if microbatches == 0:
@@ -442,12 +416,13 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
             f"session.data(seed={seed!r}): give a whole number, or leave it out for the session's"
         )
     for name in ("collate_fn", "order"):
-        if (value := options.get(name)) is not None and not callable(value):
+        value = options.get(name)
+        if value is not None and not callable(value) and not isinstance(value, Draws):
             raise Misuse(f"session.data({name}=...): a {type(value).__name__} cannot be called")
     if not _is_stream(dataset) and _length(dataset) is None:
         raise Misuse(
             f"session.data({type(dataset).__name__}): a data set has __len__ and __getitem__, or "
-            "is an IterableDataset whose __iter__ begins anew each time"
+            "is an IterableDataset whose __iter__ begins at the first sample each time"
         )
 
 
@@ -455,13 +430,9 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Take a DataLoader apart into data set and options; the session makes its own loader."""
     if isinstance(dataset, DataLoader):
         loader = dataset
-        if not _is_stream(loader.dataset) and _batches_itself(loader):
-            raise Misuse(
-                f"session.data(DataLoader(...)): its {type(loader.batch_sampler).__name__} says which samples make a batch, "
-                "but a batch of session.data has batch_size of them: make the loader's batches, for epoch in session.epochs(n, "
-                "loader): for batch in session.each([*loader])"
-            )
-        if loader.batch_size is None:
+        order = None if _is_stream(loader.dataset) or "order" in options else order_of(loader)
+        batched = isinstance(order, OwnOrder) and order.batched
+        if loader.batch_size is None and not batched:
             raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
         # Torch calls it in processes only; most seed streams there, as the session does anyway.
         if loader.worker_init_fn is not None and options.get("num_workers", loader.num_workers):
@@ -469,59 +440,21 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 "worker_init_fn of the DataLoader is not called: streams are seeded before each microbatch, and what a process "
                 "opens for itself belongs into the data set's __getitem__, at its first call"
             )
-        known = {
-            "batch_size": loader.batch_size,
+        known: dict[str, Any] = {
+            "batch_size": loader.batch_size or OF_SAMPLER,
             "shuffle": isinstance(loader.sampler, RandomSampler),
             "drop_last": loader.drop_last,
             "num_workers": loader.num_workers,
             "collate_fn": loader.collate_fn,
         }
-        if not _is_stream(loader.dataset) and not _is_plain(loader) and "order" not in options:
-            known["order"] = _order_of(loader.sampler)
+        if order is not None:
+            known["order"] = order
         dataset, options = loader.dataset, {**known, **options}
     if "batch_size" not in options:
         raise Misuse(
             "session.data(dataset, ...): give batch_size=..., the samples of a whole step, all microbatches together"
         )
     return dataset, options
-
-
-def _batches_itself(loader: DataLoader[Any]) -> bool:
-    """Return whether a sampler of the script's makes the batches."""
-    return loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
-
-
-def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Return whether it goes through all samples once, in their order or shuffled."""
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    return isinstance(sampler, SequentialSampler)
-
-
-def _order_of(sampler: Any) -> Callable[[int], list[int]]:
-    """Return the order of a loader's own sampler, which draws from the streams of its epoch."""
-    name = type(sampler).__name__
-    if getattr(sampler, "num_replicas", 1) > 1:
-        raise Misuse(
-            f"session.data(DataLoader(...)): its {name} takes a share of the samples, but shares are the session's: leave it out"
-        )
-    count = len(sampler) if hasattr(sampler, "__len__") else 0
-    if count > SAMPLES_MAX:
-        raise Misuse(
-            f"session.data(DataLoader(...)): its {name} draws {count} samples for an epoch, and at most {SAMPLES_MAX} are "
-            "listed: give session.data(loader.dataset, batch_size=..., order=...) a function from the epoch to indices, as "
-            "lambda epoch: torch.randint(len(dataset), (len(dataset),))"
-        )
-
-    def order(epoch: int) -> list[int]:
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
-            own.manual_seed(torch.initial_seed())
-        return [*sampler]
-
-    return order
 
 
 def _check_names(options: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ r samples evenly. Then no microbatch is empty, none is larger than usual, and S 
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
@@ -103,6 +103,54 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
         last = tail(self.batch_size, rest, self.microbatches)[1] if whole else rest
         return self.samples - last
 
+    @property
+    def listed(self) -> int:
+        """How many numbers the order of an epoch has."""
+        return self.samples
+
+    def cut(self, of_epoch: np.ndarray, place: int) -> list[Rows]:
+        """Return the samples of each microbatch of the batch at `place`."""
+        bounds = self.bounds(place)
+        return [tuple(of_epoch[begin:end].tolist()) for begin, end in pairwise(bounds)]
+
+
+class OwnBatches(msgspec.Struct, frozen=True):
+    """Batches that a sampler of the script makes, of any sizes; the order of an epoch lists them."""
+
+    steps: int
+    microbatches: int
+
+    @property
+    def listed(self) -> int:
+        return self.steps
+
+    def cut(self, of_epoch: np.ndarray, place: int) -> list[Rows]:
+        """Return the samples of each microbatch of the batch at `place`."""
+        batch: Rows = of_epoch[place]
+        if len(batch) < self.microbatches:
+            raise Misuse(
+                f"session.data(DataLoader(...)): its batch sampler makes a batch of {len(batch)}, which cannot be cut into "
+                f"{self.microbatches} microbatches: let it make larger ones, or give fewer microbatches"
+            )
+        return [batch[begin:end] for begin, end in pairwise(split(len(batch), self.microbatches))]
+
+
+class Draws(msgspec.Struct, frozen=True):
+    """Epochs of `count` draws with replacement from so many samples. None of them is listed.
+
+    Draw i of an epoch is floor(samples u), where u is number i in [0, 1) of the epoch's stream.
+    """
+
+    samples: int
+    count: int
+
+    def between(self, stream: int, begin: int, end: int) -> np.ndarray:
+        """Return these draws of an epoch, whose stream has this seed."""
+        bits = np.random.PCG64(stream).advance(begin)
+        drawn = np.floor(np.random.Generator(bits).random(end - begin) * self.samples)
+        # The product of a number next to 1 may round up.
+        return np.minimum(drawn, self.samples - 1).astype(np.int64)
+
 
 class Order:
     """The samples of each microbatch. The order of an epoch is a function of seed and epoch.
@@ -112,11 +160,11 @@ class Order:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: Batches | OwnBatches,
         *,
         shuffle: bool,
         seed: int,
-        chosen: Callable[[int], Sequence[int]] | None = None,
+        chosen: Callable[[int], np.ndarray] | Draws | None = None,
     ) -> None:
         self.batches = batches
         self._shuffle, self._seed, self._chosen = shuffle, seed, chosen
@@ -127,11 +175,16 @@ class Order:
 
     def rows(self, epoch: int, place: int) -> list[Rows]:
         """Return the samples of each microbatch of a step."""
-        bounds = self.batches.bounds(place)
-        if self._chosen is None and not self._shuffle:
-            return [tuple(range(begin, end)) for begin, end in pairwise(bounds)]
-        of_epoch = self._of_epoch(epoch)
-        return [tuple(of_epoch[begin:end].tolist()) for begin, end in pairwise(bounds)]
+        batches, chosen = self.batches, self._chosen
+        listed = not isinstance(chosen, Draws) and (self._shuffle or chosen is not None)
+        if listed or isinstance(batches, OwnBatches):
+            return batches.cut(self._of_epoch(epoch), place)
+        bounds = pairwise(batches.bounds(place))
+        if chosen is None:
+            return [tuple(range(begin, end)) for begin, end in bounds]
+        assert isinstance(chosen, Draws)
+        stream = number(self._seed, "order", epoch)
+        return [tuple(chosen.between(stream, begin, end).tolist()) for begin, end in bounds]
 
     def begin(self, epoch: int) -> None:
         """Refuse an order that was asked for ahead and is another one now that its epoch begins."""
@@ -142,7 +195,7 @@ class Order:
         if epoch in self._kept and not np.array_equal(self._ordered(epoch), self._kept[epoch]):
             raise Misuse(
                 f"session.data(order=...): order({epoch}) gave other samples when it was asked ahead of its epoch, for "
-                "num_workers: let it go by the epoch alone; or keep what else it goes by in session.state, changed between "
+                "num_workers: let it depend on the epoch alone; or keep what else it needs in session.state, change that between "
                 "epochs only, and give num_workers=0"
             )
 
@@ -156,14 +209,16 @@ class Order:
         return self._kept[epoch]
 
     def _ordered(self, epoch: int) -> np.ndarray:
-        count = self.batches.samples
+        count = self.batches.listed
+        assert not isinstance(self._chosen, Draws)
         if self._chosen is None:
             stream = np.random.Generator(np.random.PCG64(number(self._seed, "order", epoch)))
             return stream.permutation(np.arange(count, dtype=np.min_scalar_type(count)))
-        chosen = np.asarray(self._chosen(epoch))
+        chosen = self._chosen(epoch)
         if len(chosen) != count:
+            what = "samples" if isinstance(self.batches, Batches) else "batches"
             raise Misuse(
-                f"session.data(order=...): order({epoch}) has {len(chosen)} samples and order(0) "
+                f"session.data(order=...): order({epoch}) has {len(chosen)} {what} and order(0) "
                 f"has {count}: give every epoch as many, because steps are counted by them"
             )
         return chosen

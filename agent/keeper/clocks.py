@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -178,6 +179,14 @@ def clock_of(saved: Saved, serving: Serving) -> Clock:
             )
         partitions[at].append(Section(shape.name, keys, rows))
     return Clock(past.measures, partitions, past.elapsed_s, past.tables)
+
+
+def write_result(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write a file as `numpy.savez` would, whose parameters no array can be named as."""
+    with zipfile.ZipFile(path, "w") as sink:
+        for name, array in arrays.items():
+            with sink.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _array(layer: Layer, name: str, body: memoryview) -> np.ndarray:

@@ -12,6 +12,10 @@ from agent.keeper.storage.vault import Vault
 from agent.messages import JobCompleted
 from agent.protocol import Done
 
+UNSEEN = (
+    "no worker came to the end of the script, so what it does after its loop is not done; for that: "
+    "orchestrator resume {} --from {}"
+)
 GOES_ON = "the script of {} has not ended {:g} s after its loop (job.tail_s), and is ended now"
 
 
@@ -27,7 +31,7 @@ class Tail:
         say: Callable[[str], None],
     ) -> None:
         self._tail_s, self._roster, self._changed = tail_s, roster, changed
-        self.closed, self._say = closed, say
+        self.closed, self.say = closed, say
 
     def over(self, finishing: set[str]) -> bool:
         """Whether nothing is left to wait for; called with the job's lock."""
@@ -37,7 +41,7 @@ class Tail:
         """Wait until these scripts have ended; called with the job's lock."""
         self._changed.wait_for(lambda: self.over(finishing) or not finishing, self._tail_s)
         if finishing and not self.over(finishing):
-            self._say(GOES_ON.format(", ".join(sorted(finishing)), self._tail_s))
+            self.say(GOES_ON.format(", ".join(sorted(finishing)), self._tail_s))
 
 
 class Ending:
@@ -60,6 +64,7 @@ class Ending:
         if roster.finishing is None:
             assert roster.layout is not None
             finishing = roster.finishing = set(roster.layout.workers)
+            roster.came_to_end = False
             threading.Thread(
                 target=self._wind_up, args=(final, finishing), name="wind-up", daemon=True
             ).start()
@@ -90,6 +95,15 @@ class Ending:
                 else:
                     member.dismiss("the job is done")
             self._tail.wait(finishing)
+            why = self._unseen(final.version) if not finishing else ""
         sha, uri = result
         aside = self._vault.proofs.aside
-        self._completed(self._reports.completed(final.version, sha, uri, aside))
+        self._completed(self._reports.completed(final.version, sha, uri, aside, why))
+
+    def _unseen(self, version: int) -> str:
+        """Return what is not done if all workers were lost after their loops, and say so."""
+        if self._roster.came_to_end:
+            return ""
+        why = UNSEEN.format(self._reports.job, version)
+        self._tail.say(why)
+        return why

@@ -63,7 +63,9 @@ from agent.protocol import (
     LoopLeft,
     Measured,
     Numbers,
+    OutputAsked,
     OutputSent,
+    OutputWhole,
     Part,
     PeerBroken,
     Peers,
@@ -423,6 +425,9 @@ class KeptJob:
         if isinstance(message, ProfileAsked):
             self._look_up(member, message.key)
             return
+        if isinstance(message, OutputAsked):  # by a prover as well
+            self.outputs.hear(member, message, payload)
+            return
         with self._lock:
             if member.prover:
                 self._trial.hear(member, message)
@@ -481,7 +486,7 @@ class KeptJob:
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
                     self.roster.suspect(message.peer, member.worker, due_s)
-            case OutputSent():
+            case OutputSent() | OutputWhole():
                 self.outputs.hear(member, message, payload)
             case Numbers():
                 self.outputs.log(message)
@@ -494,6 +499,7 @@ class KeptJob:
             case Failed():
                 self._on_failed(member, message)
             case Ended():
+                self.roster.came_to_end = True
                 self.roster.remove(member.worker, "its script has ended")
                 member.dismiss("the script has ended")
             case _:

@@ -108,16 +108,23 @@ class Regrouping:
     def look(self, now_s: float, late_s: float) -> None:
         """End a wait for workers that has lasted long enough, and ask again for a missing state.
 
-        A delay of `late_s` in the keeper has delayed workers as well, so it extends the wait.
+        A delay of `late_s` in the keeper has delayed workers as well, so it extends the wait. A
+        layout that waits for a commit begins if none can come, because a worker was lost.
         """
         if self._waiting:
             self._waiting_since_s = (self._waiting_since_s or now_s) + late_s
             if now_s > self._waiting_since_s + self._reconnect_s():
                 self._carry_on()
-        if self._vault.advance(patient=bool(self._roster.holders())):
+        if self._vault.advance(patient=bool(self._roster.holders())) or self._stranded():
             self._again()
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
+
+    def _stranded(self) -> bool:
+        """Whether the running layout has lost a worker, and the requested one has all of its own."""
+        roster, next_ = self._roster, self._roster.pending
+        here = next_ is not None and all(worker in roster.members for worker in next_.workers)
+        return here and not roster.complete
 
     def _reconnect_s(self) -> float:
         """Return how long to wait for workers that have not come back after a restart.

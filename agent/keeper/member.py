@@ -13,7 +13,7 @@ from agent.keeper.proofs import Question
 from agent.layout import Layout
 from agent.net.link import BEAT_S
 from agent.net.wire import Connection
-from agent.protocol import Commit, Dismissal, Held, Hello, Message, Ready
+from agent.protocol import STAYS_S, Commit, Dismissal, Held, Hello, Message, Ready
 
 WAITING_MAX = 10_000
 SMOOTHING = 0.2  # of a beat
@@ -58,7 +58,7 @@ class Member:
         self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
         self.question: Question | None = None  # the step that it is to reproduce
         self.told = False  # it was reported to the manager as ready
-        self.noticed = False  # the cloud has said that its machine goes
+        self.goes_s: float | None = None  # when its machine goes, if the cloud has said that
         self.ready: Ready | None = hello.ready
         self.beats = Pace(BEAT_S)
         self.microbatch_s = 0.0
@@ -71,6 +71,11 @@ class Member:
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
         self._posting, self._behind = threading.Lock(), 0  # how many are not sent yet
         threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
+
+    @property
+    def noticed(self) -> bool:
+        """Whether its machine will be taken; one that is there long after that stays."""
+        return self.goes_s is not None and time.monotonic() < self.goes_s + STAYS_S
 
     def beat(self, microbatch_s: float, step: int, hung_s: float) -> None:
         """Take a heartbeat. The pace is smoothed, because one step says little about a worker."""

@@ -24,8 +24,10 @@ from agent.output.files import Bounds
 from agent.protocol import (
     Message,
     Numbers,
+    OutputAsked,
     OutputSent,
     OutputTaken,
+    OutputWhole,
     ScriptValues,
     Strayed,
 )
@@ -37,10 +39,13 @@ WAITING_MAX = 64  # a worker waits for each answer; what does not fit is sent ag
 SHOWN_MAX = 20
 STEPS_REMEMBERED = 256
 STRAYED = (
-    "{} was written to the script's working folder, which goes with its machine: write to session.output, whose files "
-    "are kept"
+    "{} was written to the script's working folder: what the script writes there in its loop is kept as well, as what it "
+    "writes to session.output"
 )
 STUCK = "session.output cannot be kept now, and is tried again: {!r}"
+
+
+Said = OutputSent | OutputWhole | OutputAsked
 
 
 class Hearer(Protocol):
@@ -58,7 +63,7 @@ class Outputs:
     def __init__(self, order: JobOrder, home: Path, out: Out) -> None:
         self._job, self._home, self._out = order.job, home, out
         self._bounds = Bounds(files=order.output_files, total_bytes=order.output_bytes)
-        self._waiting: queue.Queue[tuple[Hearer, OutputSent, memoryview] | None] = queue.Queue(
+        self._waiting: queue.Queue[tuple[Hearer, Said, memoryview] | None] = queue.Queue(
             WAITING_MAX
         )
         self._thread: threading.Thread | None = None
@@ -67,8 +72,8 @@ class Outputs:
         self._strayed = self._stuck = False
         self._logged: dict[int, None] = {}
 
-    def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
-        """Queue a part of the output, on the thread that listens to the worker."""
+    def hear(self, member: Hearer, message: Said, payload: memoryview) -> None:
+        """Queue what a worker says of the output, on the thread that listens to it."""
         with self._starting:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="output", daemon=True)
@@ -79,7 +84,7 @@ class Outputs:
                 log.warning("%s: what %s sends of the output waits", self._job, member.worker)
 
     def strayed(self, message: Strayed) -> None:
-        """Print a warning once, because the next leader sends the same."""
+        """Say it once, because the next leader sends the same."""
         if not self._strayed:
             self._strayed = True
             self._say(STRAYED.format(message.path))
@@ -132,9 +137,7 @@ class Outputs:
             member, message, payload = said
             try:
                 shelf = shelf or Shelf(self._home, self._bounds)
-                taken = shelf.take(member.worker, message, payload)
-                self._tell(shelf, message.path, taken)
-                member.post(taken)
+                self._see_to(shelf, member, message, payload)
             except Exception as error:
                 # If this thread ended, no worker would get an answer; without one it asks again.
                 log.exception("%s: the output could not be kept", self._job)
@@ -143,6 +146,17 @@ class Outputs:
                     self._say(STUCK.format(error))
         if shelf is not None:
             shelf.close()
+
+    def _see_to(self, shelf: Shelf, member: Hearer, message: Said, payload: memoryview) -> None:
+        match message:
+            case OutputWhole():
+                shelf.mark(message.step)
+            case OutputAsked():
+                member.post(*shelf.give(message))
+            case OutputSent():
+                taken = shelf.take(member.worker, message, payload)
+                self._tell(shelf, message.path, taken)
+                member.post(taken)
 
     def _tell(self, shelf: Shelf, path: str, taken: OutputTaken) -> None:
         if taken.state == "refused" and path not in self._refused:

@@ -455,13 +455,14 @@ BEFORE = (
     "`torch.manual_seed(0)`"
 )
 BEHIND = (
-    "What the script does behind session.backward(...) is done on the leader alone, or goes by something that a worker which "
-    "joins later does not have, as a sum over the steps of an epoch: keep it in session.state, or in an object that is given to Session(...). "
-    "A count of its own, as that of enumerate(data), begins anew there: session.step % len(data), asked in each step, goes on"
+    "The script does something after session.backward(...) on the leader alone, or it depends there on something that a "
+    "joining worker does not have, such as a sum over the steps of an epoch: keep that in session.state, or in an object "
+    "that is given to Session(...). The count of enumerate(data) begins at 0 on a joining worker: use "
+    "session.step % len(data), in each step"
 )
 ASIDE = (
-    "What the script keeps for itself and has changed: {}. A variable belongs into session.state; an attribute is kept by "
-    'Variables(object, "attribute"), given to Session(...) as well'
+    "The script has changed these, and the session does not keep them: {}. A variable belongs into session.state; for an "
+    'attribute give Variables(object, "attribute") to Session(...), too'
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "
@@ -476,10 +477,7 @@ NAMES = {
     SESSION_STATE: SESSION_STATE,
     REST: "a tensor of no layer (a buffer with persistent=False, or one of session.state or another object)",
 }
-RESTORED = (
-    "What was saved was not restored as it was: load_state_dict of what is given to Session(...) has to take back all that "
-    "its state_dict says"
-)
+RESTORED = "load_state_dict of an object that is given to Session(...) did not restore all that its state_dict had saved"
 
 
 def _aside(names: tuple[str, ...]) -> str:
@@ -494,18 +492,18 @@ def _advice(what: str, step: int) -> str:
         )
     if what == BATCH:
         return (
-            "Microbatches have to depend on the step only, not on what was drawn or counted before: a worker that joins "
-            "later begins that anew"
+            "Microbatches have to depend on the step only, not on what the script drew or counted before, because a joining "
+            "worker has not drawn or counted that"
         )
     if what.startswith(WRITTEN):
         return (
-            "Its modules go by something that is not given to Session(...), as a momentum that the script has set: set it in "
-            "each step, or at the start of each epoch, from the step or from session.state"
+            "Its modules depend on something that is not given to Session(...), such as a momentum that the script has set: "
+            "set it in each step, or at the start of each epoch, from the step or from session.state"
         )
     if what in (LOSS, GRAPH):
         return (
-            "loss_of goes by something that is neither in its microbatch nor in what is given to Session(...): a count, an "
-            "average or a setting that the script keeps for itself belongs into session.state"
+            "loss_of depends on something that is neither in its microbatch nor given to Session(...): a count, an average "
+            "or a setting that the script keeps belongs into session.state"
         )
     return (
         "The same loss has other gradients there: by a hook, a model that is not given to Session(...), or a value that the "

@@ -191,7 +191,12 @@ class Reports:
             )
 
     def completed(
-        self, step: int, weights_sha: str, export_uri: str, aside: tuple[str, ...] = ()
+        self,
+        step: int,
+        weights_sha: str,
+        export_uri: str,
+        aside: tuple[str, ...] = (),
+        why: str = "",
     ) -> JobCompleted:
         return JobCompleted(
             at_s=CLOCK.now_s(),
@@ -201,4 +206,5 @@ class Reports:
             weights_sha=weights_sha,
             export_uri=export_uri,
             aside=aside,
+            why=why,
         )

@@ -18,6 +18,7 @@ from agent.keeper.reports import Reports
 from agent.layout import Layout
 from agent.messages import LossCause
 from agent.protocol import Held, Noticed, Over
+from cloud.clock import CLOCK
 
 SILENT_S = 0.8  # in the layout: the others wait for it
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
@@ -127,7 +128,7 @@ class Roster:
         """`changed` is notified when a worker goes."""
         self._history, self._reports, self._changed = history, reports, changed
         self._gone: dict[str, str] = {}  # workers that never come back, and why
-        self._goes_at_s: dict[str, float] = {}  # machines that the cloud will take, and when
+        self._goes_s: dict[str, float] = {}  # machines that the cloud will take, and when
         self._silent = Patience(SILENT_S, SILENT_EARLY_S)
         self._hung = Patience(HUNG_S, HUNG_S_MAX)
         self._ticks = Pace(TICK_S)
@@ -142,6 +143,7 @@ class Roster:
         self.left: int | None = None  # the version with which scripts left their loops
         self.unled: int | None = None  # the committed step whose side effects no leader finished
         self.finishing: set[str] | None = None  # workers whose script has not ended yet
+        self.came_to_end = False  # the script of one of them
 
     # --- who is here ------------------------------------------------------------------------------
 
@@ -250,19 +252,18 @@ class Roster:
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
         """Note that a machine will be taken, also for workers that dial from it later."""
-        self._goes_at_s[machine_id] = deadline_s
-        while len(self._goes_at_s) > GONE_MAX:
-            del self._goes_at_s[next(iter(self._goes_at_s))]
+        self._goes_s[machine_id] = time.monotonic() + max(0.0, deadline_s - CLOCK.now_s())
+        while len(self._goes_s) > GONE_MAX:
+            del self._goes_s[next(iter(self._goes_s))]
         for member in self.members.values():
             if member.machine_id == machine_id:
                 self.tell_of_notice(member)
 
     def tell_of_notice(self, member: Member) -> None:
         """Tell a worker when its machine will be taken, if the cloud has said that it will."""
-        deadline_s = self._goes_at_s.get(member.machine_id)
-        if deadline_s is not None:
-            member.noticed = True
-            member.post(Noticed(deadline_s=deadline_s))
+        member.goes_s = self._goes_s.get(member.machine_id)
+        if member.goes_s is not None and member.noticed:
+            member.post(Noticed(left_s=max(0.0, member.goes_s - time.monotonic())))
 
     def lose(self, worker: str, cause: LossCause, detail: str) -> None:
         """Shut a worker out for good, and report it as lost."""

@@ -91,6 +91,7 @@ class ServedJob:
             self._reports.loss = commit.loss
             total = self.serving.clocks or commit.version
             self._reports.progress(commit.generation, commit.version, total)
+            self._reports.paces(commit.generation, self._roster.inside())
             now_s = time.monotonic()
             if now_s < self._written_s + WRITTEN_S:
                 return
@@ -167,14 +168,14 @@ class ServedJob:
             if self._roster.layout is not None:
                 self._roster.suspect(worker, by, time.monotonic() + PEER_GRACE_S)
 
-    def served(self, sha: str, where: str) -> None:
+    def served(self, sha: str, where: str, why: str) -> None:
         """Let the scripts end, because all clocks are done, and report it."""
         thread = threading.Thread(
-            target=self._wind_up, args=(sha, where), name="wind-up", daemon=True
+            target=self._wind_up, args=(sha, where, why), name="wind-up", daemon=True
         )
         thread.start()
 
-    def _wind_up(self, sha: str, where: str) -> None:
+    def _wind_up(self, sha: str, where: str, why: str) -> None:
         with self._lock:
             if self._tail.closed():
                 return
@@ -185,4 +186,4 @@ class ServedJob:
                 if member.worker not in finishing:
                     member.dismiss("the job is done")
             self._tail.wait(finishing)
-        self._completed(self._reports.completed(self._history.version, sha, where))
+        self._completed(self._reports.completed(self._history.version, sha, where, why=why))

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
-from agent.keeper.clocks import Clock, Copying, Measures, clock_of, demand_alike
+from agent.keeper.clocks import Clock, Copying, Measures, clock_of, demand_alike, write_result
 from agent.keeper.commits import Commit, History
 from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
@@ -88,7 +88,7 @@ class Owner(Protocol):
     def recalled(self, version: int, because: str) -> None:
         """Report that the job goes on from this version of the archives."""
 
-    def served(self, sha: str, where: str) -> None:
+    def served(self, sha: str, where: str, why: str) -> None:
         """Let the scripts end, because all clocks are done, and report it."""
 
 
@@ -465,7 +465,8 @@ class Tables:
             result = self._result()
             self._over = True
             self._copying.close(self._reached.clock)
-            self._owner.served(*result)
+            planned = len(brain.ledger.measures) == brain.plan.stop.clocks
+            self._owner.served(*result, "" if planned else brain.ended)
 
     def _commit_up_to(self, generation: int) -> None:
         while self._history.version <= self._reached.clock:
@@ -576,8 +577,7 @@ class Tables:
             whole[table.name] = np.ascontiguousarray(whole[table.name][order][:, : table.width])
             digest.update(whole[table.name].tobytes())
         path = self._folder / RESULT
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **whole)
+        write_result(path, whole)
         return digest.hexdigest(), str(path)
 
 

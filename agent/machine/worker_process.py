@@ -11,7 +11,6 @@ import argparse
 import logging
 import os
 import re
-import runpy
 import sys
 import threading
 import traceback
@@ -153,7 +152,7 @@ def _perform(
     # On the machine's own disk, because there the folder of a killed worker goes with the machine,
     # or with the next worker.
     with scratch("worker-", disk()) as folder:
-        path = parcel.unpack(came, folder)
+        script = parcel.unpack(came, folder)
         group.output = _output_in(folder, came, job, group, lines)
         group.link.beating = lambda anew: group.output.tell_numbers(anew=anew)
         session.join(group)
@@ -163,10 +162,10 @@ def _perform(
         streams = Stream(_both(record.add, out.add)), Stream(_both(record.add, lines.add))
         with (
             closing(record),
-            parcel.at_home(folder, path),
-            _as_script(path, job.argv, streams),
+            parcel.at_home(folder, script),
+            _as_script(script.path, job.argv, streams),
         ):
-            failure = _execute(path, group, streams[1])
+            failure = _execute(script, group, streams[1])
         group.output.finish(_step(), leads=bool(group.leads))
         # Output of a script before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
@@ -202,21 +201,22 @@ def _output_in(
         lambda: group.generation,
         aided=group.link.stuck.aided,
         bounds=Bounds(files=job.output_files, total_bytes=job.output_bytes),
-        strays=Strays(folder, came.files),
+        strays=Strays(folder, folder / name),
         say=lines.add,
     )
 
 
 def _step() -> int:
-    return next((each.replica.turn for each in session.made()), 0)
+    """Return the step that the script's last words belong to, after those of its loop."""
+    return next((each.replica.turn + 1 for each in session.made()), 0)
 
 
 def _comes_in() -> bool:
     return any(each.replica.comes_in for each in session.made())
 
 
-def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
-    failure = _play(path, group, errors)
+def _execute(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | None:
+    failure = _play(script, group, errors)
     if group.astray and not (failure is not None and _comes_in()):
         # The script ran without gradients or without the whole model, and cannot be expected to
         # survive that.
@@ -224,10 +224,10 @@ def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
     return failure
 
 
-def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
+def _play(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | None:
     try:
         try:
-            _run(path)
+            _run(script)
         except SystemExit as end:
             if end.code not in (None, 0):
                 return _of_exit(end, errors)
@@ -237,7 +237,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
             session.check_process()
             return Failed(
                 kind="no_session",
-                detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
+                detail=f"{script.path} came to its end without a session: make one with Session(model, optimizer, "
                 "...) and loop over session.steps(...)",
             )
         if not group.astray and group.node is None:
@@ -254,12 +254,12 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     return None
 
 
-def _run(path: Path) -> None:
+def _run(script: parcel.Unpacked) -> None:
     """Run the script; a process that it forks ends like any other process, not as a worker."""
     worker, code = os.getpid(), None
     try:
         with ended_like_a_process(), _exits_heard(worker):
-            runpy.run_path(str(path), run_name="__main__")
+            script.run()
     except BaseException as error:
         if os.getpid() == worker:
             raise
@@ -317,7 +317,8 @@ def _of_script(error: BaseException, group: Group) -> Failed:
         # One of a function's variable has no `name`.
         name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
         return Failed(kind="refused", detail=f"{said}\n{UNSET.format(name)}")
-    if line := missing_file.hint(error, group.output.in_use):
+    line = missing_file.hint(error, group.output.in_use)
+    if line := line or missing_file.no_room(error, disk(), group.machine):
         said = f"{said}\n{line}"
     if isinstance(error, torch.OutOfMemoryError):
         held = next((each.replica.sums_held for each in session.made()), 1.0)

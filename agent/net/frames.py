@@ -8,7 +8,7 @@ of the frame in it. So a frame that is changed, invented, repeated, left out or 
 tag. The tag of the head is verified before any memory is taken for the payload. Until both sides
 have proved that they know the secret, the key is a public one, and tags are mere checksums.
 
-GMAC is used because it costs hardly more than a checksum: see docs/security.md.
+GMAC is used because it costs little more than a checksum: see docs/security.md.
 """
 
 import hmac

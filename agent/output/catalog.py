@@ -22,8 +22,9 @@ import msgspec
 
 from agent.checksum import crc32c
 from agent.messages import OutputFile
-from agent.output.files import Bounds, checksum_of, open_file, why_no_path
-from agent.protocol import OutputSent, OutputTaken
+from agent.output.earlier import Earlier, as_of
+from agent.output.files import CHUNK_BYTES, Bounds, checksum_of, open_file, pieces, why_no_path
+from agent.protocol import OutputAsked, OutputGiven, OutputSent, OutputTaken
 from cloud.private import flush
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Shelf:
         # Files that were found to hold what the list says.
         self._sound: set[str] = set()
         self._coming: Coming | None = None
+        self._earlier = Earlier(home, bounds.total_bytes)
         self._mend()
 
     @property
@@ -88,10 +90,53 @@ class Shelf:
     def take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
         """Take a part of a change; if it cannot be written, answer why, and keep what was there."""
         try:
-            return self._take(worker, sent, payload)
+            taken = self._take(worker, sent, payload)
         except OSError as error:
             self._drop()
-            return _refused(sent, f"the job's storage does not take it: {error.strerror}")
+            why = f"the job's storage does not take it: {error.strerror}"
+            taken = _refused(sent, why, for_now=True)
+        if taken.state == "refused":
+            self._outdate(sent)
+        return taken
+
+    def _outdate(self, sent: OutputSent) -> None:
+        """Note that a file is kept only as it was before a change that is refused."""
+        known = self._files.get(sent.path)
+        if known is not None and known.until is None:
+            self._files[sent.path] = msgspec.structs.replace(known, until=sent.since)
+            with suppress(OSError):  # on a full disk the next list has it
+                self._write_list()
+
+    def mark(self, step: int) -> None:
+        """Note that what was written up to this step is here; the state after it may follow."""
+        self._earlier.mark(step)
+
+    def give(self, asked: OutputAsked) -> tuple[OutputGiven, bytes]:
+        """Return the files as they were after a step, or a piece of one."""
+        if asked.path:
+            return OutputGiven(serial=asked.serial), self._piece(asked)
+        paths = self._files.keys() | self._earlier.paths()
+        found = [self._as_of(path, asked.step) for path in sorted(paths)]
+        files = tuple(one[0] for one in found if one is not None)
+        whole = asked.step <= self._earlier.whole
+        return OutputGiven(serial=asked.serial, files=files, whole=whole), b""
+
+    def _piece(self, asked: OutputAsked) -> bytes:
+        found = self._as_of(asked.path, asked.step)
+        source = None if found is None else open_file(found[1])
+        if found is None or source is None:
+            return b""
+        with source:
+            end = min(found[0].size, asked.at + CHUNK_BYTES)
+            return next(pieces(source, asked.at, end), b"")
+
+    def _as_of(self, path: str, step: int) -> tuple[OutputFile, Path] | None:
+        # First, because a keeper that was killed may not have listed what has taken its place.
+        if (before := self._earlier.find(path, step)) is not None:
+            return before
+        newest = self._files.get(path)
+        then = None if newest is None else as_of(newest, step)
+        return None if then is None else (then, self._folder / path)
 
     def _take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
         if sent.at:
@@ -166,8 +211,8 @@ class Shelf:
         draft = None
         if known is not None and size:
             if size < known.size:
-                cut = OutputFile(
-                    path=sent.path, size=size, step=step, checksum=checksum, marks=marks
+                cut = msgspec.structs.replace(
+                    known, size=size, step=step, checksum=checksum, marks=marks
                 )
                 self._note(cut)
             file = path.open("r+b", buffering=0)
@@ -191,6 +236,7 @@ class Shelf:
         size = os.fstat(coming.file.fileno()).st_size
         if coming.draft is not None:
             path = self._folder / sent.path
+            self._keep(sent)
             coming.draft.replace(path)
             flush(path.parent)
         coming.file.close()
@@ -198,9 +244,23 @@ class Shelf:
         self._sound.add(sent.path)
         self._generations[sent.path] = sent.generation
         now = (sent.step, size, coming.checksum)
-        marks = _thinned([*coming.marks, now])
-        self._note(OutputFile(path=sent.path, size=size, step=now[0], checksum=now[2], marks=marks))
+        file = OutputFile(
+            path=sent.path,
+            size=size,
+            step=sent.step,
+            checksum=coming.checksum,
+            marks=_thinned([*coming.marks, now]),
+            stray=sent.stray,
+        )
+        self._note(file)
         return _answer(sent, "done")
+
+    def _keep(self, sent: OutputSent) -> None:
+        """Keep what a change replaces or deletes, as long as a worker may begin before it."""
+        known = self._files.get(sent.path)
+        if known is not None:
+            with suppress(OSError):  # it is gone, or the disk is full: then nobody gets it
+                self._earlier.keep(known, self._folder / sent.path, sent.since)
 
     def close(self) -> None:
         """Forget a change that has arrived in part."""
@@ -217,6 +277,7 @@ class Shelf:
             coming.file.close()
 
     def _delete(self, sent: OutputSent) -> None:
+        self._keep(sent)
         if self._files.pop(sent.path, None) is None:
             return
         self._generations[sent.path] = sent.generation
@@ -263,7 +324,7 @@ def _mended(file: IO[bytes], known: OutputFile, listed_ns: int) -> OutputFile | 
         return None
     size, checksum = found.st_size, checksum_of(file, found.st_size)
     marks = ((known.step, size, checksum),)
-    return OutputFile(path=known.path, size=size, step=known.step, checksum=checksum, marks=marks)
+    return msgspec.structs.replace(known, size=size, checksum=checksum, marks=marks)
 
 
 def listed(home: Path) -> tuple[OutputFile, ...]:
@@ -305,5 +366,5 @@ def _answer(sent: OutputSent, state: Any, at: int = 0) -> OutputTaken:
     return OutputTaken(serial=sent.serial, state=state, at=at)
 
 
-def _refused(sent: OutputSent, why: str) -> OutputTaken:
-    return OutputTaken(serial=sent.serial, state="refused", why=why)
+def _refused(sent: OutputSent, why: str, *, for_now: bool = False) -> OutputTaken:
+    return OutputTaken(serial=sent.serial, state="refused", why=why, for_now=for_now)

@@ -159,6 +159,12 @@ def seen_of(file: IO[bytes]) -> Seen:
     return _seen(os.fstat(file.fileno()), time.time_ns())
 
 
+def seen_whole(file: IO[bytes]) -> Seen:
+    """Return how a file is found, with its last bytes."""
+    seen = seen_of(file)
+    return msgspec.structs.replace(seen, tail=tail_of(file, seen.size))
+
+
 def pieces(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
     """Yield the file's bytes from `start` to `end`, or to its end if that comes first."""
     while start < end:

@@ -1,44 +1,71 @@
-"""Hints for a person whose script has not found a file or a module. No torch here."""
+"""Hints for a person whose script has found no file, no module or no room. No torch here."""
 
+import errno
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+READ_BACK = (
+    "what an earlier step wrote is there only as far as it was stored in time and is kept (docs/script.md): keep what every "
+    "step reads back in session.state"
+)
 SAID = (
     "{} is not on this machine: a file that the script reads goes along with `--with {}`, of submit and rehearse, or lies on "
-    "storage that every machine reaches; what it writes belongs into session.output"
+    f"storage that every machine reaches; {READ_BACK}"
 )
 ABSOLUTE = (
     "{} is not on this machine: a file that the script reads goes along with `--with PATH`, of submit and rehearse, and is "
-    "opened by a path from the script's folder, or lies on storage that every machine reaches; what it writes belongs into "
-    "session.output"
+    f"opened by a path from the script's folder, or lies on storage that every machine reaches; {READ_BACK}"
 )
 FORBIDDEN = (
     "{} may not be opened on this machine: what the script writes belongs into session.output, and what it reads goes "
     "along with `--with PATH`, of submit and rehearse"
 )
 NOT_WRITTEN = (
-    "{} is not in session.output on this worker: what is read back in a later step belongs into session.state, which "
-    "every worker has"
+    "{} is not in session.output on this worker: in the loop a file is there only as far as it was stored in time and is "
+    "kept (docs/script.md); session.state is there in any case"
 )
 MODULE = (
     "{} is not on this machine: a module beside the script goes along with `--with`, of submit and rehearse, if no import "
     "statement names it; packages are not sent: install it for the Python of the machines (docs/script.md, What a worker has)"
 )
+NO_ROOM = (
+    "the disk of {} is full, {}: write less beside the script and into session.output, or take machines with larger disks "
+    "(aws.disk_gib, azure.disk_gb)"
+)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_BYTES = 1 << 20  # with less, an error may come from that: torch.save does not say why it fails
 CHAIN_MAX = 20
 
 
 def hint(error: BaseException, output: Path | None) -> str:
     """Return a line for a traceback; empty if the error is not about a file or a module."""
-    one: BaseException | None = error
-    for _ in range(CHAIN_MAX):
-        if one is None:
-            break
+    for one in _chain(error):
         if isinstance(one, FileNotFoundError | PermissionError):
             return _said(one, output)
         if isinstance(one, ModuleNotFoundError):
             return MODULE.format(one.name) if one.name else ""
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     return ""
+
+
+def no_room(error: BaseException, disk: Path, machine: str) -> str:
+    """Return a line for a traceback; empty if there was room on this machine's disk."""
+    full = any(isinstance(one, OSError) and one.errno in FULL for one in _chain(error))
+    with suppress(OSError):
+        full |= shutil.disk_usage(disk).free < FULL_BYTES
+    return NO_ROOM.format(machine, disk) if full else ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it comes from."""
+    one: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if one is None:
+            return
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
 
 
 def _said(error: FileNotFoundError | PermissionError, output: Path | None) -> str:

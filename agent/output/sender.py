@@ -40,6 +40,7 @@ NOTES_MAX = 256
 TORN_MAX = 3
 
 Send = Callable[..., None]
+How = Literal["begun", "whole", "append", "lines", "gone"]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class Change(msgspec.Struct, frozen=True):
     """
 
     step: int
-    how: Literal["begun", "whole", "append", "lines", "gone"]
+    how: How
     generation: int
     start: int = 0
     seen: Seen | None = None
@@ -71,14 +72,24 @@ class Change(msgspec.Struct, frozen=True):
 class Sending:
     """The changes that the storage may lack, and the thread that sends them."""
 
-    def __init__(self, folder: Path, send: Send, generation: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        send: Send,
+        generation: Callable[[], int],
+        is_stray: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self._folder, self._send, self._generation = folder, send, generation
+        self._is_stray = is_stray
         self._changed = threading.Condition()
         self._changes: dict[str, list[Change]] = {}
         self._due: dict[str, None] = {}
-        self._busy = self._urgent = self._closed = False
-        # How often a file was being changed while it was read.
+        self._busy = self._closed = self._anew = False
+        self._urgent = 0  # how many wait for what is due
+        # How often a file was being changed while it was read, or could not be read.
         self._torn: dict[str, int] = {}
+        # Files for which the storage had no room.
+        self._owed: set[str] = set()
         # Size and checksum of what was sent last.
         self._sums: dict[str, tuple[int, int]] = {}
         self._serial = 0
@@ -131,14 +142,25 @@ class Sending:
     def flush(self, patience_s: float) -> bool:
         """Wait, without rests, until all that is due is stored or refused. Return whether it is."""
         with self._changed:
-            self._urgent = True
+            self._urgent += 1
             self._changed.notify_all()
             try:
                 return self._changed.wait_for(
                     lambda: self._closed or not (self._due or self._busy), patience_s
                 )
             finally:
-                self._urgent = False
+                self._urgent -= 1
+
+    @property
+    def torn(self) -> bool:
+        """Whether some file was changed again, or gone, before it was stored."""
+        return bool(self._torn)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the storage lacks some file for which it may have room later."""
+        with self._changed:
+            return bool(self._owed & self._changes.keys())
 
     def close(self) -> None:
         with self._changed:
@@ -151,12 +173,18 @@ class Sending:
             self._answer = answer
             self._changed.notify_all()
 
+    def ask_again(self) -> None:
+        """Send what is not answered again, because the keeper may be another one."""
+        with self._changed:
+            self._anew = True
+            self._changed.notify_all()
+
     def _keep(self, path: str, changes: list[Change]) -> None:
         if changes:
             self._changes[path] = changes
         else:
-            self._changes.pop(path, None)
-            self._due.pop(path, None)
+            for of_path in (self._changes, self._due, self._torn):
+                of_path.pop(path, None)
 
     def _wake(self) -> None:
         if self._thread is None and self._due:
@@ -182,6 +210,7 @@ class Sending:
                         self._deliver(path, changes)
                 except OSError as error:
                     log.warning("%s could not be read: %s", path, error)
+                    self._tear(path)
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
@@ -201,23 +230,28 @@ class Sending:
                 since=first.first,
                 step=last.step,
                 again=first.generation < 0,
+                stray=self._is_stray(path),
             )
         if last.seen is None:
             taken: OutputTaken | None = self._say(sent, b"")
         else:
             source = open_file(self._folder / path)
             if source is None:
-                return  # the next look finds that it is gone
+                self._tear(path)  # the next look finds that it is gone
+                return
             with source:
                 taken = self._hand_over(sent, source, (first.start, last.seen))
+        if taken is None:
+            self._tear(path)
+            return
         with self._changed:
-            if taken is None:
-                self._torn[path] = self._torn.get(path, 0) + 1
-                return
             self._torn.pop(path, None)
+            self._owed.discard(path)
             here = self._changes.get(path, [])
             left = [each for each in here if not any(each is one for one in changes)]
             if taken.state == "refused":
+                if taken.for_now:
+                    self._owed.add(path)
                 # What follows goes on from it, so both are sent with the next change, or neither.
                 return
             if taken.state == "has":
@@ -227,6 +261,10 @@ class Sending:
             self._keep(path, left)
             if left:
                 self._due[path] = None
+
+    def _tear(self, path: str) -> None:
+        with self._changed:
+            self._torn[path] = self._torn.get(path, 0) + 1
 
     def _lacking(self, change: Change, at: int) -> Change:
         """Return a change that is to be sent, because the storage has the file only as of step `at`.
@@ -269,10 +307,12 @@ class Sending:
     def _say(self, message: OutputSent, payload: bytes) -> OutputTaken:
         """Send a message again and again, until it is answered. Return the answer."""
         while True:
+            self._anew = False
             self._send(message, payload)
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._closed or self._answer_to(message.serial), ASK_AGAIN_S
+                    lambda: self._closed or self._anew or self._answer_to(message.serial),
+                    ASK_AGAIN_S,
                 )
                 if self._closed:
                     raise Closed

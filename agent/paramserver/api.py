@@ -140,9 +140,9 @@ class Application:
 
 def checked(application: Application) -> dict[str, Table]:
     """Return the tables by name, after whatever can be found wrong before a start is looked for."""
-    if isinstance(application.tables, Table) or not all(
-        isinstance(table, Table) for table in application.tables
-    ):
+    given = application.tables
+    is_row = isinstance(given, tuple | list) and not isinstance(given, Table)
+    if not is_row or not all(isinstance(table, Table) for table in given):
         raise ApplicationError("the application's tables are not a tuple of Table(...)")
     if not isinstance(application.stop, Stop):
         raise ApplicationError(f"the application's stop is {application.stop!r}, not a Stop(...)")
@@ -159,8 +159,9 @@ def checked(application: Application) -> dict[str, Table]:
             raise ApplicationError(
                 f"table {keys_of(name)!r} has the name under which the keys of table {name!r} are saved"
             )
-    if application.items < 1:
-        raise ApplicationError("the application has no items")
+    items = application.items
+    if not isinstance(items, int | float | np.number) or items < 1:
+        raise ApplicationError(f"the application's items are {items!r}; their number is 1 or more")
     return tables
 
 
@@ -229,8 +230,8 @@ def run_alone(application: Application, work: Work | None = None, time: Clock = 
     return Alone(rows, measures, why)
 
 
-def touched(application: Application, work: Work, block: int) -> dict[str, Array]:
-    """Return the keys that one block reads, from a dry run over first rows.
+def touched(application: Application, work: Work, block: int, clock: int) -> dict[str, Array]:
+    """Return the keys that one clock of a block reads, from a dry run over first rows.
 
     It only saves asking later, so what goes wrong in it is left to be named by the real run.
     """
@@ -241,8 +242,7 @@ def touched(application: Application, work: Work, block: int) -> dict[str, Array
         found.setdefault(table.name, []).append(np.unique(keys))
         return table.rows_at_first(keys)
 
-    for clock in range(work.batches):
-        lo, hi = work.items(block, clock, 0, work.grains)
-        with contextlib.suppress(ApplicationError):
-            process(application, lo, hi, Params(tables, read, clock))
+    lo, hi = work.items(block, clock, 0, work.grains)
+    with contextlib.suppress(ApplicationError):
+        process(application, lo, hi, Params(tables, read, clock))
     return {name: np.unique(np.concatenate(keys)) for name, keys in found.items()}

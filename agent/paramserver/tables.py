@@ -29,6 +29,7 @@ NUMBERS = (
     "uint8",
     "bool",
 )
+SAMPLES = 4096  # numbers that a table's aggregate is tried on, at least
 LOOSE_ROWS = 4096  # changes are coalesced when there are more of them
 
 
@@ -175,7 +176,7 @@ class Table(NamedTuple):
                 f"{len(keys)} keys of width {self.width} need {(len(keys), self.width)}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            found: Array = given if self.exact else given.astype(self.dtype)
+            found: Array = given.astype("float64" if self.exact else self.dtype)
             # A sum that is finite needs no look at each number.
             is_sound = found.dtype.kind != "f" or np.isfinite(found.sum())
         if not (is_sound or np.isfinite(found).all()):
@@ -192,9 +193,13 @@ class Table(NamedTuple):
             )
         if not self.exact:
             return found
-        if given.size and np.abs(given).max() > FIXED_MAX:
-            raise ApplicationError(f"a change of exact table {self.name!r} is beyond {FIXED_MAX:g}")
-        fixed: Array = np.rint(given * 2.0**FIXED_BITS).astype(np.int64)
+        if (large := np.abs(found) > FIXED_MAX).any():
+            row, column = np.argwhere(large)[0]
+            raise ApplicationError(
+                f"a change of exact table {self.name!r}, key {int(keys[row])}, is beyond "
+                f"{FIXED_MAX:g}: {found[row, column]}"
+            )
+        fixed: Array = np.rint(found * 2.0**FIXED_BITS).astype(np.int64)
         return fixed
 
     def changed(self, keys: Array, rows: Array, change: Array) -> Array:
@@ -277,8 +282,8 @@ class Table(NamedTuple):
         if isinstance(combine, np.ufunc):
             found: Array = combine.reduceat(changes, starts, axis=0)
             return found
-        groups = np.split(changes, starts[1:])
-        return np.stack([reduce(combine, group) for group in groups])
+        groups = np.split(changes[:, None], starts[1:])
+        return np.concatenate([reduce(combine, group) for group in groups])
 
 
 def _watched(make: Callable[[], Array]) -> tuple[Array, bool]:
@@ -321,23 +326,63 @@ def verify(table: Table) -> None:
             f"table {table.name!r} has {table.keys} keys of width {table.width}; keys are 0 (any "
             "whole number) or more, and the width is 1 or more"
         )
-    draw = np.random.default_rng(7)
-    samples = draw.integers(1, 64, (3, 32, table.width)).astype(table.dtype)
-    _look_at_rows(table, samples[0, : table.keys or 4])
-    first, second, third = samples if _is_whole(table) else samples / 8
-    combine, name = table.aggregate.combine, f"{table.aggregate.name!r} of table {table.name!r}"
+    if not isinstance(table.aggregate, Aggregate):
+        raise ApplicationError(
+            f"table {table.name!r} has the aggregate {table.aggregate!r}; Aggregate(...), SUM, "
+            "PRODUCT, LARGEST and UNION are some"
+        )
+    if not isinstance(table.rule, Rule | None):
+        raise ApplicationError(
+            f"table {table.name!r} has the rule {table.rule!r}; adam(0.1), adagrad(0.1), "
+            "momentum(0.1) and Rule(...) are some, and None is without one"
+        )
+    draw, kind = np.random.default_rng(7), np.dtype(table.dtype).kind
+    shape = (3, 32 + SAMPLES // table.width, table.width)
+    drawn, signs = draw.integers(1, 64, shape), draw.choice([-1, 1], shape)
+    samples: Array = (drawn if kind in "bu" else drawn * signs).astype(table.dtype)
+    _look_at_rows(table, np.abs(samples[0, : table.keys or 4]))
+    _look_at_aggregate(table, samples / np.float16(8) if kind == "f" else samples)
+
+
+def _look_at_aggregate(table: Table, samples: Array) -> None:
+    name = f"{table.aggregate.name!r} of table {table.name!r}"
     if not (table.aggregate.commutative and table.aggregate.associative):
         raise ApplicationError(
             f"the aggregate {name} does not declare that it is commutative and associative; "
             "workers finish in any order, so it must be both"
         )
-    if not np.allclose(combine(first, second), combine(second, first)):
+
+    def both(left: Array, right: Array) -> Array:
+        with np.errstate(all="ignore"):
+            found = table.aggregate.combine(left.copy(), right)
+        return _demand_alike(name, found, left)
+
+    def alike(left: Array, right: Array) -> bool:
+        near = 1e-5 if _is_whole(table) else max(1e-5, 8 * float(np.finfo(table.dtype).eps))
+        known = ~(np.isnan(left) | np.isnan(right))  # it may not be made for every sign
+        return np.allclose(left[known], right[known], near, near)
+
+    first, second, third = samples
+    if not alike(both(first, second), both(second, first)):
         raise ApplicationError(f"the aggregate {name} is not commutative, though it declares it")
-    left, right = combine(combine(first, second), third), combine(first, combine(second, third))
-    if not np.allclose(left, right):
+    if not alike(both(both(first, second), third), both(first, both(second, third))):
         raise ApplicationError(f"the aggregate {name} is not associative, though it declares it")
-    if not np.allclose(combine(np.full_like(first, neutral_of(table)), first), first):
+    neutral, plain = np.full_like(first, neutral_of(table)), np.abs(first)
+    if not alike(np.nan_to_num(both(neutral, plain)), plain):
         raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def _demand_alike(name: str, found: Any, given: Array) -> Array:
+    """Raise if an aggregate makes what a row of the table cannot be."""
+    made = type(found).__name__
+    if isinstance(found, np.ndarray):
+        made = f"{found.dtype} of shape {found.shape}"
+        if found.shape == given.shape and np.can_cast(found.dtype, given.dtype, "same_kind"):
+            return found
+    raise ApplicationError(
+        f"the aggregate {name} makes {made} out of {given.dtype} of shape {given.shape}; "
+        "rows have to keep both"
+    )
 
 
 def _look_at_rows(table: Table, change: Array) -> None:
@@ -375,7 +420,10 @@ def neutral_of(table: Table) -> Any:
     if np.isfinite(table.aggregate.neutral) or not _is_whole(table):
         return table.aggregate.neutral
     kind = np.dtype(table.dtype)
-    return False if kind.kind == "b" else np.iinfo(kind).min
+    is_least = table.aggregate.neutral < 0
+    if kind.kind == "b":
+        return not is_least
+    return np.iinfo(kind).min if is_least else np.iinfo(kind).max
 
 
 def _is_known(dtype: str) -> bool:
@@ -405,16 +453,22 @@ class Rows:
         self._sparse: dict[int, Array] = {}
 
     def get(self, keys: Array) -> Array:
-        """Return copies of these rows; a sparse table makes those that are new."""
+        """Return copies of these rows; those that a sparse table lacks are as they are at first.
+
+        Reading makes none, so that a table has the same rows wherever it was read.
+        """
         if self._dense is not None:
             found: Array = self._dense[keys // self._stride]
             return found
-        new = [key for key in keys.tolist() if key not in self._sparse]
-        if new:
-            self.put(np.array(new), self.table.rows_at_first(np.array(new)))
-        if not len(keys):
-            return np.zeros((0, self.table.columns), self.table.dtype)
-        return np.stack([self._sparse[key] for key in keys.tolist()])
+        held = [self._sparse.get(key) for key in keys.tolist()]
+        new = np.array([row is None for row in held], bool)
+        if new.all():
+            return self.table.rows_at_first(keys)
+        rows = np.empty((len(keys), self.table.columns), self.table.dtype)
+        rows[~new] = [row for row in held if row is not None]
+        if new.any():
+            rows[new] = self.table.rows_at_first(keys[new])
+        return rows
 
     def view(self, keys: Array) -> Array:
         """Return these rows, which the caller does not change."""

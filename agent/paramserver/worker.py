@@ -82,6 +82,7 @@ class Cache:
         self._known: dict[str, Array] = {}
         self._shared: set[str] = set()  # tables whose array somebody else has as well
         self.asked: list[dict[str, set[int]]] = [{} for _ in range(partitions)]
+        self.tried: set[int] = set()  # blocks of which a dry run has shown what they read
 
     def get(self, table: Table, keys: Array) -> Array:
         """Return these rows, which nobody changes, or raise `Missing` with those not here."""
@@ -127,6 +128,14 @@ class Cache:
             self._dense[table.name] = self._dense[table.name].copy()
             self._shared.discard(table.name)
         self._dense[table.name][at] = section.values
+
+    def wanted(self) -> dict[str, Array]:
+        """Return all that was asked for."""
+        found: dict[str, list[Array]] = {}
+        for asked in self.asked:
+            for name, keys in asked.items():
+                found.setdefault(name, []).append(np.array(sorted(keys)))
+        return {name: np.concatenate(keys) for name, keys in found.items()}
 
     def lacks(self, partition: int) -> dict[str, Array]:
         """Return what was asked of a partition and has not come."""
@@ -213,6 +222,7 @@ class Worker:
         self._alone_since: dict[int, int] = {}  # from which clock on nobody else did a block
         self._let_go: dict[int, int] = {}  # released blocks: from which clock on
         self._batches: dict[str, Batch] = {}
+        self.grain_s = 0.0  # of what was computed here in the newest clock
         self._said: list[Finished] = []  # that may not have been heard
         self._unseen: list[tuple[int, dict[str, Changes]]] = []  # own changes newer than the cache
         self._unseen_bytes = 0  # which have to be held until others are as far
@@ -311,13 +321,17 @@ class Worker:
 
     def _roll(self, message: Roll) -> Out:
         usual_s, groups = self.helpee.usual_s, (self.helpee.helpers, self.helper.helpees)
+        before = self.cache
         self._reset()
         self.helpee.usual_s = usual_s
         self.helpee.helpers, self.helper.helpees = groups
         self.route, self._version = message.owners, message.version
         self.own = dict.fromkeys(message.blocks, message.clock + 1)
         self._alone_since = dict(self.own)
-        return self._subscribe(message.blocks)
+        if not self.own:
+            return self._subscribe({})
+        self.cache.tried = before.tried
+        return self._subscribe(self.own, before.wanted())
 
     def _grant(self, message: Grant) -> Out:
         new = {
@@ -331,14 +345,20 @@ class Worker:
         self.own.update(new)
         # An older clock goes first, because the present one may not end before it is closed.
         is_older = self.turn is not None and min(new.values(), default=FAR) < self.turn.clock
-        return (self._drop_turn() if is_older else []) + self._subscribe(list(new))
+        return (self._drop_turn() if is_older else []) + self._subscribe(new)
 
-    def _subscribe(self, blocks: list[int]) -> Out:
-        """Ask every partition for what these blocks read; once, for its clock at least."""
-        keys: dict[str, list[Array]] = {}
-        for block in blocks:
-            for name, found in touched(self.application, self.work, block).items():
-                keys.setdefault(name, []).append(found)
+    def _subscribe(self, clocks: dict[int, int], before: dict[str, Array] | None = None) -> Out:
+        """Ask every partition for what blocks read in these clocks, and what was read `before`.
+
+        All are asked, for their clock at least. A block is tried once: later clocks that read
+        other rows ask for them.
+        """
+        keys = {name: [found] for name, found in (before or {}).items()}
+        for block, clock in clocks.items():
+            if block not in self.cache.tried:
+                self.cache.tried.add(block)
+                for name, found in touched(self.application, self.work, block, clock).items():
+                    keys.setdefault(name, []).append(found)
         return self._ask({name: np.unique(np.concatenate(found)) for name, found in keys.items()})
 
     def _ask(self, keys: dict[str, Array], only_new: bool = False) -> Out:
@@ -485,8 +505,11 @@ class Worker:
                 return extra
         return None
 
-    def finish(self, run: Run, grains: int, took_s: float, now_s: float) -> Out:
-        """Compute the first grains of a run. If rows are missing they are asked for instead."""
+    def finish(self, run: Run, grains: int, took_s: Callable[[], float], now_s: float) -> Out:
+        """Compute the first grains of a run. If rows are missing they are asked for instead.
+
+        When they are computed, `took_s` says how long that took.
+        """
         part = run.part
         if part is not self.turn and part is not self.extra:
             return []  # it was taken away meanwhile
@@ -504,7 +527,7 @@ class Worker:
             except ApplicationError as error:
                 return self.fail(f"clock {part.tail.clock}, items {lo} to {hi}", error)
         if isinstance(part, Turn):
-            part.grains, part.own_s = part.grains + grains, part.own_s + took_s
+            part.grains, part.own_s = part.grains + grains, part.own_s + took_s()
         try:
             return self._after(part, now_s)
         except ApplicationError as error:
@@ -608,7 +631,8 @@ class Worker:
             for name, changes in redone.changes.items():
                 turn.changes.setdefault(name, Changes(self.tables[name])).merge(changes)
         if turn.grains:
-            self.helpee.learn(turn.own_s * turn.tail.total / turn.grains)
+            self.grain_s = turn.own_s / turn.grains
+            self.helpee.learn(self.grain_s * turn.tail.total)
         self.helpee.pieces, self._redone, self.turn = {}, {}, None
         batch = self._batch(turn.clock, turn.changes)
         done += [Done(span, batch.name) for span in turn.done]

@@ -148,7 +148,7 @@ class Archive:
         raise Unavailable(f"{self.sink.name}: others begin to write {self.job} all the time")
 
     def commit(self, manifest: Manifest) -> bool:
-        """Create the manifest.
+        """Create the manifest. Raise `Damaged` if a file of it, or then itself, is not there.
 
         Return False if a different writer has created this version; then our parts are deleted.
         """
@@ -163,8 +163,10 @@ class Archive:
             self.sink.delete([manifest.key, mark.key(BAD)])
             self._passed.discard(mark)
         data = encode(manifest)
-        # The answer to our own create may have been lost, and the create repeated.
-        made = self.sink.create(manifest.key, data) or self.sink.get(manifest.key) == data
+        self.measure(manifest)
+        self.sink.create(manifest.key, data)
+        # What is there decides: an answer may be lost and the create repeated, or it may be untrue.
+        made = self.sink.get(manifest.key) == data
         if not made:
             self.discard(manifest.parts)
         passing("keeper: manifest written")

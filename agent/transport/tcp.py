@@ -255,7 +255,7 @@ class Tcp:
             self._oldest[name] = serial
             known, wanted = self._peer(name), self._wanted.get(name)
         if known.serial not in (0, serial):
-            self._end(name, f"{name} has connected anew, and what was under way is lost")
+            self._end(name, f"{name} has connected again, and what was under way is lost")
         with self._lock:
             if wanted is not None:
                 self._wanted.setdefault(name, wanted)

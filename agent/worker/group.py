@@ -23,6 +23,7 @@ from agent.net.watchdog import unaided
 from agent.paramserver.api import Application
 from agent.proof.turns import Shown
 from agent.protocol import (
+    STAYS_S,
     Arrived,
     Enter,
     Held,
@@ -93,7 +94,8 @@ class Group(Participant):
 
     @property
     def notice_s(self) -> float | None:
-        return None if self._notice_at_s is None else self._notice_at_s - time.time()
+        at_s, now_s = self._notice_at_s, time.monotonic()
+        return None if at_s is None or now_s >= at_s + STAYS_S else at_s - now_s
 
     @property
     def microbatches(self) -> int:
@@ -130,14 +132,27 @@ class Group(Participant):
 
     def _tell_output(self, replica: Replica) -> None:
         fresh, self._fresh = self._fresh, False
-        self.output.enter(replica.turn, leads=self._leads, fresh=fresh)
+        entered = None if self._proving.going else self.entered
+        beside = entered is not None and bool(entered.holders)
+        inside = replica.inside is not None
+        self.output.enter(
+            replica.turn, leads=self._leads, fresh=fresh, beside=beside, inside=inside
+        )
 
     def end_step(self, step: int) -> None:
         if self.astray:
             self.output.forget()
         else:
-            self.output.scan(step, leads=self._leads)
+            saved = self._snapshots.asked_at is not None
+            awaited = self._is_awaited()
+            self.output.scan(step, leads=self._leads, saved=saved, awaited=awaited)
             self.output.tell(step, self.replica.state)
+
+    def _is_awaited(self) -> bool:
+        """Return whether somebody outside of the layout may come in within the next step."""
+        inside = () if self.entered is None else self.entered.layout.workers
+        outside = self._survey.addresses.keys() - {self.me, *inside}
+        return any(self._mesh.connection(peer) is not None for peer in outside)
 
     def _check(self, replica: Replica) -> None:
         """Refuse what the script computed from only a part of the layers.
@@ -149,6 +164,7 @@ class Group(Participant):
 
     def _introduce(self, replica: Replica, facts: Facts) -> None:
         self._replica, self.link.step = replica, -1
+        self.output.begin()
         if self._survey.ready is None:
             warm(replica, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
@@ -256,6 +272,7 @@ class Group(Participant):
     def share(self) -> tuple[int, int]:
         if self.superseded():
             self._change_in_step()
+        self._hold(self.replica)
         if self._leads:
             self._survey.look()
         else:
@@ -355,6 +372,8 @@ class Group(Participant):
         if self._snapshots.due():
             self._comparison.proven_from = self.replica.step
             self.output.tell_numbers()  # whoever goes on from the snapshot does not log them again
+            if not self._fresh:
+                self.output.precede(self.replica.turn - 1, leads=self._leads)
             self._snapshots.send()
 
     def check(self) -> None:
@@ -437,12 +456,16 @@ class Group(Participant):
         self.link.step, last = -1, replica.version
         self._left = last
         self.link.send(LoopLeft(version=last))
+        if not self.astray:
+            self.output.leave(replica.turn)
         while not self._done:
             try:
                 self._come_in(replica)
                 if replica.version < last:
                     self._left = None
                     return False
+                if self._leads:
+                    self.output.hand_in()
                 if self._last is not None and self._holds:
                     # Sent before the state itself, which is put together from what all workers
                     # have.
@@ -456,6 +479,7 @@ class Group(Participant):
                 continue
             if self._snapshots.failed:
                 raise WireError("the last state could not be sent")
+        self.output.gather(replica.turn)
         return True
 
     def _over_or_forgotten(self, sent_at: int) -> bool:

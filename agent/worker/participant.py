@@ -6,6 +6,7 @@ where it may.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -26,6 +27,7 @@ from agent.protocol import (
     Enter,
     Hello,
     Noticed,
+    OutputGiven,
     OutputTaken,
     Over,
     Part,
@@ -72,7 +74,7 @@ class Participant(PeerWorker):
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__()
-        self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
+        self._job, self.me, self.machine = order.job, order.worker, order.machine_id
         self.slot = order.slot
         self._worker_order, self._host = order, host
         self.node: ServedNode | None = None  # of a job whose tables are served
@@ -171,12 +173,18 @@ class Participant(PeerWorker):
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()
-        # A step of several commits may have begun before this layout, and ended in it.
-        if not self._holds and replica.version >= entered.version:
+        self._hold(replica)
+        return True
+
+    def _hold(self, replica: Replica) -> None:
+        """Count as a holder once the state here is the layout's.
+
+        With several commits in a step that may be in the middle of the step.
+        """
+        if not self._holds and self.entered is not None and replica.version >= self.entered.version:
             self._holds = True
             self._handover.say_held()
             passing("morph: holding said")
-        return True
 
     def _enter(self) -> None:
         order, replica = self.order, self.replica
@@ -206,6 +214,7 @@ class Participant(PeerWorker):
                 f"the keeper takes {self.me} for a holder of version {order.version}, "
                 f"but it holds {replica.version}"
             )
+        self.output.tell_numbers()  # whoever goes on from the state does not log them again
         self._handover.hand_over(order)
         self._holds = inside
 
@@ -242,7 +251,7 @@ class Participant(PeerWorker):
         return Hello(
             job=self._job,
             worker=self.me,
-            machine_id=self._machine_id,
+            machine_id=self.machine,
             mesh_address=self._mesh.address,
             generation=self.generation,
             version=self._version(),
@@ -297,9 +306,9 @@ class Participant(PeerWorker):
                 case ProofWanted():
                     self._second.start()
                 case Noticed():
-                    self._notice_at_s = message.deadline_s
-                case OutputTaken():
-                    self.output.hear(message)
+                    self._notice_at_s = time.monotonic() + message.left_s
+                case OutputTaken() | OutputGiven():
+                    self.output.hear(message, payload)
                 case Done():
                     self._done = True
                 case Part() if self.node is not None:

@@ -10,7 +10,7 @@ from agent.pipeline.tracing.graphs import Recording
 
 STEPS_MIN = 4
 KNOWN_MAX = 16
-SAID = f"loss_of was recorded anew in each of the last {STEPS_MIN} steps"
+SAID = f"loss_of was recorded again in each of the last {STEPS_MIN} steps"
 
 
 class Anew:

@@ -52,6 +52,7 @@ class ServedNode(Node):
         return self.over
 
     def _read(self, wait_s: float) -> None:
+        self._link.microbatch_s = self.member.worker.grain_s
         if self._link.connects != self._connects:  # the keeper was restarted
             self._connects = self._link.connects
             self.introduce(reliable=False, allocation=self._machine)

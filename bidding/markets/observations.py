@@ -6,7 +6,8 @@ has nothing to sell. Observations lose weight with time, because markets change.
 """
 
 import math
-from statistics import median
+from collections.abc import Mapping
+from statistics import median, median_low
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,9 @@ UNASKED_H_MAX = 1.0
 TIMES_MAX = 32
 SIZES_MAX = 16
 ONE_SIZE = 1e-3
+ALIKE_MIN, ALIKE_MAX = 2, 4  # machines by which a type is known
+MOVED = 1.1  # noise is less
+FACTOR_MAX = 20.0
 Took = Literal["start_s", "morph_s", "recovery_s"]
 
 
@@ -79,6 +83,47 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         elif shared < 0:
             shared, fixed = 0.0, b / bb
         return 1 / (shared / size + fixed)
+
+
+class Speeds(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast types of machines are for a job: BidBrain's nu, as far as the job has measured it.
+
+    `seen` has the seconds of a part of the job's work on the newest machines of each type. A type
+    is known by the faster half of them, from `ALIKE_MIN` on, because one alone may be a straggler.
+    `factors` is what the speeds that the catalogue states are multiplied with. Known types keep the
+    catalogue's mean, so that others compare with them as stated.
+    """
+
+    seen: dict[str, dict[str, float]] = {}
+    factors: dict[str, float] = {}
+
+    def saw(self, kind: str, machine: str, part_s: float, stated: Mapping[str, float]) -> "Speeds":
+        """Add what a part of the work took; `stated` has the catalogue's speeds."""
+        machines = dict(self.seen.get(kind, {}))
+        machines.pop(machine, None)
+        machines[machine] = part_s  # the newest last
+        kept = dict(list(machines.items())[-ALIKE_MAX:])
+        seen = {**self.seen, kind: kept}
+        return Speeds(seen=seen, factors=self._factors(seen, stated))
+
+    def _factors(
+        self, seen: Mapping[str, Mapping[str, float]], stated: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Compare the types that are known; a factor stays until it is wrong by `MOVED`."""
+        over = {
+            kind: -math.log(median_low(machines.values()) * stated[kind])
+            for kind, machines in seen.items()
+            if len(machines) >= ALIKE_MIN and kind in stated
+        }
+        if len(over) < 2:
+            return self.factors
+        mean = sum(over.values()) / len(over)
+        found = dict(self.factors)
+        for kind, each in over.items():
+            moved = each - mean - math.log(found.get(kind, 1.0))
+            if abs(moved) > math.log(MOVED):
+                found[kind] = min(max(math.exp(each - mean), 1 / FACTOR_MAX), FACTOR_MAX)
+        return found
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):

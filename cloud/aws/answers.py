@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from string import ascii_lowercase
 from typing import Any
 
-from cloud.aws.codes import LAUNCH_FAILURES, refusal_of
+from cloud.accelerators import prior_speed
+from cloud.aws.codes import is_of_launch, refusal_of
 from cloud.clock import utc_s
 from cloud.model import (
     DEPLOYMENT_TAG,
@@ -49,14 +50,6 @@ QUOTAS: dict[str, tuple[Market, tuple[str, ...]]] = {
     "L-C4BD4855": ("spot", ("p5",)),
     "L-1216C47A": ("on_demand", ("standard",)),
     "L-34B43A08": ("spot", ("standard",)),
-    "L-6E869C2A": ("on_demand", ("dl",)),
-    "L-85EED4F7": ("spot", ("dl",)),
-    "L-2C3B7624": ("on_demand", ("trn",)),
-    "L-6B0D517C": ("spot", ("trn",)),
-    "L-1945791B": ("on_demand", ("inf",)),
-    "L-B5D1601B": ("spot", ("inf",)),
-    "L-74FC7D96": ("on_demand", ("f",)),
-    "L-88CF9481": ("spot", ("f",)),
     "L-7295265B": ("on_demand", ("x",)),
     "L-E3A00192": ("spot", ("x",)),
 }
@@ -115,7 +108,7 @@ def machine_of(
         ended_by = "provider" if code.startswith("Server.") else "user"
         at = ENDED_AT.search(told.get("StateTransitionReason") or "")
         ended_s = _gmt_s(at[1]) if at else ended.get(told.get("SpotInstanceRequestId") or "")
-        if code in LAUNCH_FAILURES:
+        if is_of_launch(code):
             state, ended_by, ended_s = "failed", "provider", launched_s
             refusal = refusal_of(code, told["StateReason"].get("Message", code))
     return Machine(
@@ -163,28 +156,37 @@ def leftover_of(told: Told, kind: LeftoverKind, id_field: str, place: Place) -> 
 
 
 def type_of(told: Told, usd_per_h: float, disk_gib: int) -> InstanceType:
-    """Return what DescribeInstanceTypes says of one type; a machine without GPUs has one slot."""
+    """Return what DescribeInstanceTypes says of one type; a machine without GPUs has one slot.
+
+    A type with a part of a card has no whole one, so EC2 counts what is a device there apart.
+    """
     gpus = (told.get("GpuInfo") or {}).get("Gpus") or ()
-    count = sum(gpu["Count"] for gpu in gpus)
+    count = sum(gpu.get("LogicalGpuCount") or gpu.get("Count") or 1 for gpu in gpus)
     network = told.get("NetworkInfo") or {}
     cards = network.get("NetworkCards") or ()
     gbps = sum(card.get("BaselineBandwidthInGbps", 0.0) for card in cards)
-    name = told["InstanceType"]
+    name, accelerator = told["InstanceType"], _accelerator(gpus[0]) if gpus else "cpu"
     return InstanceType(
         name=name,
         cloud="aws",
         slots=count or 1,
         memory_bytes=told["MemoryInfo"]["SizeInMiB"] * MIB,
         on_demand_usd_per_h=usd_per_h,
-        accelerator=gpus[0]["Name"].lower() if gpus else "cpu",
+        speed=prior_speed(accelerator),
+        accelerator=accelerator,
         accelerators=count,
-        accelerator_memory_bytes=gpus[0]["MemoryInfo"]["SizeInMiB"] * MIB if gpus else 0,
         vcpus=told["VCpuInfo"]["DefaultVCpus"],
         disk_bytes=disk_gib * GIB,
         network_bytes_per_s=gbps * 1e9 / 8,
         fabric="efa" if network.get("EfaSupported") else "",
         family=family_of(name),
     )
+
+
+def _accelerator(gpu: Told) -> str:
+    """Return the name of a card; "l4/8" is an eighth of one."""
+    parts = round(1 / (gpu.get("GpuPartitionSize") or 1.0))
+    return str(gpu["Name"]).lower() + (f"/{parts}" if parts > 1 else "")
 
 
 def quotes_of(history: Iterable[Told], place: Place, types: Iterable[str]) -> list[Quote]:

@@ -188,7 +188,8 @@ class Calls:
             if row_of(code, said) is None and code not in self._said:
                 self._said.add(code)
                 _log.warning("%s: the code %s has no row in cloud/aws/codes.py", where, code[:60])
-            return error_of(code[:100], said + self._skew(code, response), where)
+            status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
+            return error_of(code[:100], said + self._skew(code, response), where, status)
         kinds = {kind.__name__ for kind in type(error).__mro__}
         name = type(error).__name__
         if kinds.intersection(KEYS):

@@ -80,7 +80,7 @@ class _Region:
 
     async def findings(self) -> Found:
         """Return who we are first: without an answer to that, nothing else is worth a call."""
-        known = await self._look("identity", self._identity(), "see AWS in docs/operations.md")
+        known = await self._look("identity", self._identity(), "see docs/aws.md")
         if not self._arn:
             return known
         looks = (
@@ -259,7 +259,7 @@ class _Region:
         title = self._name("types")
         unsold = [one for one in self._settings.types if not any(_fits(one, x) for x in names)]
         if unsold:
-            said = f"{', '.join(unsold)}: the region sells none, or the image does not run on it"
+            said = f"{', '.join(unsold)}: the region sells none, no price is known, or no worker trains on it"
             return bad(title, said, "correct aws.types, or buy in a region that sells it")
         return good(title, f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
 
@@ -385,4 +385,4 @@ def _fits(pattern: str, name: str) -> bool:
 def _in_two(sentence: str) -> tuple[str, str]:
     """Return a sentence as what is wrong and what to do, which our errors put after the last `;`."""
     said, _, todo = sentence.rpartition("; ")
-    return (said, todo) if said else (sentence, "see AWS in docs/operations.md")
+    return (said, todo) if said else (sentence, "see docs/aws.md")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from cloud import errors
 from cloud.aws import answers
 from cloud.aws.calls import Calls, matching
-from cloud.aws.codes import GONE
+from cloud.aws.codes import GONE, NOT_YET
 from cloud.model import DEPLOYMENT_TAG, Leftover, LeftoverKind, Listing, Place, Ref
 
 LEFTOVERS_S = 60.0
@@ -154,8 +154,7 @@ class Holdings:
             ]
         for thing in THINGS:
             for x in found:
-                if x["_id"].startswith(thing.prefix):
-                    await self._drop(thing, x["_id"])
+                if x["_id"].startswith(thing.prefix) and await self._drop(thing, x["_id"]):
                     ended.append(x["_id"])
         return [Ref(self._place, name) for name in ended]
 
@@ -200,14 +199,18 @@ class Holdings:
             }
             self._ended |= dict.fromkeys(some, now_s) | said
 
-    async def _drop(self, thing: Thing, name: str) -> None:
+    async def _drop(self, thing: Thing, name: str) -> bool:
+        """End a leftover; False where that can be done later only."""
         told: Any = [name] if thing is REQUESTS else name
         try:
             await self._call(thing.drop, **{thing.drop_field: told})
         except errors.Unknown as error:
+            if any(words in str(error) for words in NOT_YET):
+                return False
             if not any(code in str(error) for code in GONE):
                 raise
         self._leftovers = tuple(x for x in self._leftovers if x.ref.id != name)
+        return True
 
 
 def _batches(ids: Sequence[str]) -> list[Sequence[str]]:

@@ -15,6 +15,14 @@ from cloud.model import InstanceType, LaunchRequest, Place, Pool, Quote, Recipe,
 
 PRICE_REGION = "us-east-1"  # where the price list of all regions is
 HISTORY_S = 3600.0
+UNUSED = (
+    "BareMetal",
+    "NeuronInfo",
+    "InferenceAcceleratorInfo",
+    "FpgaInfo",
+    "MediaAcceleratorInfo",
+)
+"""What a type says that has something to pay for which no worker uses."""
 COUNTED = ("pending", "running", "stopping")  # by quotas; a stopped machine counts no more
 
 
@@ -196,5 +204,12 @@ class Shop:
 
 
 def _runs_our_image(told: dict[str, Any]) -> bool:
+    """Return whether a worker can train on a type, and whether it is sold by the hour at all."""
     architectures = (told.get("ProcessorInfo") or {}).get("SupportedArchitectures") or ()
-    return "x86_64" in architectures and not told.get("BareMetal", False)
+    makers = {x.get("Manufacturer") for x in (told.get("GpuInfo") or {}).get("Gpus") or ()}
+    return (
+        "x86_64" in architectures
+        and makers <= {"NVIDIA"}
+        and not any(told.get(name) for name in UNUSED)
+        and told.get("SupportedUsageClasses") != ["capacity-block"]
+    )

@@ -151,7 +151,11 @@ class _Look:
         properties = subnets.get(subnet.rpartition("/")[2].lower())
         if properties is None:
             return [bad(name, f"{subnet} is not there, and every machine needs it", SUBNET_REMEDY)]
-        lines = [_room_in(name, properties), _storage(region, properties)]
+        lines = [
+            _room_in(name, properties),
+            _storage(region, properties),
+            _way_out(region, properties),
+        ]
         title = f"azure {region} security group"
         group = (properties.get("networkSecurityGroup") or {}).get("id")
         if not group:
@@ -226,6 +230,18 @@ def _storage(region: str, properties: Mapping[str, Any]) -> Finding:
         return good(name, "the subnet reaches storage directly")
     said = "the subnet has none, so states take the way over the internet, which a closed store refuses"
     return bad(name, said, "add the service endpoint Microsoft.Storage to the subnet")
+
+
+def _way_out(region: str, properties: Mapping[str, Any]) -> Finding:
+    """Look at how machines reach Azure's management endpoint: a private subnet has no way by itself."""
+    name = f"azure {region} way out"
+    if properties.get("defaultOutboundAccess") is not False:
+        return good(name, "the subnet has Azure's default outbound access")
+    ways = [x for x in ("natGateway", "routeTable") if properties.get(x)]
+    if ways:
+        return good(name, f"the subnet has a {ways[0]}")
+    said = "the subnet is private, so a machine whose manager is gone could not end its own bill"
+    return bad(name, said, "give the subnet a NAT gateway, or default outbound access")
 
 
 def _quotas(region: str, sold: Sold) -> list[Finding]:

@@ -11,11 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
+from math import ceil
+from shlex import quote
 from typing import Any
 
 import msgspec
 
 from cloud.azure import refusals
+from cloud.azure.own_end import IDENTITY_VARIABLE
 from cloud.azure.settings import AzureSettings
 from cloud.clock import utc_s
 from cloud.model import (
@@ -37,7 +40,7 @@ TOKEN_TAG = "orchestrator-token"  # noqa: S105 - the name of a tag
 INDEX_TAG = "orchestrator-index"
 REQUEST_TAG = "orchestrator-request"
 OUR_TAGS = (TOKEN_TAG, INDEX_TAG, REQUEST_TAG)
-WORDS = {"disk": "disks", "nic": "networkInterfaces"}
+BID_STEPS = 100_000  # Azure takes a bid with five decimals
 KINDS: tuple[LeftoverKind, ...] = ("disk", "nic")
 
 
@@ -145,12 +148,13 @@ def body_of(
         "osProfile": _login(name, settings),
     }
     if settings.boot_script:
-        properties["userData"] = base64.b64encode(settings.boot_script.encode()).decode()
+        properties["userData"] = base64.b64encode(_boot(settings).encode()).decode()
     if spot:
         bid = request.bid_usd_per_h
+        most = -1 if bid is None else ceil(round(bid * BID_STEPS, 3)) / BID_STEPS
         properties["priority"] = "Spot"
         properties["evictionPolicy"] = "Delete"
-        properties["billingProfile"] = {"maxPrice": -1 if bid is None else bid}
+        properties["billingProfile"] = {"maxPrice": most}
     body: dict[str, Any] = {"location": region, "tags": tags, "properties": properties}
     if zone := zone_number(request.pool):
         body["zones"] = [zone]
@@ -160,6 +164,17 @@ def body_of(
             "userAssignedIdentities": {settings.identity: {}},
         }
     return body
+
+
+def _boot(settings: AzureSettings) -> str:
+    """Return the boot script, which says as whom a machine asks: policies may give it more identities.
+
+    The name of the variable is the one that Azure's tools and the state store read.
+    """
+    first, newline, rest = settings.boot_script.partition("\n")
+    if not settings.identity:
+        return settings.boot_script
+    return f"{first}\nexport {IDENTITY_VARIABLE}={quote(settings.identity)}{newline}{rest}"
 
 
 def zone_number(pool: Pool) -> str:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from math import ceil
 from typing import Any
 
 import msgspec
 
+from cloud.accelerators import prior_speed
 from cloud.azure.machines import zone_name
 from cloud.clock import utc_s
 from cloud.model import InstanceType, Market, Place, Pool, Quote, Room, Score
@@ -14,23 +16,24 @@ from cloud.model import InstanceType, Market, Place, Pool, Quote, Room, Score
 GIB = 1 << 30
 MIB = 1 << 20
 ACCELERATORS = (
-    ("*_T4_v3", "T4", 16, 1.0),
-    ("*_A10_v4", "A10", 24, 2.0),
+    ("*_T4_v3", "T4"),
+    ("*_A10_v4", "A10"),
     # Smaller ones of this series have a part of a card.
-    ("Standard_NV6ads_A10_v5", "A10/6", 4, 0.33),
-    ("Standard_NV12ads_A10_v5", "A10/3", 8, 0.67),
-    ("Standard_NV18ads_A10_v5", "A10/2", 12, 1.0),
-    ("Standard_NV36ad*s_A10_v5", "A10", 24, 2.0),
-    ("Standard_NV72ads_A10_v5", "A10", 24, 2.0),
-    ("Standard_NC*s_v3", "V100", 16, 2.0),
-    ("Standard_ND*rs_v2", "V100", 32, 2.0),
-    ("Standard_ND96asr_v4", "A100", 40, 5.0),
-    ("*_A100_v4", "A100", 80, 5.0),
-    ("Standard_NC*_H100_v5", "H100", 94, 10.0),
-    ("Standard_ND*_H100_v5", "H100", 80, 10.0),
-    ("Standard_ND*_H200_v5", "H200", 141, 10.0),
+    ("Standard_NV6ads_A10_v5", "A10/6"),
+    ("Standard_NV12ads_A10_v5", "A10/3"),
+    ("Standard_NV18ads_A10_v5", "A10/2"),
+    ("Standard_NV36ad*s_A10_v5", "A10"),
+    ("Standard_NV72ads_A10_v5", "A10"),
+    ("Standard_NC*s_v3", "V100"),
+    ("Standard_ND*rs_v2", "V100"),
+    ("Standard_ND96asr_v4", "A100"),
+    ("*_A100_v4", "A100"),
+    ("*_H100_v5", "H100"),
+    ("*_H200_v5", "H200"),
 )
-"""Accelerators by the names of their sizes: memory in GiB, and speed before anything is measured."""
+"""Accelerators by the names of their sizes."""
+AMDS = ("Standard_NV*as_v4", "Standard_NG*", "*_V710_v5", "*_MI300X_v5")
+"""Sizes with AMD's accelerators, which a worker does not use."""
 
 
 class Capability(msgspec.Struct, frozen=True):
@@ -64,13 +67,18 @@ class Sku(msgspec.Struct, frozen=True, rename="camel"):
 
     def number(self, name: str) -> float:
         """Return a capability as a number; zero if the size does not have it."""
-        for capability in self.capabilities:
-            if capability.name == name:
-                return float(capability.value)
-        return 0.0
+        return float(self.says(name) or 0)
 
-    def says(self, name: str) -> bool:
-        return any(x.name == name and x.value.lower() == "true" for x in self.capabilities)
+    def says(self, name: str) -> str:
+        """Return a capability as Azure writes it, in small letters; empty if the size has it not."""
+        return next((x.value.lower() for x in self.capabilities if x.name == name), "")
+
+    @property
+    def trains(self) -> bool:
+        """Return whether the image boots on it, and a worker uses its cards."""
+        boots = self.says("CpuArchitectureType") != "arm64"
+        boots = boots and not self.says("ConfidentialComputingType")
+        return boots and not any(fnmatchcase(self.name, pattern) for pattern in AMDS)
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -113,7 +121,7 @@ Prices = Mapping[tuple[str, Market], Price]
 
 
 def wanted(skus: Iterable[Mapping[str, Any]], patterns: Sequence[str]) -> list[Sku]:
-    """Return the sizes of machines that the settings name, and that this account may have."""
+    """Return the sizes that the settings name, this account may have, and a worker can train on."""
     found = []
     for answer in skus:
         if answer.get("resourceType") != "virtualMachines":
@@ -121,7 +129,7 @@ def wanted(skus: Iterable[Mapping[str, Any]], patterns: Sequence[str]) -> list[S
         if not any(fnmatchcase(str(answer.get("name")), pattern) for pattern in patterns):
             continue
         sku = msgspec.convert(answer, Sku)
-        if sku.zones:
+        if sku.zones and sku.trains:
             found.append(sku)
     return found
 
@@ -181,14 +189,14 @@ def spot_pools(skus: Sequence[Sku], place: Place) -> list[Pool]:
     return [
         Pool(place.cloud, place.region, zone_name(place.region, zone), sku.name)
         for sku in skus
-        if sku.says("LowPriorityCapable")
+        if sku.says("LowPriorityCapable") == "true"
         for zone in sku.zones
     ]
 
 
 def quotes_of(skus: Sequence[Sku], place: Place, prices: Prices) -> list[Quote]:
     """Return the present price of every pool and market; one price holds for a whole region."""
-    spot = {sku.name for sku in skus if sku.says("LowPriorityCapable")}
+    spot = {sku.name for sku in skus if sku.says("LowPriorityCapable") == "true"}
     markets: tuple[Market, ...] = ("spot", "on_demand")
     return [
         Quote(pool=pool, market=market, at_s=price.since_s, price_usd_per_h=price.retail_price)
@@ -239,23 +247,18 @@ def rooms_of(
 
 
 def _type(sku: Sku, on_demand_usd_per_h: float) -> InstanceType:
-    gpus = int(sku.number("GPUs"))
-    name, memory_gib, speed = "cpu", 0, 1.0
-    if gpus:
-        name = "gpu"
-        for pattern, accelerator, gib, prior in ACCELERATORS:
-            if fnmatchcase(sku.name, pattern):
-                name, memory_gib, speed = accelerator, gib, prior
+    gpus = ceil(sku.number("GPUs"))
+    named = (accelerator for pattern, accelerator in ACCELERATORS if fnmatchcase(sku.name, pattern))
+    name = next(named, "gpu") if gpus else "cpu"
     return InstanceType(
         name=sku.name,
         cloud="azure",
         slots=max(1, gpus),
         memory_bytes=int(sku.number("MemoryGB") * GIB),
         on_demand_usd_per_h=on_demand_usd_per_h,
-        speed=speed,
+        speed=prior_speed(name),
         accelerator=name,
         accelerators=gpus,
-        accelerator_memory_bytes=memory_gib * GIB,
         vcpus=int(sku.number("vCPUs")),
         disk_bytes=int(sku.number("MaxResourceVolumeMB") * MIB),
         family=sku.family,

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 METADATA = "http://169.254.169.254"
 ARM = "https://management.azure.com"
 VERSION = "2024-07-01"
+IDENTITY_VARIABLE = "AZURE_MSI_RESOURCE_ID"
 TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 1 << 20
 
@@ -24,16 +25,19 @@ class NotDeleted(Exception):  # noqa: N818 - it names what happened
 
 
 def delete_this_machine(
-    metadata: str = METADATA, arm: str = ARM, timeout_s: float = TIMEOUT_S
+    metadata: str = METADATA, arm: str = ARM, identity: str = "", timeout_s: float = TIMEOUT_S
 ) -> str:
     """Ask Azure to delete the machine that this runs on; return its id.
+
+    `identity` is the id of the one that may do so: without it, Azure takes the machine's only one.
 
     Raises `NotDeleted` with the reason. It can be called again at any time, because a deletion
     that is under way is accepted once more.
     """
     machine = _metadata(metadata, "/metadata/instance/compute?api-version=2021-02-01", timeout_s)
-    query = urlencode({"api-version": "2018-02-01", "resource": f"{ARM}/"})
-    token = _metadata(metadata, f"/metadata/identity/oauth2/token?{query}", timeout_s)
+    query = {"api-version": "2018-02-01", "resource": f"{ARM}/"}
+    query |= {"msi_res_id": identity} if identity else {}
+    token = _metadata(metadata, f"/metadata/identity/oauth2/token?{urlencode(query)}", timeout_s)
     try:
         path, key = quote(str(machine["resourceId"])), str(token["access_token"])
     except KeyError as missing:
@@ -77,7 +81,9 @@ def main() -> int:
     """Try once; the caller tries again."""
     try:
         delete_this_machine(
-            os.environ.get("SPOT_METADATA_URL") or METADATA, os.environ.get("SPOT_ARM_URL") or ARM
+            os.environ.get("SPOT_METADATA_URL") or METADATA,
+            os.environ.get("SPOT_ARM_URL") or ARM,
+            os.environ.get(IDENTITY_VARIABLE, ""),
         )
     except NotDeleted as error:
         print(f"own_end: {error}", file=sys.stderr)  # noqa: T201

@@ -18,8 +18,13 @@ NO_QUOTA_S = HOUR_S
 SOLD_OUT_S = {"spot": HOUR_S, "on_demand": 23 * HOUR_S}
 SAID_MAX = 300
 NOT_DELETED = "InternalExecutionError"  # the deletion failed, not the creation
-NOT_YET = ("NicReservedForAnotherVm", "NicInUse", "AttachDiskWhileBeingDetached")
-"""Codes of a deletion that works later: the list goes on to show what it was for."""
+NOT_YET = (
+    "NicReservedForAnotherVm",
+    "NicInUse",
+    "AttachDiskWhileBeingDetached",
+    "is attached to",
+)
+"""What Azure says of a deletion that works later: the list goes on to show what it was for."""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,10 +54,11 @@ TABLE = (
     *rows("OperationNotAllowed QuotaExceeded", "quota", "market", text="Total Regional"),
     *rows("OperationNotAllowed QuotaExceeded", "quota", "family", text="Cores quota"),
     Row("QuotaExceeded", "quota", "family"),
-    Row("SubnetIsFull", "refused", "place", QUOTA_S),
+    *rows("SubnetIsFull ResourceQuotaExceeded", "refused", "place", QUOTA_S),
     # Slower.
     *rows("TooManyRequests SubscriptionRequestsThrottled", "throttled", "place"),
     Row("OperationNotAllowed", "throttled", "place", text="too many requests"),
+    Row("OperationNotAllowed", "refused", "pool"),  # whatever else it is, it was not done
     # The name.
     *rows("PreconditionFailed PropertyChangeNotAllowed", "mismatch"),
     # Keys, roles, policies.
@@ -125,11 +131,32 @@ TABLE = (
         text="subnet",
         advice="correct azure.subnets for this region",
     ),
-    Row(
-        "InvalidResourceReference",
+    *rows(
+        "InvalidResourceReference LinkedInvalidPropertyId",
         "misconfigured",
         "place",
         advice="correct azure.subnets, azure.image and azure.identity",
+    ),
+    Row("FailedIdentityOperation", "misconfigured", "place", advice="correct azure.identity"),
+    Row(
+        "InvalidParameter",
+        "misconfigured",
+        "place",
+        text="keyData",
+        advice="set azure.ssh_public_key to one line of OpenSSH, as in id_ed25519.pub",
+    ),
+    Row(
+        "InvalidParameter",
+        "misconfigured",
+        "place",
+        text="Admin Username",
+        advice="set azure.admin to another name; Azure keeps root, admin and some more",
+    ),
+    Row(
+        "ResourceGroupBeingDeleted",
+        "misconfigured",
+        "cloud",
+        advice="once it is gone, deploy cloud/azure/template.json again",
     ),
     *rows(
         "PlatformImageNotFound GalleryImageNotFound ImageNotFound",
@@ -161,8 +188,9 @@ def error(said: Said, market: Market | None = None, doing: str = "") -> errors.C
     row = row_of(said.code, said.text)
     what = f"Azure, {doing}: {said.code or f'HTTP {said.status}'}: {said.text[:SAID_MAX]}"
     if row is None:
-        throttled = said.status == 429
-        return errors.Throttled(what, said.retry_s) if throttled else errors.Unknown(what)
+        if said.status == 429:
+            return errors.Throttled(what, said.retry_s)
+        return error_codes.unlisted(said.code, what, said.status)
     sentence = f"{what} ({row.advice})" if row.advice else what
     return error_codes.error_of(row, sentence, _retry_s(row, said, market))
 

@@ -69,14 +69,13 @@ def _make(folder: Path) -> None:
 
 
 class LocalIdentity:
-    """The verifier, with the certificate that the local cloud has written."""
+    """The verifier. It reads the certificate at each proof.
 
-    def __init__(self, certificate: x509.Certificate) -> None:
-        self._certificate = certificate
+    The cloud writes it when it starts, which may be after the door does, and again if it is gone.
+    """
 
-    @classmethod
-    def at(cls, folder: Path) -> "LocalIdentity":
-        return cls(x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes()))
+    def __init__(self, folder: Path) -> None:
+        self._certificate = folder / CERTIFICATE
 
     def __call__(self, proof: Proof, nonce: str, now_s: float) -> Identity | Doubt:
         try:
@@ -84,7 +83,8 @@ class LocalIdentity:
             document = msgspec.json.decode(message.content, type=_Document)
         except (NotSigned, msgspec.DecodeError) as error:
             return Doubt(f"the signed identity: {error}")
-        if not message.is_signed_by(self._certificate):
+        certificate = x509.load_pem_x509_certificate(self._certificate.read_bytes())
+        if not message.is_signed_by(certificate):
             return Doubt("the signed identity is not signed by this local cloud")
         if document.nonce != nonce:
             return Doubt("the signed identity was made for another nonce")

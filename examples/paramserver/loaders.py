@@ -12,9 +12,13 @@ import numpy as np
 from agent.paramserver.tables import ApplicationError
 
 TOKENS_MAX = 10**9
+SHOWN_MAX = 200  # letters of what is wrong
 
 
 def _wrong(path, line, column, what):
+    """Return the error of a place; a damaged line may be one field of any length."""
+    if len(what) > SHOWN_MAX:
+        what = f"{what[: SHOWN_MAX // 2]} ... {what[-SHOWN_MAX // 2 :]}"
     return ApplicationError(f"{path}, line {line}, column {column}: {what}")
 
 
@@ -131,7 +135,10 @@ def bag_of_words(path):
         if len(fields) == 1 and len(top) < 3 and not found:
             top.append(_number(int, fields[0], path, line, least=1))
             continue
-        if len(fields) != 3 or len(top) in {1, 2}:
+        if len(top) in {1, 2}:
+            what = f"{len(top)} of the 3 numbers that the file begins with came before the rows"
+            raise _wrong(path, line, fields[0][1], what)
+        if len(fields) != 3:
             what = f"{len(fields)} fields, where document, word and count are needed"
             raise _wrong(path, line, fields[0][1], what)
         row = [_number(int, field, path, line, least=1) for field in fields]

@@ -333,7 +333,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
             job.progress.heard_at_s, event.at_s
         )  # the keeper's clock may be slow, too
         if job.active or job.status == "DRAINING":
-            why = "the manager restarted: the keeper may not have been told"
+            why = "the manager restarted: the keeper may not know it"
             out.append(OpenJob(order=jobs.order_of(job), because=why))
             layout_changes.repeat_orders(state, out, job)
         if job.status == "DRAINING":
@@ -341,7 +341,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
             out.append(WriteCheckpoint(job=job.id, because=why))
     for job in state.jobs.values():
         if job.ended_at_s is not None and state.now_s - job.ended_at_s < CLOSED_AGAIN_S:
-            why = "the manager restarted: the keeper may not have been told that the job has ended"
+            why = "the manager restarted: the keeper may not know that the job has ended"
             out.append(CloseJob(job=job.id, because=why))
 
 

@@ -64,6 +64,11 @@ class Screen(Console):
     What a script has printed, or named its files and errors, is part of many lines.
     """
 
+    @property
+    def is_terminal(self) -> bool:
+        """Return whether lines can be redrawn; a dumb terminal gets them as a file does."""
+        return super().is_terminal and self._environ.get("TERM") not in ("dumb", "unknown")
+
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:

@@ -51,6 +51,7 @@ DOWN_S_MAX = 40.0
 STILL_S_MAX = 300.0  # without a new step
 LOOK_S = 0.5
 PATIENCE_S = 5.0
+STEPS_WAITED = 0.1  # a part of all
 FINAL = re.compile(r"final .*loss +(?P<loss>[0-9.]+)")
 
 CONFIG = """\
@@ -179,12 +180,13 @@ class Director:
         """Run the next drill if the job can show its effect.
 
         The loss of one worker shows best with several, so the drill waits for a second worker, but
-        only for `PATIENCE_S`.
+        only for `PATIENCE_S`, and for a tenth of the steps.
         """
-        now_s = self._now_s()
+        now_s, drill = self._now_s(), self._left[0]
         self._due_at_s = self._due_at_s or now_s
-        if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
-            drill = self._left[0]
+        late = now_s - self._due_at_s > PATIENCE_S
+        late |= job.step > (drill.share + STEPS_WAITED) * self._stage.steps
+        if job.status == "RUNNING" and (job.workers >= 2 or late):
             taken = self._stage.take(self._client, drill)
             if not taken:
                 return  # the market itself has just taken all machines

@@ -2,18 +2,20 @@
 
 The root is the folder in which the command was typed, or the script's folder if the script lies
 elsewhere. Below it a worker has the files in the same places, and it runs in that folder, so the
-script runs there as `python SCRIPT` does here.
+script runs there as `python SCRIPT` or `python -m MODULE` does here.
 """
 
 import ast
 import glob
 import hashlib
+import importlib
 import itertools
 import os
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Never
 
@@ -24,7 +26,16 @@ from rich.text import Text
 from agent.errors import ParcelError
 from agent.source import parcel
 from orchestrator.cli.command import USAGE, CommandError, expanded
-from orchestrator.cli.imports import absent, check_source, neighbours
+from orchestrator.cli.imports import (
+    Absent,
+    absent,
+    check_source,
+    developed,
+    file_of,
+    neighbours,
+    owner,
+    relative,
+)
 from orchestrator.config import Config
 from orchestrator.formatting import plural
 
@@ -37,6 +48,15 @@ With = Annotated[
     ),
 ]
 
+AsModule = Annotated[
+    bool,
+    typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m."),
+]
+
+RELATIVE = (
+    "{} imports from its own package (line {}), which Python refuses to a file that is started by its path: -m {} starts it as "
+    "python -m does"
+)
 SHOWN_MAX = 8
 LARGEST_SHOWN = 3
 SCRIPT_BYTES_MAX = 16 * 1024 * 1024
@@ -74,51 +94,118 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
         return {"files": self.files, "bytes": sum(self.files.values()), "notes": self.notes}
 
 
+class Start(msgspec.Struct, frozen=True):
+    """What a person has a worker start: a script, or a module, whose import begins in `folders`."""
+
+    script: Path
+    module: str = ""
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """Return it as it is typed."""
+        return ["-m", self.module] if self.module else [str(self.script)]
+
+
+def start_of(script: Path, *, as_module: bool = False) -> Start:
+    """Return what to start. The file of a module is found as Python finds it, without running any."""
+    if not as_module:
+        return Start(script)
+    name, here = str(script), Path.cwd().resolve()
+    is_path = "/" in name or name.endswith(".py")
+    if is_path or "" in name.split("."):
+        would = f"; {_module(here / name, here)} would be one" if is_path else ""
+        raise CommandError(f"-m {name}: not the name of a module{would}, or leave -m out", USAGE)
+    importlib.invalidate_caches()  # a file may have been written a moment ago
+    top = name.partition(".")[0]
+    inside = PathFinder.find_spec(top, [str(here)]) is not None
+    if inside and (whose := owner(top)):
+        raise CommandError(
+            f"-m {name}: {top} is the name of a module {whose}, which a worker has in use; rename it",
+            USAGE,
+        )
+    for folder in [*([here] if inside else []), *developed(top)]:
+        file = file_of(name, folder)
+        if file is None or file.suffix != ".py":
+            continue
+        if not folder.is_relative_to(here):
+            raise CommandError(f"-m {name}: lies in {folder}; submit it from there", USAGE)
+        return Start(file.relative_to(here), name, tuple(dict.fromkeys((here, folder))))
+    raise CommandError(
+        f"-m {name}: neither a module nor a package with __main__.py in {here} or where PYTHONPATH leads",
+        USAGE,
+    )
+
+
+def _module(path: Path, here: Path) -> str:
+    """Return the name as which `python -m` runs a file."""
+    return ".".join(Path(os.path.relpath(path, here)).with_suffix("").parts).lstrip(".")
+
+
 def pack(
-    script: Path, config: Config, words: Sequence[str] = (), argv: Sequence[str] = ()
+    start: Start, config: Config, words: Sequence[str] = (), argv: Sequence[str] = ()
 ) -> Packed:
     """Pack the script and its other files as they are now; `words` are the values of --with."""
-    data = read_script(script, config)
-    place = script.absolute().parent.resolve() / script.name
-    real = place.resolve()  # Python imports from the folder of the file that a link leads to
-    beside = list(neighbours(real, data, str(script if real == place else real)))
+    script, here = start.script, Path.cwd().resolve()
+    data, tree = read_script(script, config)
+    # A module has the name by which it is found, whatever links lead to it. A script's modules are
+    # imported from the folder of the file that a link leads to.
+    place = here / script if start.module else script.absolute().parent.resolve() / script.name
+    real = place if start.module else place.resolve()
+    folders = list(start.folders or [real.parent])
+    typed = str(script if real == place else real)
+    beside = list(neighbours(real, tree, typed, folders, _root(real, here)))
     if beside:
         place = real
-    here = Path.cwd().resolve()
-    found = _Found(here if place.is_relative_to(here) else place.parent, config)
+    elif not start.module:
+        folders = [place.parent]
+    found = _Found(_root(place, here), config)
     for path in (place, *beside):
         found.add(path)
     for word in words:
         found.named(word, here)
     paths = {at: path for at, path in sorted(found.paths.items()) if path != place}
     found.check_size()
-    notes = (*found.notes(here, argv), *_lacking(script, real, data, paths))
-    if not paths:
+    lacking = absent(folders, tree, found.root)
+    notes = (*found.notes(here, argv), *_lacking(script, lacking, paths))
+    if not start.module and (line := relative(tree)):
+        notes += (RELATIVE.format(script, line, _module(place, found.root)),)
+    if not paths and not start.module:
         return Packed(payload=data, files={}, notes=notes)
     files = {at: _read(path) for at, path in paths.items()}
-    at = place.relative_to(found.root).as_posix()
+    at, *imports = (path.relative_to(found.root).as_posix() for path in (place, *folders))
+    if folders == [place.parent]:
+        imports = []  # as it is without a word
     try:
-        payload = parcel.pack(at, {at: parcel.File(data), **files})
+        payload = parcel.pack(at, {at: parcel.File(data), **files}, tuple(imports), start.module)
     except (ParcelError, UnicodeEncodeError) as error:
         raise CommandError(f"{script}: {error}", USAGE) from None
     sizes = {path: len(file.data) for path, file in files.items()}
     return Packed(payload=payload, files=sizes, notes=notes)
 
 
-def _lacking(script: Path, real: Path, data: bytes, sent: Iterable[str]) -> Iterator[str]:
-    """Yield a note if imports would fail; a file that is sent may be the one of its name."""
+def _root(place: Path, here: Path) -> Path:
+    return here if place.is_relative_to(here) else place.parent
+
+
+def _lacking(script: Path, absent: Iterable[Absent], sent: Iterable[str]) -> Iterator[str]:
+    """Yield notes if imports would fail; a file that is sent may be the one of its name."""
     named = {part.partition(".")[0] for at in sent for part in Path(at).parts}
-    lines = absent(real, data, str(script))
-    lacking = [f"{name} (line {line})" for line, name in lines if name not in named]
-    if lacking:
+    lacking = [each for each in absent if each.name not in named]
+    if nowhere := [str(each) for each in lacking if each.place is None]:
         yield (
-            f"{script} imports what is neither beside it nor installed here, so it would end there: {_some(lacking)}; "
+            f"{script} imports what is neither beside it nor installed here, so it would end there: {_some(nowhere)}; "
             f"install it with {shlex.quote(sys.executable)} -m pip install, and in the image of a cloud's machines"
+        )
+    if away := [f"{each} from {each.place}" for each in lacking if each.place is not None]:
+        yield (
+            f"{script} imports what lies on this machine only: {_some(away)}; submit from a folder above both, or install "
+            "it in the image of a cloud's machines"
         )
 
 
-def read_script(path: Path, config: Config) -> bytes:
-    """Return the script's bytes; raise `CommandError` if it is no script or too large."""
+def read_script(path: Path, config: Config) -> tuple[bytes, ast.Module]:
+    """Return the script's bytes, and what they say; raise `CommandError` if it is no script or too large."""
     most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
     try:
         if path.is_dir():
@@ -136,12 +223,11 @@ def read_script(path: Path, config: Config) -> bytes:
         raise CommandError(
             f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
         )
-    _check_is_script(path, data)
-    return data
+    return data, _checked(path, data)
 
 
-def _check_is_script(path: Path, data: bytes) -> None:
-    """Raise `CommandError` unless the file looks like a script and would do something.
+def _checked(path: Path, data: bytes) -> ast.Module:
+    """Parse the script; raise `CommandError` unless the file looks like a script and would do something.
 
     Parsing alone is not enough, because a single word in a text file is valid Python.
     """
@@ -150,8 +236,10 @@ def _check_is_script(path: Path, data: bytes) -> None:
             f"{path}: not a Python script; name one that ends in .py, or begins with #!/usr/bin/env python3",
             USAGE,
         )
-    if all(_is_text(each) for each in check_source(str(path), data).body):
+    tree = check_source(str(path), data)
+    if all(_is_text(each) for each in tree.body):
         raise CommandError(f"{path}: nothing in it would run; name the script that trains", USAGE)
+    return tree
 
 
 def _is_text(statement: ast.stmt) -> bool:

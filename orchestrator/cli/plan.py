@@ -13,7 +13,7 @@ from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, write_file
-from orchestrator.cli.pack import With, pack
+from orchestrator.cli.pack import AsModule, With, pack, start_of
 from orchestrator.cli.submit import job_spec, with_limits
 from orchestrator.client import NotRunning
 from orchestrator.formatting import duration, memory, moment, pause, plural, usd
@@ -43,6 +43,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    as_module: AsModule = False,
     with_: With = None,
     on: Annotated[
         list[str] | None,
@@ -83,8 +84,10 @@ def plan(  # noqa: PLR0913 - a parameter per option
 
     argv, words = tuple(arguments or ()), tuple(with_ or ())
     config = command.config
+    start = start_of(script, as_module=as_module)
+    script = start.script
     spec = with_limits(job_spec(config, script, argv), budget, deadline)
-    sha = pack(script, config, words, argv).sha
+    sha = pack(start, config, words, argv).sha
     try:
         client = command.client()
     except NotRunning:
@@ -124,7 +127,9 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *_layouts(found, unmeasured),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
         then=(
-            shlex.join(["orchestrator", "submit", str(script), *along, *bounds, "--follow", *rest]),
+            shlex.join(
+                ["orchestrator", "submit", *start.words, *along, *bounds, "--follow", *rest]
+            ),
         ),
     )
 

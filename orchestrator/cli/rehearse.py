@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agent.messages import JobOrder
 from orchestrator.cli.command import ERROR, Command, CommandError
-from orchestrator.cli.pack import Packed, With, pack
+from orchestrator.cli.pack import AsModule, Packed, Start, With, pack, start_of
 from orchestrator.formatting import duration, pause, plural
 from orchestrator.paths import Places
 
@@ -24,12 +24,12 @@ TAIL_S = 30.0  # a long test of the model after the loop would be repeated in th
 NAME_WIDTH = 36
 TRACEBACK_LINES = 60
 NOT_TRIED = (
-    "Only {} were tried, in epochs of at most half as many. What the script does later, or after a count of steps of its own, "
-    "was not: --steps N tries more"
+    "Only {} were tried, in epochs of at most half as many. What the script does after more steps was not tried: --steps N "
+    "tries more"
 )
 ASIDE = (
-    "The script keeps {} for itself, and a worker that joins later begins {} anew. What decides something, as when to stop, "
-    "belongs into session.state; what is only printed may stay"
+    "The script keeps {} for itself, and a joining worker begins with {} as at its start. What decides something, such as when "
+    "to stop, belongs into session.state; what is only printed may stay"
 )
 
 
@@ -40,6 +40,7 @@ def rehearse(
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    as_module: AsModule = False,
     with_: With = None,
     steps: Annotated[
         int, typer.Option(min=STEPS_MIN, help="How many steps of the script are done.")
@@ -52,7 +53,9 @@ def rehearse(
     The state at the end has to be the same each time.
     """
     argv = tuple(arguments or ())
-    packed = pack(script, command.config, with_ or (), argv)
+    start = start_of(script, as_module=as_module)
+    script = start.script
+    packed = pack(start, command.config, with_ or (), argv)
     for text in packed.shown():
         command.say(text)
     began_s = time.monotonic()
@@ -73,17 +76,17 @@ def rehearse(
     if verdict.traceback:
         lines = verdict.traceback.splitlines()[-TRACEBACK_LINES:]
         texts.insert(0, Text("\n".join(lines)))
-    words = command_line(script, with_ or (), argv)
+    words = command_line(start, with_ or (), argv)
     then = (f"orchestrator submit {words}",) if verdict.passed else ()
     command.answer(verdict, *texts, then=then)
     if not verdict.passed:
         raise typer.Exit(ERROR)
 
 
-def command_line(script: Path, with_: Sequence[str], argv: Sequence[str]) -> str:
+def command_line(start: Start, with_: Sequence[str], argv: Sequence[str]) -> str:
     """Return the script, what goes along, and its arguments, as a person types them."""
     along = [word for path in with_ for word in ("--with", path)]
-    return shlex.join([str(script), *along, *(["--", *argv] if argv else [])])
+    return shlex.join([*start.words, *along, *(["--", *argv] if argv else [])])
 
 
 def _play(

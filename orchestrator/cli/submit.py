@@ -27,7 +27,7 @@ from orchestrator.cli.command import (
 )
 from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.money.times import to_come
-from orchestrator.cli.pack import Packed, With, pack
+from orchestrator.cli.pack import AsModule, Packed, With, pack, start_of
 from orchestrator.cli.rehearse import command_line, was_rehearsed
 from orchestrator.cli.watch import deadline, ended, follow
 from orchestrator.client import Client
@@ -51,6 +51,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    as_module: AsModule = False,
     with_: With = None,
     follow_it: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it until it ends.")
@@ -96,10 +97,10 @@ def submit(  # noqa: PLR0913 - a parameter per option
 ) -> None:
     """Train a script on spot machines.
 
-    Exit code with --follow: 0 succeeded, 100 the script failed. Modules beside the script that it
-    imports are sent along automatically; data and settings that it reads need --with. On the
-    workers all files have the same places as here, and the script runs as `python SCRIPT` would in
-    this folder.
+    Exit code with --follow: 0 succeeded, 100 the script failed. Modules of yours that it imports
+    are sent along automatically if they lie below this folder; data and settings that it reads need
+    --with. On the workers all files have the same places as here, and the script runs as `python
+    SCRIPT` would in this folder, or with -m as `python -m SCRIPT`.
     """
     options = {
         "slots_min": slots_min,
@@ -115,9 +116,10 @@ def submit(  # noqa: PLR0913 - a parameter per option
         f"job.{key}": str(value) for key, value in options.items() if value is not None
     }
     argv = tuple(arguments or ())
-    packed = pack(script, command.config, with_ or (), argv)
-    spec = order_of(command.config, script, argv, (budget, deadline), from_url)
-    words = command_line(script, with_ or (), argv)
+    start = start_of(script, as_module=as_module)
+    packed = pack(start, command.config, with_ or (), argv)
+    spec = order_of(command.config, start.script, argv, (budget, deadline), from_url)
+    words = command_line(start, with_ or (), argv)
     _hand_in(command, words, packed, spec, follow_it=follow_it)
 
 

@@ -346,7 +346,7 @@ def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
         finally:
             _end(process, places)
     if process.returncode != 0 or not places.given_back.exists():
-        said = last_line(places.log("house"), begins_at) or "it ended without a word"
+        said = last_line(places.log("house"), begins_at) or "it ended and printed nothing"
         raise CommandError(f"not everything was given back: {said}; try again: orchestrator down")
     # The manager may be gone before its last view is read. What it held in the last view that was
     # read, it has given back by now.

@@ -44,7 +44,7 @@ def verifiers(order: DoorOrder, places: Places) -> dict[str, Verifier]:
     """
     found: dict[str, Verifier] = {}
     if order.local:
-        found["local"] = LocalIdentity.at(places.cloud_dir)
+        found["local"] = LocalIdentity(places.cloud_dir)
     for cloud, path in (("aws", order.aws_certificates), ("azure", order.azure_certificates)):
         try:
             certificates = read_certificates(Path(path)) if path else []

@@ -44,6 +44,16 @@ def reading_of(state: State, at_s: float) -> Reading:
     )
 
 
+def is_told(state: State) -> bool:
+    """Return whether this manager has asked every place once what became of our machines there.
+
+    Before, a machine that ended while no manager lived would be read as if it ran until now.
+    """
+    keys = {lease.pool.place.key for lease in state.leases.values() if lease.prices}
+    places = [state.places[key] for key in keys if key in state.places]
+    return all(place.heard_at_s is not None or place.failures for place in places)
+
+
 def _just_ended(state: State, at_s: float) -> Iterator[Lease]:
     for lease in reversed(state.ended_leases.values()):
         if (lease.ended_at_s or 0.0) >= at_s - ENDED_SHOWN_S:
@@ -58,7 +68,7 @@ def _lease(lease: Lease, at_s: float, causes: tuple[tuple[Cause, float], ...]) -
         lease.pool.key,
         lease.request.market,
         lease.prices[0][0] if lease.prices else lease.disk_from_s,
-        lease.ended_at_s,
+        lease.ended_at_s and (lease.gone_at_s or lease.ended_at_s),
         ledger.cost_so_far_usd(lease, at_s),
         ledger.disk_so_far_usd(lease, at_s),
         lease.egress_usd,

@@ -46,6 +46,7 @@ class Recorder:
         If it cannot be written, what was read is forgotten, and the next look begins where the file
         ends. A damaged file is put aside, and the next look begins with all that is published still.
         """
+        self._writer.keep(now_s)
         try:
             self._read()
             if last or not 0 <= now_s - self._flushed_s < TURN_S:

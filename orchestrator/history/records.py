@@ -62,7 +62,7 @@ class LeaseReading(msgspec.Struct, frozen=True, array_like=True):
     pool: str
     market: str
     from_s: float
-    ended_at_s: float | None
+    ended_at_s: float | None  # since when it costs nothing
     cost_usd: float
     disk_usd: float
     egress_usd: float

@@ -120,6 +120,16 @@ def put_aside(path: Path, why: str) -> str:
     )
 
 
+def bring_back(file: sqlite3.Connection, path: Path) -> None:
+    """Write a file again that somebody else removed while it was open here."""
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    file.execute("VACUUM INTO ?", (str(part),))
+    for ending in ("-wal", "-shm"):  # a reader may have begun others
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    part.replace(path)
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     made = sqlite3.connect(path, isolation_level=None)
     try:

@@ -7,6 +7,7 @@ a failure to write, the file says where to go on, and the next reading makes up 
 import sqlite3
 from collections.abc import Iterable
 from math import isfinite
+from os.path import samestat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from orchestrator.history import store
 from orchestrator.history.books import Books, Charge
 from orchestrator.history.outside.hooks import Mail
 from orchestrator.history.records import Happening, LeaseReading, Reading
+from orchestrator.paths import BACK_S
 from orchestrator.view import JobView
 
 NAMED_MAX = 20_000
@@ -64,6 +66,8 @@ class Writer:
     def _begin(self, path: Path) -> None:
         """Open the file, and go on where it ends."""
         self._file = store.writing(path)
+        self._path, self._opened, self._is_open = path, path.stat(), True
+        self._there_s = 0.0
         self._open: dict[tuple[str, int], Bucket] = {}
         self._closed: list[tuple[str, int, Bucket]] = []
         self._written: dict[tuple[str, int], tuple[int, float]] = {}
@@ -93,7 +97,24 @@ class Writer:
             self.own(job, token, machine)
 
     def close(self) -> None:
+        self._is_open = False
         self._file.close()
+
+    def keep(self, now_s: float) -> None:
+        """Go on in the file that has the name now; one that somebody else removed is brought back first.
+
+        That is not done at once, because the whole folder may be on its way out.
+        """
+        if not self._is_open:
+            return
+        if not self._path.exists():
+            if 0 <= now_s - self._there_s < BACK_S:
+                return
+            store.bring_back(self._file, self._path)
+        self._there_s = now_s
+        if not samestat(self._path.stat(), self._opened):
+            self.close()
+            self._begin(self._path)
 
     # --- what is read -----------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import redis
 
-from agent.keys import OPEN_JOBS
+from agent.keys import COMPILES, OPEN_JOBS
 from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
@@ -31,7 +31,7 @@ from cloud.model import InstanceType, Pool
 from orchestrator.brain.layouts import layout_choice
 from orchestrator.brain.purchases.situation import SlotSpeed
 from orchestrator.clouds import providers
-from orchestrator.config import Config, load
+from orchestrator.config import Config, read
 from orchestrator.door.address import first_boot_of
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 CRASH_PAUSE_S = 1.0
 PUT_AWAY_S_MAX = 120.0
 PUT_AWAY_LOOK_S = 0.1
+SIGN_S = 5.0
 SUPERSEDED = (
     "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
     "what it started itself, and the other one goes on"
@@ -108,10 +109,9 @@ async def live(order: Order) -> None:
     from orchestrator.live.ray_engine import RayEngine
 
     places = Places(Path(order.state_dir))
-    config_path = Path(order.config_path) if order.config_path else None
-    config = load(config_path, os.environ)
+    config = read(places.settings, order.settings, os.environ)
     store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
-    await asyncio.to_thread(rehearse)
+    await compile_first(store)
     journal, clock = RedisJournal(store), CLOCK
     epoch = await journal.take_over(order.house)
     state = await resume(journal)
@@ -162,6 +162,19 @@ async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None
 async def _names(store: "redis.asyncio.Redis", key: str) -> list[str]:
     keys: Any = store.hkeys(key)
     return [name.decode() for name in await keys]
+
+
+async def compile_first(store: "redis.asyncio.Redis") -> None:
+    """Compile what decisions need, once after an installation, and leave signs of life meanwhile.
+
+    It takes half a minute of processor time, and so many minutes on a small machine that is busy.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(rehearse))
+    while not work.done():
+        with contextlib.suppress(redis.RedisError):
+            await store.set(COMPILES, f"{os.getpid()} {time.monotonic()}")
+        await asyncio.wait({work}, timeout=SIGN_S)
+    await work
 
 
 def rehearse() -> None:

@@ -11,5 +11,5 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     redis_url: str
     ray_address: str
-    config_path: str | None
+    settings: str  # the text of a file with those of the house, in force for all its managers
     house: str  # the life of the house that starts the manager

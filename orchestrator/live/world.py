@@ -55,7 +55,7 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
-from orchestrator.history.meter import reading_of
+from orchestrator.history.meter import is_told, reading_of
 from orchestrator.journal import RedisJournal
 from orchestrator.live.price_files import QuoteStore
 from orchestrator.loop import said_of
@@ -513,7 +513,8 @@ class LiveWorld:
         now_s = self._clock.now_s()
         view = msgspec.structs.replace(view_of(state, now_s), tick_s=ticks())
         said = {VIEW: msgspec.json.encode(view), GUESTS: msgspec.json.encode(guests_of(state))}
-        if state.stopped or not 0 <= now_s - self._metered_at_s < READING_S:
+        due = is_told(state) and not 0 <= now_s - self._metered_at_s < READING_S
+        if due or state.stopped:
             self._metered_at_s = now_s
             said[READING] = msgspec.json.encode(reading_of(state, now_s))
         await self._journal.publish(said)

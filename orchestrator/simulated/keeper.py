@@ -191,10 +191,15 @@ class SimulatedJob:
         """
         each_s = self._pace.slot_step_s / self.microbatches / layout.depth
         longest_s = max(
-            (replica.count + layout.depth - 1) * max(self.slow.get(w, 1.0) for w in replica.workers)
+            (replica.count + layout.depth - 1) * max(self._factor(w) for w in replica.workers)
             for replica in layout.replicas
         )
         return each_s * longest_s + self._pace.overhead_s
+
+    def _factor(self, worker: str) -> float:
+        """Return how many times as long the worker takes as one of speed one."""
+        kind = self._pools[self.present[worker]].type
+        return self.slow.get(worker, 1.0) / self._scenario.speeds.get(kind, 1.0)
 
     def _traffic_usd(self, layout: Layout) -> float:
         """Return the cost of what a step sends, message by message: replicas exchange sums."""
@@ -244,7 +249,7 @@ class SimulatedJob:
             at_s=0.0,
             job=self.id,
             generation=self._layout.generation,
-            microbatch_s={w: each_s * self.slow.get(w, 1.0) for w in self._layout.workers},
+            microbatch_s={w: each_s * self._factor(w) for w in self._layout.workers},
         )
         self._inbox.report(paced, 0.0)
         backup = BackupHeld(at_s=0.0, job=self.id, step=self.step, state_bytes=STATE_BYTES)

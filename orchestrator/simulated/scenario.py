@@ -115,6 +115,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sections: int = 0  # of the model, which is measured at the first step; 0: it is not measured
     crashes_at_step: int | None = None  # the script crashes its process in this step, every time
     misjudged: float = 1.0  # real time of a step divided by its measured time
+    speeds: dict[str, float] = {}  # of types, in which the catalogue is wrong; it says 1 of all
     kinds: int = 0  # hardware keys, one for each pool; 0: workers tell none
     mixed: float = 0.0  # of machines, how many have any of these keys instead
     room: float = 4.0  # memory of an accelerator divided by that of the whole model
@@ -221,6 +222,7 @@ def unruly(seed: int) -> Scenario:
             zone_usd_per_gb=usd_per_gb,
             region_usd_per_gb=usd_per_gb,
         ),
+        speeds=dice.choice(({}, {"s1": 2.0}, {"s2": 3.0}, {"s1": 0.4, "s2": 0.9})),
     )
 
 

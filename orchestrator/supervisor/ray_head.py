@@ -45,7 +45,6 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     port: int
-    dashboard_port: int | None
     folder: str
     object_store_bytes: int
     boot: str  # the file of what the join door hands out, written when the head is up
@@ -60,11 +59,9 @@ def start(order: HeadOrder) -> "Node":
     from ray._private.parameter import RayParams
     from ray._private.resource_isolation_config import ResourceIsolationConfig
 
-    wanted = order.dashboard_port is not None
-    if not wanted:
-        services.start_api_server = _no_dashboard
-        changed = {**WITHOUT_AGENTS, EARLY_WORKERS: ACTORS}
-        services.start_ray_process = _with(changed, services.start_ray_process)
+    services.start_api_server = _no_dashboard
+    changed = {**WITHOUT_AGENTS, EARLY_WORKERS: ACTORS}
+    services.start_ray_process = _with(changed, services.start_ray_process)
     params = RayParams(
         node_ip_address=order.host,
         node_name=order.host,
@@ -75,9 +72,7 @@ def start(order: HeadOrder) -> "Node":
         temp_dir=order.folder,
         setup_worker_path=str(BECOME_WORKER),
         object_store_memory=order.object_store_bytes,
-        include_dashboard=wanted,
-        dashboard_host=order.host,
-        dashboard_port=order.dashboard_port,
+        include_dashboard=False,
         include_log_monitor=False,
         no_monitor=True,
         resource_isolation_config=ResourceIsolationConfig(),

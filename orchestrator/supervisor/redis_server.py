@@ -4,10 +4,12 @@ It is append-only. Every write is on disk before it is acknowledged (`appendfsyn
 neither a killed server nor a machine that loses power forgets what the manager promised.
 """
 
+import contextlib
 import os
 import re
 import subprocess
 import time
+from os.path import samestat
 from pathlib import Path
 from shutil import which
 
@@ -19,6 +21,7 @@ from orchestrator.paths import Places
 from orchestrator.supervisor import processes
 
 START_S_MAX = 20.0
+ANSWER_S_MAX = 1.0
 # The server waits for the disk with each write, so only one can be torn. One that is cut short says
 # how long it was; of one whose blocks never reached the disk there are zeros, in bounds.
 TORN_BYTES_MAX = 1 << 20
@@ -64,6 +67,7 @@ class RedisServer:
         self._places = places
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
+        self._seen: os.stat_result | None = None  # of its file, when that was looked at last
         self.url = f"unix://{places.redis_socket}"
 
     @property
@@ -107,6 +111,7 @@ class RedisServer:
 
     def _answers(self) -> bool:
         self._places.redis_socket.unlink(missing_ok=True)
+        self._seen = None
         self._process = processes.start(
             [find_server(), *self._settings()], env=self._env, log=self._places.log("redis")
         )
@@ -114,6 +119,26 @@ class RedisServer:
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def is_harmed(self) -> bool:
+        """Return whether somebody removed or cut the file of a living server."""
+        file = self._newest_file()
+        stat = file.stat() if file is not None else None
+        if self.alive() and (stat is None or _was_cut(stat, self._seen)):
+            return True
+        self._seen = stat
+        return False
+
+    def rewrite(self) -> None:
+        """Have the server write all it has into a new file.
+
+        It would append to what nobody can open, and all of it would end with its process.
+        """
+        self._places.redis_dir.mkdir(mode=0o700, exist_ok=True)
+        client = redis.Redis.from_url(self.url, socket_timeout=ANSWER_S_MAX)
+        with contextlib.suppress(redis.RedisError), client:  # the next look tries again
+            client.config_set("dir", str(self._places.redis_dir))  # the folder may be a new one
+            client.bgrewriteaof()
 
     def stop(self) -> None:
         if self._process is not None:
@@ -187,6 +212,11 @@ class RedisServer:
             f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
             f"--from {self._places.checkpoints.as_uri()}/JOB"
         )
+
+
+def _was_cut(file: os.stat_result, before: os.stat_result | None) -> bool:
+    """Return whether a file to which a server appends has become shorter."""
+    return before is not None and samestat(file, before) and file.st_size < before.st_size
 
 
 def _may_be_torn(sound: int, torn: bytes) -> bool:

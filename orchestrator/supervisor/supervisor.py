@@ -48,7 +48,7 @@ from orchestrator.formatting import instead_of
 from orchestrator.history.order import VARIABLE as HISTORY_VARIABLE
 from orchestrator.history.order import HistoryOrder
 from orchestrator.live.order import Order
-from orchestrator.paths import Places, StateDirError, dangling_links, no_room
+from orchestrator.paths import BACK_S, Places, StateDirError, dangling_links, no_room
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.ray_head import HeadOrder
@@ -92,7 +92,8 @@ class House:
     ) -> None:
         self.config = config
         self.places = Places(config.state_dir)
-        self._config_path = config_path
+        # For managers that start later in this life too: the file may be half edited then.
+        self._settings = frozen(config, config_path)
         self._give_back = give_back
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: list[float] = []
@@ -107,10 +108,11 @@ class House:
         self._bounded_s = 0.0
         self._stopping = False
         self._lock: os.stat_result | None = None  # of the file by which the directory is ours
+        self._whole_s = 0.0  # when nothing was lacking last
+        self._kept: dict[Path, bytes] = {}  # files that are brought back if somebody removes them
         self._life = secrets.token_hex(8)
         self._env: dict[str, str] = {}
         self._ray_address = ""
-        self._ray_dashboard = ""
 
     @property
     def redis_url(self) -> str:
@@ -147,12 +149,36 @@ class House:
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
                 self._end_if_moved()
-                with contextlib.suppress(StateDirError):  # the next round tries again
+                with contextlib.suppress(StateDirError, OSError):  # the next round tries again
                     self.places.make_way()
+                    self._put_right()
                 self._end_if_superseded()
                 self._revive()
                 self._replace_stuck()
                 self._bound_logs()
+
+    def _keep(self, *files: Path) -> None:
+        """Note what these files hold now: the parts that start later in this life need them."""
+        self._kept |= {file: file.read_bytes() for file in files}
+
+    def _put_right(self) -> None:
+        """Bring back what somebody else removed or changed, if it is not the whole folder that goes.
+
+        Without our note nobody could ask or end us, and without a secret no next manager can begin.
+        """
+        server, now_s = self._redis, time.monotonic()
+        lacking = [f for f, content in self._kept.items() if not _holds(f, content)]
+        harmed = server is not None and server.is_harmed()
+        deaf = server is not None and server.alive() and not self.places.redis_socket.exists()
+        if not (lacking or harmed or deaf):
+            self._whole_s = now_s
+        elif now_s > self._whole_s + BACK_S:
+            for file in lacking:
+                private.write(file, self._kept[file])
+            if server is not None and harmed:
+                server.rewrite()
+            elif server is not None and deaf:
+                server.stop()  # and it is started again
 
     def _revive(self) -> None:
         """Restart the parts that have ended, as soon as the disk has room.
@@ -261,13 +287,6 @@ class House:
         for session in sorted(self.places.ray_dir.glob("session_2*"))[:-SESSIONS_KEPT]:
             shutil.rmtree(session, ignore_errors=True)
 
-    def _freeze_settings(self) -> None:
-        """Keep the settings of this house for managers that start later in its life.
-
-        The person's file may be half edited then, or be meant for the next house.
-        """
-        private.write(self.places.settings, frozen(self.config, self._config_path).encode("utf-8"))
-
     # --- the parts --------------------------------------------------------------------------
 
     def _environment(self) -> dict[str, str]:
@@ -278,6 +297,7 @@ class House:
         token = self.places.secret("ray")
         for secret in (token, self.places.secret("mesh")):
             private.made_secret(secret)
+            self._keep(secret)
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return env | {
             processes.MARK: self.places.identity,
@@ -338,8 +358,6 @@ class House:
         """Choose where the Ray head listens."""
         host = self.config.ray.head_address
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
-        if self.config.ray.dashboard:
-            self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
 
     def _open_door(self) -> None:
         """Bind the join door's port, that of the last time if it can be had, and publish it.
@@ -359,6 +377,7 @@ class House:
         address = url_of(self._door).removeprefix("http://")
         fingerprint = certificate.make_if_missing(self.places.secret("door"))
         publish_door(self.places, DoorFile(address=address, fingerprint=fingerprint))
+        self._keep(self.places.secret("door"), self.places.door)
         if known is not None and known.address != address:
             _say(
                 f"the join door is at {address} now and no longer at {known.address} ({why}); "
@@ -478,10 +497,11 @@ class House:
         It runs under an init, as every machine does, because some of Ray's processes would outlive
         it by a minute.
         """
-        self._freeze_settings()
-        order = self.places.secret("head")
+        private.write(self.places.settings, self._settings.encode())
+        order, boot = self.places.secret("head"), self.places.secret("boot")
         order.unlink(missing_ok=True)  # it is left if a start broke off
-        self.places.secret("boot").unlink(missing_ok=True)  # an earlier head's; the door waits
+        self._kept.pop(boot, None)
+        boot.unlink(missing_ok=True)  # an earlier head's; the door waits
         words = ["-m", "cloud.local.machine_init", str(os.getpid()), sys.executable, "-P"]
         words += ["-m", "orchestrator.supervisor.ray_head", str(order)]
         marked = {MARKER: f"head-{self.places.identity}"}
@@ -491,6 +511,7 @@ class House:
         order = self.places.secret("head")
         private.write(order, msgspec.json.encode(self._head_order()))
         self._wait("the Ray head with the manager", "ray", lambda: not order.exists())
+        self._keep(self.places.secret("boot"))
 
     def _head_order(self) -> HeadOrder:
         host, _, port = self._ray_address.rpartition(":")
@@ -498,9 +519,6 @@ class House:
         return HeadOrder(
             host=host,
             port=int(port),
-            dashboard_port=int(self._ray_dashboard.rpartition(":")[2])
-            if self._ray_dashboard
-            else None,
             folder=str(self.places.ray_dir),
             object_store_bytes=OBJECT_STORE_BYTES,
             boot=str(self.places.secret("boot")),
@@ -516,7 +534,7 @@ class House:
                 state_dir=str(self.places.state_dir),
                 redis_url=self.redis_url,
                 ray_address=self._ray_address,
-                config_path=str(self.places.settings),
+                settings=self._settings,
                 house=self._life,
             ),
             copies=(storage.checkpoint_url, storage.copy_every_s)
@@ -530,6 +548,7 @@ class House:
         hooks = self.config.hooks
         if hooks.url:
             private.made_secret(self.places.secret("hooks"))
+            self._keep(self.places.secret("hooks"))
         order = HistoryOrder(
             redis_url=self.redis_url,
             deployment=self.config.manager.deployment,
@@ -576,19 +595,19 @@ class House:
 
     def _announce(self) -> None:
         """Write the file in which clients look up this house."""
-        text = HouseFile(
+        note = HouseFile(
             pid=os.getpid(),
             redis_url=self.redis_url,
             dashboard_url=f"{url_of(self._page)}/" if self._page else "",
             ray_address=self._ray_address,
-            ray_dashboard=self._ray_dashboard,
             local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
             deployment=self.config.manager.deployment,
             started_at_s=CLOCK.now_s(),
             clock_zero_s=CLOCK.zero_s,
             settings=in_force(self.config),
         )
-        private.write(self.places.house, msgspec.json.encode(text))
+        private.write(self.places.house, msgspec.json.encode(note))
+        self._keep(self.places.house)
 
     # --- looking after them -----------------------------------------------------------------
 
@@ -668,6 +687,10 @@ class House:
         if self._stopping:
             raise ToldToEnd("told to end while it was starting; nothing is left of it")
         time.sleep(0.02)
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    return file.exists() and file.read_bytes() == content
 
 
 def _lines(environment: Mapping[str, str]) -> bytes:

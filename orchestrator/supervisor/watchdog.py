@@ -1,7 +1,8 @@
 """Kill a manager or keeper that hangs; Ray notices only processes that have ended.
 
-Both renew a sign of life in Redis. If the sign stays the same for `LOOKS_MAX` looks while Redis
-answers, the process is killed and Ray starts the next one. Both may be killed at any moment.
+Both renew a sign of life in Redis, a manager also while it compiles. If the sign stays the same for
+`LOOKS_MAX` looks while Redis answers, the process is killed and Ray starts the next one. Both may
+be killed at any moment.
 """
 
 import contextlib
@@ -13,14 +14,15 @@ from pathlib import Path
 
 import redis
 
-from agent.keys import PULSE, VIEW
+from agent.keys import COMPILES, PULSE, VIEW
 from cloud.local.processes import MARKER
 from orchestrator.supervisor import processes
 
 LOOK_S = 5.0
 LOOKS_MAX = 36  # not seconds: this process may have been suspended together with the actors
 ANSWER_S_MAX = 1.0
-SIGNS = {"Manager": VIEW, "KeeperActor": PULSE}  # Ray's process titles begin with these names
+# Ray's process titles begin with these names.
+SIGNS = {"Manager": (VIEW, COMPILES), "KeeperActor": (PULSE,)}
 UNNAMED = "ray::IDLE"
 
 
@@ -39,7 +41,7 @@ class Pulse:
         To be called every `LOOK_S`.
         """
         try:
-            signs = {name: self._redis.get(key) for name, key in SIGNS.items()}
+            signs = {name: self._redis.mget(keys) for name, keys in SIGNS.items()}
         except redis.RedisError:
             self._seen.clear()  # without Redis no actor can leave a sign
             return []

@@ -90,6 +90,10 @@ def state_of(pid: int) -> str:
         return "-"
 
 
+def lives(pid: int) -> bool:
+    return state_of(pid) not in "Z-"
+
+
 def _ask(pid: int) -> str:
     place, deadline_s = FOLDER / str(pid), time.monotonic() + PATIENCE_S
     if state_of(pid) in "TZ-" or not place.exists():

@@ -22,14 +22,13 @@ def _losses(lines: list[str]) -> dict[int, float]:
     return {int(word[1]): float(word[3]) for word in words}
 
 
-@pytest.mark.parametrize("owned", [False, True])
-def test_losses_are_those_of_one_process(crew: Crew, tmp_path: Path, owned: bool) -> None:
+def test_losses_are_those_of_one_process(crew: Crew, tmp_path: Path) -> None:
     """Kills, newcomers and changes of shape, at boundaries and within steps; all are killed at once, too."""
     assert "deterministic=False" in SCRIPT
     assert "SGD" in SCRIPT
     (tmp_path / "train.py").write_text(SCRIPT)
     lines, _ = played_alone(tmp_path / "train.py", tmp_path / "out.pt", str(STEPS))
-    crew.depth, crew.owned = 1, owned
+    crew.depth, crew.owned = 1, True
     workers = crew.begin(3, SCRIPT, str(STEPS), str(crew.folder / "out.pt"), backup_every_steps=4)
     crew.reach(3)
     crew.settle = 1

@@ -122,3 +122,28 @@ def test_the_keeper_is_killed_between_two_commits_of_a_step(mortal: Crew, tmp_pa
     assert set(printed) <= set(lines)
     until("the weights", (tmp_path / "out.pt").exists)
     assert (tmp_path / "out.pt").read_bytes() == weights
+
+
+def test_a_job_that_was_closed_in_the_middle_of_a_step_goes_on_there(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """Its workers have applied the first commit of the step again, and compute the second one; one of them leads."""
+    waits = "    while sys.argv[2:] and session.step == 12 and os.path.exists(sys.argv[2]):\n        time.sleep(0.01)\n"
+    script = SCRIPT.replace("def made(x):\n", f"def made(x):\n{waits}").replace(
+        "import sys", "import sys\nimport time"
+    )
+    (tmp_path / "train.py").write_text(script)
+    lines, weights = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
+    hold = tmp_path / "hold"
+    hold.touch()
+    crew.begin(1, script, str(tmp_path / "out.pt"), str(hold))
+    crew.reach(25)
+    until("what it has printed", lambda: lines[11] in crew.printed())
+    assert crew.close_job() == 25
+    hold.unlink()
+    crew.begin(2, script, str(tmp_path / "out.pt"), str(hold))
+    crew.completed()
+    printed = [line for line in crew.printed() if line.startswith("step")]
+    assert sorted(printed) == sorted(lines)
+    until("the weights", (tmp_path / "out.pt").exists)
+    assert (tmp_path / "out.pt").read_bytes() == weights

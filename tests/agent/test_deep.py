@@ -38,14 +38,6 @@ def held(crew: Crew, step: int) -> Path:
     return hold
 
 
-def test_a_deep_layout_is_one_process(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """P x D workers play the script's own loop body as a pipeline, and end with the bits of one process."""
-    begin(crew, 3, 3, owned=True)
-    ends_alike(crew, alone, STEPS)
-    told = [ready for ready in crew.of(WorkerReady) if ready.stages_max > 1]
-    assert [ready.uncuttable for ready in told] == [""]
-
-
 @pytest.mark.parametrize("owned", [False, True])
 def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes], owned: bool) -> None:
     """1 x 4, 2 x 2, 4 x 1, 1 x 4 again, at boundaries and in the middle of steps."""
@@ -69,20 +61,6 @@ def test_the_manager_says_what_is_played(
     }
     begin(crew, 2, 2)
     ends_alike(crew, alone, STEPS)
-
-
-@pytest.mark.parametrize(("place", "owned"), [(0, False), (3, True)])
-def test_the_owner_of_a_stage_is_killed(
-    crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
-) -> None:
-    """The first stage of a replica, or the last one of the other: the rest go on as one chain of two, and one waits."""
-    hold = held(crew, 12)
-    workers = begin(crew, 4, 2, owned=owned)
-    crew.reach(9)
-    crew.kill(workers[place])
-    hold.unlink()
-    ends_alike(crew, alone, STEPS)
-    assert workers[place] in [lost.worker for lost in crew.of(WorkerLost)]
 
 
 def test_whoever_goes_back_bears_the_rest_of_the_step(crew: Crew) -> None:
@@ -125,19 +103,6 @@ def test_the_only_owners_of_layers_are_lost_behind_the_last_step(
     ends_alike(crew, alone, STEPS)
 
 
-def test_the_owner_of_a_stage_is_stopped(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """A stage that falls silent holds up its chain until it is declared lost; a layer that only it had comes from
-    the keeper's backup and the sums since."""
-    hold = held(crew, 12)
-    _, second, *_ = begin(crew, 4, 4, owned=True)
-    crew.reach(9)
-    crew.kill(second, how=signal.SIGSTOP)
-    hold.unlink()
-    until("the silence", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
-    crew.kill(second, how=signal.SIGCONT)
-    ends_alike(crew, alone, STEPS)
-
-
 TURN = """
 class Turn(nn.Module):
     def __init__(self, width: int) -> None:
@@ -166,24 +131,6 @@ def test_what_is_in_no_state_is_no_layer(crew: Crew, tmp_path: Path) -> None:
         crew.reach(4 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
     ends_alike(crew, alone, STEPS)
-
-
-BREAK = """
-        if step == 9 and session.leader and not Path(out + ".broken").exists():
-            Path(out + ".broken").touch()
-            mesh = session._world._mesh
-            next(iter(mesh._connections.values())).close()
-"""
-
-
-def test_a_connection_breaks_under_a_step(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """Of two whose connection broke one is declared lost, and the others compute the step again."""
-    loop = "        result = session.backward"
-    script = TOY.read_text().replace(loop, BREAK + loop)
-    crew.depth = 3
-    crew.begin(3, script, str(STEPS), str(crew.folder / "out.pt"))
-    ends_alike(crew, alone, STEPS)
-    assert crew.of(WorkerLost)
 
 
 def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:

@@ -59,6 +59,23 @@ WRONG = {
         "for step in session.steps(8):\n    for (x,) in a: train(x)",
         r"with session\.steps\(n\) use data\.at\(step\)",
     ),
+    "a generator": (
+        "for epoch in session.epochs(2, (i for i in a)): pass",
+        r"session\.epochs\(n, \.\.\.\): a generator has no length.*\[\*",
+    ),
+    "pairs": (
+        "for epoch in session.epochs(2, 4):\n    for i in session.each(zip([1, 2], [3, 4])): train(i)",
+        r"session\.each\(\.\.\.\): a zip has no length",
+    ),
+    "a loader itself": (
+        "loader = torch.utils.data.DataLoader(TensorDataset(torch.randn(4, 2)))\n"
+        "for epoch in session.epochs(2, loader):\n    for (x,) in session.each(loader): train(x)",
+        r"session\.each\(\.\.\.\): a DataLoader has no items by number.*\[\*",
+    ),
+    "no number": (
+        "for epoch in session.epochs(2, 1.5): pass",
+        r"session\.epochs\(n, \.\.\.\): a float has no length",
+    ),
     "left in the middle": (
         "for epoch in session.epochs(2, a):\n    for (x,) in a:\n        train(x)\n        break",
         r"order=lambda epoch: range\(n\)",
@@ -86,6 +103,8 @@ def test_an_epoch_that_is_gone_through_otherwise_is_refused(
         "        train(x)\n"
         "    seen = session.step",
         "for epoch in session.epochs(2, a):\n    for i in session.each([1, 2, 3, 4]): train(torch.ones(4, 2))",
+        "for epoch in session.epochs(2, 4):\n    for i in session.each(range(4)): train(torch.ones(4, 2))",
+        "for epoch in session.epochs(2, len(a)):\n    for i in session.each(4): train(torch.ones(4, 2))",
         "c = batches(16)\nfor epoch in session.epochs(2, a):\n    for (x,) in (c if epoch else a): train(x)",
         "for step in session.steps(8):\n    assert next(iter(a))[0].shape == (4, 2)\n    train(a.at(step)[0])",
     ],
@@ -124,3 +143,20 @@ def test_a_write_through_data_at_an_epochs_end_is_right(by_hand: Callable[[str],
         START
         + "for epoch in session.epochs(4, a):\n    for (x,) in a: train(x)\n    model.weight.data.zero_()\n"
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "seen = [epoch for epoch in session.epochs(range(1, 4), a) for (x,) in a if train(x) is None]\n"
+        "assert seen == [1] * 4 + [2] * 4 + [3] * 4, seen",
+        "steps = session.steps(range(10, 18, 2))\n"
+        "seen = [(i, session.step) for i in steps if train(a.at(session.step)[0]) is None]\n"
+        "assert seen == [(10, 0), (12, 1), (14, 2), (16, 3)], seen",
+    ],
+    ids=["epochs", "steps"],
+)
+def test_a_loop_over_a_range_counts_as_the_script_did(
+    by_hand: Callable[[str], None], body: str
+) -> None:
+    by_hand(START + body)

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from crews import Crew, Nursery
 
-from agent.messages import Rewound
-
 pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
@@ -81,22 +79,6 @@ def test_five_lines_differ_from_a_plain_script(tmp_path: Path, nursery: Nursery)
         nursery.play([str(path), *SMALL, "--dropout", "0"], tmp_path) for path in (script, EXAMPLE)
     )
     assert _final(ours) == pytest.approx(_final(theirs), abs=2e-4)
-
-
-def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
-    """Workers are killed while it trains; weights and printed losses are those of a run alone."""
-    *lines, sha = digested(crew, *SMALL)
-    first, second, _ = crew.begin(3, EXAMPLE.read_text(), *SMALL)
-    crew.reach(3)
-    crew.kill(first)
-    crew.reach(7)
-    crew.kill(second)
-    crew.start(1)
-    done = crew.completed()
-    assert done.weights_sha == sha
-    assert crew.printed()[-1] == lines[-1]
-    assert set(crew.printed()) <= set(lines)
-    assert crew.of(Rewound) == []
 
 
 def test_cut_into_stages_it_gives_the_same_bits(crew: Crew) -> None:

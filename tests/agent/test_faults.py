@@ -266,7 +266,7 @@ class Job:
         end, alone = self.opened + 1, self.crew.folder / "alone" / "out.pt"
         alone.parent.mkdir()
         for out in (self.out, alone):
-            out.with_name("out.pt.end").write_text(str(end))
+            write_whole(out.with_name("out.pt.end"), end)
         self.open_to(STEPS)
         assert until("the end", lambda: self.crew.of(JobCompleted))[0].step == end
         script, *arguments = command(self.depth, self.crew.folder, alone)

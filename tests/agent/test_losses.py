@@ -1,7 +1,5 @@
 """Workers come, go and die; the losses and the weights are those of an undisturbed run."""
 
-import contextlib
-import os
 import random
 import resource
 import shutil
@@ -72,19 +70,6 @@ def test_job_without_workers_goes_on_with_new_ones(
     ends_alike(crew, alone, STEPS)
 
 
-def test_a_stopped_worker_is_declared_silent(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """SIGSTOP keeps all connections open; silence finds it. Woken up, the ghost is not let in."""
-    first, *_ = begin(crew, 3)
-    crew.reach(8)
-    crew.kill(first, how=signal.SIGSTOP)
-    lost = until("the silence to be noticed", lambda: crew.of(WorkerLost))[0]
-    assert (lost.worker, lost.cause) == (first, "silent")
-    crew.kill(first, how=signal.SIGCONT)
-    until("the ghost to end", lambda: not _lives(crew.pids[first]))
-    ends_alike(crew, alone, STEPS)
-    assert len(crew.of(WorkerLost)) == 1
-
-
 def test_who_holds_the_state_is_lost_outside_the_layout(
     crew: Crew, alone: tuple[list[str], bytes]
 ) -> None:
@@ -101,13 +86,6 @@ def test_who_holds_the_state_is_lost_outside_the_layout(
         crew.ready.remove(first)
     ends_alike(crew, alone, STEPS)
     assert [(lost.worker, lost.owed_state) for lost in crew.of(WorkerLost)] == [(first, True)]
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -176,15 +154,24 @@ def exchange(crew: Crew, dice: random.Random, workers: list[str]) -> list[str]:
     return newcomers
 
 
-def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
-    """The workers hold the state; a new keeper at the same address carries on with them."""
-    begin(mortal, 3)
-    for step in (5, 13, 22):
+def test_the_keeper_is_killed_and_then_with_a_worker(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The workers hold the state; a new keeper at the same address carries on with them. Who does not come back to it is
+    lost; those who do hold everything."""
+    first, *_ = begin(mortal, 3)
+    for step in (5, 13):
         mortal.reach(step)
         mortal.keeper.kill()
         mortal.keeper.start()
-    ends_alike(mortal, alone, STEPS)
+    mortal.reach(22)
     assert mortal.of(WorkerLost) == []
+    mortal.keeper.kill()
+    mortal.kill(first)
+    mortal.keeper.start()
+    ends_alike(mortal, alone, STEPS)
+    lost = mortal.of(WorkerLost)
+    assert [each.worker for each in lost] == [first], lost
 
 
 def test_a_worker_that_comes_late_to_a_restarted_keeper_is_waited_for(
@@ -201,18 +188,6 @@ def test_a_worker_that_comes_late_to_a_restarted_keeper_is_waited_for(
     mortal.kill(late, how=signal.SIGCONT)
     ends_alike(mortal, alone, STEPS)
     assert mortal.of(WorkerLost) == []
-
-
-def test_the_keeper_and_a_worker_are_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
-    """Who does not come back to the new keeper is lost; those who do hold everything."""
-    first, *_ = begin(mortal, 3)
-    mortal.reach(12)
-    mortal.keeper.kill()
-    mortal.kill(first)
-    mortal.keeper.start()
-    ends_alike(mortal, alone, STEPS)
-    lost = mortal.of(WorkerLost)
-    assert [each.worker for each in lost] == [first], lost
 
 
 def test_keeper_and_all_workers_are_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:

@@ -39,14 +39,13 @@ def lay_out(crew: Crew, workers: list[str], depth: int) -> None:
         crew.regroup("now")
 
 
-@pytest.mark.parametrize("depth", [1, 3])
 def test_the_first_leader_dies_while_it_hands_over_what_all_begin_with(
-    crew: Crew, alone: tuple[list[str], bytes], depth: int
+    crew: Crew, alone: tuple[list[str], bytes]
 ) -> None:
     """Before there is a backup, and before any other has the state: somebody else's beginning is as good."""
     dying = Fault(point="morph: hand-over begun", passing=1, kind="kill")
     plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(dying,))
-    crew.settle, crew.depth = 3, depth
+    crew.settle = crew.depth = 3
     crew.open(TOY.read_text(), str(STEPS), str(crew.folder / "out.pt"))
     (first,) = crew.start(1, msgspec.json.encode(plan).decode())
     until("the first", lambda: first in crew.ready)

@@ -72,6 +72,35 @@ def test_functions_of_torch_take_a_result_as_a_tensor(found: Any, wanted: object
         torch.matmul(RESULT, "a")
 
 
+@pytest.mark.parametrize(
+    ("reckoned", "wanted"),
+    [
+        (lambda x, y: 0.5 * x - y, -0.5),
+        (lambda x, y: y - x / 2 + 1, 1.5),
+        (lambda x, y: 1 / x + (1 - y) * 2.0, 2.5),
+        (lambda x, y: abs(-x) + +y, 1.25),
+        (lambda x, y: x**2 + 4**x, 2.25),
+        (lambda x, y: sum([x, y]), 1.25),
+    ],
+)
+def test_what_is_reckoned_from_results_answers_as_they_do(
+    reckoned: Callable[[Result, float], Any], wanted: float
+) -> None:
+    """Scripts sum up their losses and weigh them, and then ask the sum for its item."""
+    found = reckoned(RESULT, RESULT["accuracy"])
+    assert found.item() == torch.mean(found).item() == found.detach().item() == float(found)
+    assert float(found) == wanted
+    assert torch.abs(found).data >= 0 and f"{found:.1f}"
+
+
+def test_what_is_reckoned_from_a_result_and_something_else_is_of_the_other_s_kind() -> None:
+    assert (RESULT * np.ones(2)).tolist() == (np.ones(2) * RESULT).tolist() == [0.5, 0.5]
+    assert (RESULT + torch.ones(2)).tolist() == (torch.ones(2) + RESULT).tolist() == [1.5, 1.5]
+    assert (-RESULT) ** 0.5 == (-0.5) ** 0.5  # a complex number
+    with pytest.raises(TypeError):
+        RESULT + "a"
+
+
 def test_a_result_beside_a_tensor_counts_as_the_number_that_it_is() -> None:
     """With all its bits, and without a say in the type."""
     third = Result(1 / 3)

@@ -14,12 +14,14 @@ from agent.messages import (
     CheckpointCopied,
     JobCompleted,
     NoticeSeen,
+    Paced,
     Progress,
     Recalled,
     Rewound,
     WorkerFailed,
     WorkerLost,
 )
+from agent.paramserver.live.node import GRAINS
 from cloud.model import Notice
 
 pytestmark = pytest.mark.processes
@@ -73,6 +75,14 @@ def test_a_warned_and_a_killed_machine_cost_no_rating(managed: Managed) -> None:
     is_whole(managed.completed(), clocks)
     assert not managed.of(Rewound)
     assert managed.managed_job.status == "SUCCEEDED", managed.managed_job.because
+
+
+def test_what_a_grain_takes_is_told_of_every_worker(managed: Managed) -> None:
+    """By it the manager learns how types of machines compare."""
+    managed.submit(TOY, "100000", PAUSE, slots_max=2)
+    until("a pace of both", lambda: [p for p in managed.of(Paced) if len(p.microbatch_s) == 2])
+    told = managed.of(Paced)[-1]
+    assert min(told.microbatch_s.values()) >= float(PAUSE) / GRAINS
 
 
 LATE = """

@@ -51,12 +51,11 @@ def begin(crew: Crew, count: int, depth: int, **options: object) -> list[str]:
     return crew.begin(count, unbuilt_toy(), str(STEPS), str(crew.folder / "out.pt"), **options)
 
 
-@pytest.mark.parametrize("count", [1, 2])
 def test_model_born_whole_by_each_is_that_of_one_process(
-    crew: Crew, alone: tuple[list[str], bytes], count: int
+    crew: Crew, alone: tuple[list[str], bytes]
 ) -> None:
     """Weights and losses are those of the script alone; below, layouts begin with parts."""
-    begin(crew, count, 1)
+    begin(crew, 2, 1)
     ends_alike(crew, alone, STEPS)
     assert crew.of(WorkerLost) == []
 
@@ -116,27 +115,6 @@ def test_a_newcomer_comes_before_anything_is_committed(
     hold.unlink()
     ends_alike(crew, alone, STEPS)
     assert min(held.step for held in crew.of(BackupHeld)) == 0
-
-
-def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """Newcomers in another layout begin with the backup and apply the logged sums again."""
-    workers = begin(crew, 4, 2, backup_every_steps=10)
-    crew.reach(13)
-    crew.kill(*workers)
-    crew.settle = crew.depth = 3
-    crew.start(3)
-    ends_alike(crew, alone, STEPS)
-
-
-def test_two_with_a_half_each_become_one_with_all(
-    crew: Crew, alone: tuple[list[str], bytes]
-) -> None:
-    """The one that is left has everything, from the backup and the sums since, and then everything."""
-    workers = begin(crew, 2, 2)
-    crew.reach(9)
-    crew.kill(workers[1])
-    crew.depth = 1
-    ends_alike(crew, alone, STEPS)
 
 
 def test_who_is_left_goes_back_to_the_beginning(crew: Crew, alone: tuple[list[str], bytes]) -> None:

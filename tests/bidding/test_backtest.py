@@ -98,16 +98,6 @@ def test_ours_is_the_cheapest_on_both_markets(today_market, auction_market):
         assert mean["ours"] <= min(mean.values()) * 1.001
 
 
-def test_the_same_seed_gives_the_same_figures(today_market):
-    """Two runs from one seed are equal in every figure."""
-    market = today_market(AWS_TODAY)
-    starts = backtest.draw_starts(market, WORK, 5, seed=9)
-    first = backtest.run(market, WORK, STRATEGIES[-2:], starts=starts)
-    again = backtest.run(market, WORK, STRATEGIES[-2:], starts=starts)
-    for a, b in zip(first, again, strict=True):
-        assert all(np.array_equal(a[c], b[c]) for c in backtest.COLUMNS)
-
-
 @pytest.mark.parametrize("deadline_h", [4.6, 8.0])
 def test_no_deadline_is_missed(today_market, deadline_h):
     """With little and with much time to spare every job of 100 starts is done in time."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from bidding.compiled import EDITIONS_KEPT, forget_old
 
 
-def test_machine_code_of_old_sources_goes(tmp_path: Path) -> None:
+def test_machine_code_of_old_sources_goes(tmp_path):
     """The edition in use and the newest few others stay, whatever their names are."""
     for age_s in range(6):
         folder = tmp_path / f"numba-{age_s}"
@@ -38,7 +38,7 @@ print(sum(total.stats.cache_misses.values()), flush=True)
 """
 
 
-def test_processes_that_begin_together_compile_a_function_once(tmp_path: Path) -> None:
+def test_processes_that_begin_together_compile_a_function_once(tmp_path):
     """Three ask for it at the same time: one compiles, and the others load what it made."""
     file = tmp_path / "asking.py"
     file.write_text(ASKING)

@@ -322,37 +322,3 @@ def test_with_a_deadline_the_backtest_keeps_and_buys_what_the_manager_does(m, ti
         with patch.object(acquire, "book", lambda *_: table):
             backtest, manager = both(m, NOW + ticks, table)
         assert backtest == manager
-
-
-def test_what_works_is_kept_while_the_cheap_pool_is_away():
-    """One machine is held, four are wanted: three are bought, and nobody waits for the cheap pool."""
-    m = Moment(
-        rule=AZURE.name,
-        slots=(1, 1, 1),
-        speed=(1.0, 1.0, 1.0),
-        usd_per_slot_h=(0.6, 0.2, 3.0),
-        hazard_per_h=(0.1, 0.1),
-        region=(0, 0),
-        zone=(0, 1),
-        exchange_gb=0.0,
-        away=(False, True),
-        refused=(False, False),
-        losses_seen=(True, True),
-        lost_in_1h=(0.0, 0.0, 0.0),
-        rows=(Row(0, 1, 20, 0),),
-        wanted=4,
-        start_s=120.0,
-        morph_s=2.0,
-        recovery_s=5.0,
-        scaling=1.0,
-        haste=0.5,
-        work_left=80.0,
-        manager_usd_per_h=0.0,
-    )
-    backtest, manager = both(m)
-    assert backtest == manager
-    assert (backtest[0], backtest[1]) == (Counter({0: 1}), Counter({0: 3}))
-    alone = msgspec.structs.replace(m, rows=())
-    backtest, manager = both(alone)
-    assert backtest == manager
-    assert not backtest[1]

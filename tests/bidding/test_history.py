@@ -25,6 +25,15 @@ from cloud.model import Pool
 POOL = Pool("aws", "us-x-1", "us-x-1a", "big")
 
 
+ITEM = {
+    "armRegionName": "westeurope",
+    "armSkuName": "NC6",
+    "skuName": "NC6 Spot",
+    "retailPrice": 0.1,
+    "effectiveStartDate": "2024-05-01T00:00:00Z",
+}
+
+
 def aws_row(at, price):
     return {
         "AvailabilityZone": "us-x-1a",
@@ -79,14 +88,10 @@ def test_a_local_zone_is_of_the_region_it_is_named_after():
 def test_azure_meters_in_other_moneys_and_of_windows_are_left_out():
     """One machine has several spot meters; a page that holds no objects is counted, and fails nobody."""
     item = {
-        "armRegionName": "westeurope",
-        "armSkuName": "NC6",
-        "skuName": "NC6 Spot",
+        **ITEM,
         "currencyCode": "USD",
         "unitOfMeasure": "1 Hour",
         "productName": "Virtual Machines NC Series",
-        "retailPrice": 0.1,
-        "effectiveStartDate": "2024-05-01T00:00:00Z",
     }
     others = (
         {"productName": "Virtual Machines NC Series Windows", "retailPrice": 0.3},
@@ -101,25 +106,13 @@ def test_azure_meters_in_other_moneys_and_of_windows_are_left_out():
 
 def test_a_folder_may_hold_pages_of_azure_and_tables_with_columns_in_any_order(tmp_path):
     """What is not recognised would be left out without a word."""
-    item = {
-        "armRegionName": "westeurope",
-        "armSkuName": "NC6",
-        "skuName": "NC6 Spot",
-        "retailPrice": 0.1,
-        "effectiveStartDate": "2024-05-01T00:00:00Z",
-    }
-    (tmp_path / "page.json").write_text(json.dumps({"BillingCurrency": "USD", "Items": [item]}))
+    (tmp_path / "page.json").write_text(json.dumps({"BillingCurrency": "USD", "Items": [ITEM]}))
     (tmp_path / "own.csv").write_text(
         '"cloud",region,zone,type,at,usd_per_h\naws,us-x-1,us-x-1a,big,0,1\n'
     )
     history, repairs = read_prices(tmp_path)
     assert list(history) == [POOL, Pool("azure", "westeurope", "westeurope", "NC6")]
     assert repairs.rows == 2
-
-
-def test_an_empty_dump_is_an_empty_history():
-    """A file of no bytes, which real dumps contain, is no error."""
-    assert read_aws("")[0] == {}
 
 
 def test_what_is_not_a_dump_is_refused():
@@ -130,14 +123,7 @@ def test_what_is_not_a_dump_is_refused():
 
 def test_azure_prices_from_both_sources():
     """The retail API's spot meters and the daily table give pools of the region."""
-    item = {
-        "armRegionName": "westeurope",
-        "armSkuName": "NC6",
-        "skuName": "NC6 Spot",
-        "retailPrice": 0.1,
-        "effectiveStartDate": "2024-05-01T00:00:00Z",
-    }
-    history, _ = read_azure_retail(json.dumps({"Items": [item, {**item, "skuName": "NC6"}]}))
+    history, _ = read_azure_retail(json.dumps({"Items": [ITEM, {**ITEM, "skuName": "NC6"}]}))
     assert history[Pool("azure", "westeurope", "westeurope", "NC6")].value.tolist() == [0.1]
     daily, repairs = read_azure_daily("Date,NC6,NC12\n2/24/2020,$0.12,\n2/25/2020,$0.13,\n", "east")
     assert list(daily) == [Pool("azure", "east", "east", "NC6")]

@@ -34,13 +34,6 @@ def test_refusals_tell_how_long_capacity_is_away():
     assert PoolRecord().return_per_h(0.0) == RETURN_PRIOR.per_h
 
 
-def test_a_clock_that_jumps_back_makes_no_negative_time():
-    """Giving back before the sale, by the clock, adds nothing and breaks nothing."""
-    record = PoolRecord().sold(5000.0).left(4000.0)
-    assert record.held_h == 0.0
-    assert record.left(9000.0) == record
-
-
 def test_what_was_seen_long_ago_loses_its_weight():
     """A pool that took machines, or refused, days ago is known as little as one that was never asked."""
     restless = PoolRecord()

@@ -82,13 +82,3 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     write_prices(tmp_path / "prices.npz", {Pool("aws", "r", "ra", "kind"): series(range(200))})
     with pytest.raises(HistoryError, match="at most 1000 are read"):
         stored_prices(tmp_path / "prices.npz")
-
-
-def test_a_stored_history_is_small(tmp_path):
-    """Five months of a pool's quotes take less than a third of their text."""
-    at_s = np.arange(2000) * 6000.0
-    one = Series(at_s=at_s, value=np.round(0.3 + 0.001 * np.sin(at_s), 4))
-    path = tmp_path / "prices.npz"
-    write_prices(path, {Pool("aws", "us-east-1", "us-east-1a", "p3.2xlarge"): one})
-    row = len("2020-01-01T00:00:00+00:00,aws,us-east-1,us-east-1a,p3.2xlarge,0.3\n")
-    assert path.stat().st_size < 2000 * row / 3

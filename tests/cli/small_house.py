@@ -175,7 +175,6 @@ def main() -> None:
             redis_url=server.url,
             dashboard_url="http://127.0.0.1:1/",
             ray_address="",
-            ray_dashboard="",
             local_cloud=str(places.cloud_dir),
             deployment="default",
             started_at_s=time.time(),

@@ -13,6 +13,16 @@ DOCUMENTS = [
     "docs/tutorial.md",
     "docs/operations.md",
     "docs/page.md",
+    "docs/programs.md",
+    "docs/history.md",
+    "docs/real-cloud.md",
+    "docs/aws.md",
+    "docs/azure.md",
+    "docs/security.md",
+    "docs/faults.md",
+    "docs/bidding.md",
+    "docs/market.md",
+    "docs/compared.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 ]
@@ -82,6 +92,10 @@ def test_every_setting_in_a_document_is_there(document):
 
 FILES = {
     "hooks.token",
+    "aws.md",
+    "azure.md",
+    "dashboard.token",
+    "ray.token",
     "manager.py",
     "ray.log",
     "azure.own_end",
@@ -92,12 +106,21 @@ FILES = {
 }
 
 
+def headings(text: str) -> set[str]:
+    """The names by which a link reaches the headings of a document."""
+    lines = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_link_leads_somewhere(document):
-    """To a file of the project."""
+    """To a file of the project, and to a heading of it."""
     place = ROOT / document
-    for target in re.findall(r"\]\(([^)#]+)", place.read_text()):
-        assert (place.parent / target).exists(), target
+    links = re.findall(r"\]\((?!https:)([^)#]*)#?([^)]*)\)", place.read_text())
+    for target, heading in links:
+        there = place.parent / target if target else place
+        assert there.exists(), target
+        assert not heading or heading in headings(there.read_text()), (target, heading)
 
 
 @pytest.mark.parametrize("document", ["docs/clouds.md", "docs/faults.md"])
@@ -111,6 +134,8 @@ def test_every_test_that_a_document_names_is_there(document):
     for file, test in named:
         text = files[file] if file else text
         assert not test or f"def {test}(" in text, (file, test)
+    for test in re.findall(r"`(test_\w+)`", said):
+        assert any(f"def {test}(" in text for text in files.values()), test
 
 
 def test_the_script_of_the_tutorial_runs_alone(shell, tmp_path):

@@ -42,30 +42,11 @@ def test_a_job_that_succeeds_is_followed_to_its_end(housed):
 def test_the_scripts_own_words_reach_the_job(housed, submitted):
     """Everything after -- is the script's; options before it are ours, and the settings the default."""
     housed.script("args.py", WAITS)
-    job = housed(
-        "submit",
-        "args.py",
-        "--slots-max",
-        "2",
-        "--budget",
-        "3",
-        "--deadline",
-        "2h",
-        "--nan",
-        "skip",
-        "--max-failures",
-        "1",
-        "--haste",
-        "2",
-        "--max-preemptions",
-        "9",
-        "--no-exact",
-        "--json",
-        "--",
-        "--lr",
-        "0.1",
-        "--json",
-    ).json["id"]
+    options = (
+        "--slots-max 2 --budget 3 --deadline 2h --nan skip --max-failures 1 --haste 2"
+        " --max-preemptions 9 --no-exact --json -- --lr 0.1 --json"
+    )
+    job = housed("submit", "args.py", *options.split()).json["id"]
     entries = [json.loads(e) for e in _journal(housed)]
     spec = next(
         e["spec"] for e in entries if e["type"] == "JobSubmitted" and e["spec"]["job"] == job
@@ -148,16 +129,12 @@ def test_a_manager_that_is_starting_is_waited_for_and_not_by_down_by_force(late_
     assert (ended.code, "down in" in ended.out) == (0, True), ended.out + ended.err
 
 
-@pytest.mark.parametrize(
-    ("budget", "arithmetic"), [("0", "it buys no step"), ("0.0001", "too small for one step")]
-)
-def test_a_budget_that_buys_nothing_is_refused_with_the_arithmetic(housed, budget, arithmetic):
+def test_a_budget_that_buys_nothing_is_refused_with_the_arithmetic(housed):
     """At submit, before anything is bought, with exit code 101."""
-    housed.script("ok.py")
-    plain = housed("submit", "ok.py", "--budget", budget)
+    asked, arithmetic = ("submit", housed.script("ok.py"), "--budget", "0.0001"), "too small for"
+    plain, document = housed(*asked), housed(*asked, "--json")
     assert (plain.code, plain.out.startswith("refused: budget: ")) == (101, True)
     assert arithmetic in plain.out.replace("\n", " ")
-    document = housed("submit", "ok.py", "--budget", budget, "--json")
     assert document.json["exit_code"] == 101
     assert arithmetic in document.json["job"]["because"]
 

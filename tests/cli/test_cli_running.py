@@ -88,6 +88,7 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
         checked = shell("check", *words)
     assert answer.code == 1
     assert answer.line.startswith(f"ray.port: 127.0.40.9 port {port} cannot be used")
+    assert "0 to have one chosen" in answer.line
     assert "set ray.port to a free port" in checked.out
     assert not shell.places.house.exists()
     assert processes.marked(shell.places.identity) == []
@@ -162,7 +163,6 @@ def dead_house() -> House:
         redis_url="unix:///nowhere",
         dashboard_url="",
         ray_address="",
-        ray_dashboard="",
         local_cloud="",
         deployment="default",
         started_at_s=0.0,

@@ -15,19 +15,19 @@ def completed(monkeypatch: pytest.MonkeyPatch, capsys, words: str) -> list[str]:
     return capsys.readouterr().out.split()
 
 
-def test_commands_tools_and_options_are_completed(monkeypatch, capsys) -> None:
+def test_commands_tools_and_options_are_completed(monkeypatch, capsys):
     assert completed(monkeypatch, capsys, "orchestrator com") == ["compare"]
     assert completed(monkeypatch, capsys, "orchestrator tools da") == ["dashboard"]
     assert completed(monkeypatch, capsys, "orchestrator resume --fr") == ["--from"]
 
 
-def test_without_a_manager_no_id_is_offered(monkeypatch, capsys, tmp_path) -> None:
+def test_without_a_manager_no_id_is_offered(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert completed(monkeypatch, capsys, "orchestrator logs ") == []
 
 
 @pytest.mark.processes
-def test_ids_of_jobs_are_completed(housed, monkeypatch, capsys) -> None:
+def test_ids_of_jobs_are_completed(housed, monkeypatch, capsys):
     name = housed("submit", housed.script("named.py"), "--json").json["id"]
     monkeypatch.chdir(housed.folder)
     for command in ("logs", "resume", "events"):
@@ -35,7 +35,7 @@ def test_ids_of_jobs_are_completed(housed, monkeypatch, capsys) -> None:
     assert completed(monkeypatch, capsys, "orchestrator logs nothing-") == []
 
 
-def test_a_script_for_the_shell_is_printed(monkeypatch, capsys) -> None:
+def test_a_script_for_the_shell_is_printed(monkeypatch, capsys):
     """What a person puts into the file that their shell reads first."""
     monkeypatch.setenv(COMPLETES, "source_bash")
     with pytest.raises(SystemExit):

@@ -29,7 +29,7 @@ from orchestrator.cli.demo import (
 from orchestrator.paths import Places
 
 
-def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named() -> None:
+def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named():
     """Each new step gives it the whole time again; then the last step, the status and its reason are said."""
     now_s = 0.0
     unused: Any = None
@@ -47,7 +47,7 @@ def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named() ->
 
 
 @pytest.mark.processes
-def test_an_undisturbed_run_that_stands_still_is_named(tmp_path: Path) -> None:
+def test_an_undisturbed_run_that_stands_still_is_named(tmp_path):
     """With what it said last."""
     log = tmp_path / "log"
     words = [sys.executable, "-c", "print('step 3', flush=True); input()"]
@@ -65,7 +65,7 @@ def test_an_undisturbed_run_that_stands_still_is_named(tmp_path: Path) -> None:
             process.stdin.close()
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
     """As its own end does, neither on the disk nor in the machine's memory; of a demo that failed the logs may be wanted."""
     with pytest.raises(KeyboardInterrupt), _folder(tmp_path) as folder:
         kept = root_of(Places(folder / "state").checkpoints)
@@ -78,13 +78,13 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / FOLDER).exists()
 
 
-def test_the_place_of_a_model_that_goes_with_the_demo_is_not_shown() -> None:
+def test_the_place_of_a_model_that_goes_with_the_demo_is_not_shown():
     """All else is as the house shows it."""
     view = seen(step=100, export_uri="file:///.demo/state/checkpoints/gpt/model.safetensors")
     assert Passing(Told(view)).view() == seen(step=100)
 
 
-def test_a_job_that_was_over_before_a_machine_was_taken_has_its_summary() -> None:
+def test_a_job_that_was_over_before_a_machine_was_taken_has_its_summary():
     """On a machine where one worker is quickest and quick, no drill may have come."""
     out = io.StringIO()
     unused: Any = None
@@ -95,7 +95,7 @@ def test_a_job_that_was_over_before_a_machine_was_taken_has_its_summary() -> Non
     assert "1 machine more" in out.getvalue()  # of the market's own
 
 
-def test_the_summary_says_what_each_loss_cost() -> None:
+def test_the_summary_says_what_each_loss_cost():
     """One row a loss: with a notice no pause, without one the pause that came after it."""
     out = io.StringIO()
     unused: Any = None
@@ -111,7 +111,7 @@ def test_the_summary_says_what_each_loss_cost() -> None:
     assert "the market" not in out.getvalue()
 
 
-def test_the_demo_of_tables_is_the_example_and_ends_as_it_does(tmp_path: Path) -> None:
+def test_the_demo_of_tables_is_the_example_and_ends_as_it_does(tmp_path):
     console = Console(file=io.StringIO(), width=200)
     assert play_tables(console, tmp_path) == 2
     assert "run the demo in the project's folder" in console.file.getvalue()

@@ -64,7 +64,7 @@ def test_every_line_that_the_documents_show_works(own_house, until, monkeypatch)
     (script,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL
     )
-    for place in (Path(SCRIPT), Path("src") / SCRIPT):
+    for place in (Path(SCRIPT), Path("src") / SCRIPT, Path("mypackage") / SCRIPT):
         place.parent.mkdir(exist_ok=True)
         place.write_text(script)
     for place in (Path("conf/a.yaml"), Path("data/a.csv")):

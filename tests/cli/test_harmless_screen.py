@@ -3,7 +3,6 @@
 import io
 
 import msgspec
-import pytest
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +22,7 @@ def seen(*parts: object) -> str:
     return screen.file.getvalue()
 
 
-def test_controls_are_shown_and_our_own_colours_stay() -> None:
+def test_controls_are_shown_and_our_own_colours_stay():
     """In texts, tables, sentences and what is nested, as `logs`, `status` and `events` print them."""
     table = Table(box=None)
     table.add_row(Text(EVIL, style="bold"))
@@ -38,9 +37,7 @@ def test_controls_are_shown_and_our_own_colours_stay() -> None:
     assert "\x1b[1m" in seen(table)
 
 
-def test_program_gets_the_same_text_and_a_terminal_no_control(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_program_gets_the_same_text_and_a_terminal_no_control(capsys):
     """With --json each control is an escape of JSON, so what is decoded is what was stored."""
     command = Command(None, {}, json=True)
     command.line({"line": EVIL}, Text(EVIL))

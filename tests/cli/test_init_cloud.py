@@ -21,27 +21,9 @@ ACCOUNT = "00000000-1111-2222-3333-444444444444"
 GROUP = f"/subscriptions/{ACCOUNT}/resourceGroups/training/providers"
 SUBNET = f"{GROUP}/Microsoft.Network/virtualNetworks/net/subnets/machines"
 IMAGE = f"{GROUP}/Microsoft.Compute/galleries/images/images/instance/versions/1.0.0"
-ON_AWS = (
-    "init",
-    "--cloud",
-    "aws",
-    "--region",
-    "us-east-1",
-    "--types",
-    "g5.*",
-    "--bucket",
-    "states",
-)
-ON_AZURE = (
-    "init",
-    "--cloud",
-    "azure",
-    "--subscription",
-    ACCOUNT,
-    "--region",
-    "eastus",
-    "--types",
-    "Standard_NC*",
+ON_AWS = shlex.split("init --cloud aws --region us-east-1 --types g5.* --bucket states")
+ON_AZURE = shlex.split(
+    f"init --cloud azure --subscription {ACCOUNT} --region eastus --types Standard_NC*"
 )
 
 
@@ -161,6 +143,8 @@ def test_azure_is_written_once_it_is_whole(shell, arm):
     last = shlex.split(first["then"][-1].replace("/subscriptions/YOURS/versions/1.0.0", IMAGE))
     done = shell(*last[1:], "--json")
     assert done.json.get("whole") is True, done.out
+    assert settings(shell)["azure"]["subscription"] == ACCOUNT
+    assert settings(shell)["local"]["enabled"] is False  # as on AWS: with the last part
     more = (
         "azure.sign_in=managed",
         f"azure.endpoint={url}",
@@ -198,15 +182,6 @@ def test_a_bucket_outside_of_the_stores_own_region_needs_a_word(shell, monkeypat
     assert "export AWS_REGION=eu-west-1" in said[0]
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     assert not any("AWS_REGION" in one for one in shell(*words).json["lacking"])
-
-
-def test_azure_too_switches_off_the_cloud_that_this_machine_plays(shell):
-    """With the last part that its section lacks."""
-    (shell.folder / "eastus.json").write_text(json.dumps(azure_outputs()))
-    key = shell.script("id.pub", "ssh-ed25519 AAAA me\n")
-    shell(*ON_AZURE, "--ssh-key", key, "--outputs", "eastus.json", "--image", IMAGE)
-    found = settings(shell)
-    assert (found["azure"]["subscription"], found["local"]["enabled"]) == (ACCOUNT, False)
 
 
 @pytest.mark.parametrize(("words", "name"), [(ON_AWS, "aws"), (ON_AZURE, "azure")])

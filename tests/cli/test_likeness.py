@@ -45,7 +45,7 @@ def state(
         (state(weights=(9.0, 2.0, 3.0), least=9, rate=9.0), "the weights of layer fc"),
     ],
 )
-def test_what_differs_is_named_the_weights_first(other: Backup, says: str) -> None:
+def test_what_differs_is_named_the_weights_first(other, says):
     """To the bit."""
     assert comparison.difference(state(), other) == says
 
@@ -61,12 +61,12 @@ def test_what_differs_is_named_the_weights_first(other: Backup, says: str) -> No
         (state(rate=0.2), False),
     ],
 )
-def test_what_rounds_is_near(other: Backup, near: bool) -> None:
+def test_what_rounds_is_near(other, near):
     """Numbers only, and by little."""
     assert comparison.nearly(state(), other) == near
 
 
-def test_another_model_is_not_near() -> None:
+def test_another_model_is_not_near():
     """A layer that one of them has not."""
     one = state()
     other = msgspec.structs.replace(one, layers=one.layers[1:])

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from orchestrator.cli.money.top import screen
+from orchestrator.formatting import percent, usd
 from orchestrator.history.outside import focus
 from orchestrator.history.reader import History
 from orchestrator.history.records import BYS, Happening
@@ -192,3 +193,8 @@ def test_events_of_the_past_are_found_by_kind(remembering):
     assert "taken" in remembering("events", "--kind", "eviction").out
     assert "nothing such" in remembering("events", "--since", "1s").out
     assert remembering("events", "--since", "1h", "-f").code == 2
+
+
+def test_less_than_is_shown_has_no_sign():
+    assert (usd(-4e-7), percent(-4e-7, 1.0)) == ("$0.00", "0 %")
+    assert (usd(-6e-7), percent(-0.01, 1.0)) == ("-$0.000001", "-1 %")

@@ -14,12 +14,12 @@ pytestmark = pytest.mark.processes
 WAITS = "import time\nprint('wait')\n"
 
 
-def test_without_a_manager_it_says_how_to_start_one(shell) -> None:
+def test_without_a_manager_it_says_how_to_start_one(shell):
     with pytest.raises(NotRunning, match="orchestrator up"):
         Client(manager__state_dir=shell.places.state_dir)
 
 
-def test_a_notebook_submits_waits_streams_and_changes(housed, monkeypatch, tmp_path) -> None:
+def test_a_notebook_submits_waits_streams_and_changes(housed, monkeypatch, tmp_path):
     """One house for all of it: the job is one of the command line too, and refusals are its sentences."""
     monkeypatch.chdir(housed.folder)
     client = Client()
@@ -71,7 +71,7 @@ def submitted_to(housed):
     return [event["spec"] for event in rows if event["type"] == "JobSubmitted"]
 
 
-def test_the_past_is_there_as_data(housed, monkeypatch) -> None:
+def test_the_past_is_there_as_data(housed, monkeypatch):
     """Without a history every answer is empty; with one it is what the history says."""
     monkeypatch.chdir(housed.folder)
     client = Client()

@@ -1,4 +1,4 @@
-"""The commands with which docs/operations.md begins a real cloud, typed as they stand there."""
+"""The commands with which docs/real-cloud.md begins, typed as they stand there."""
 
 import re
 import shlex
@@ -11,7 +11,6 @@ from test_gc_clouds import GPU, bought
 from cloud.clock import VirtualClock
 
 assert ec2  # a fixture
-SECTION = re.compile(r"## A real cloud for the first time\n(.*?)\n## ", re.DOTALL)
 # A terminal would be asked; `up` starts a house, which other tests do; keys of a drill are its own.
 ANSWERS = ("--region", "us-east-1", "--types", "g5.*", "--bucket", "states")
 MORE = {
@@ -29,7 +28,7 @@ LEFT_OUT = ("orchestrator up", "orchestrator down")
 
 def test_every_line_of_the_first_time_works(shell, ec2):
     """On an account that is whole, with a machine for the drill to take."""
-    text = SECTION.search((ROOT / "docs/operations.md").read_text())[1]
+    text = (ROOT / "docs/real-cloud.md").read_text()
     every = re.findall(r"`(orchestrator [^`]*)`", text)
     lines = [line for line in dict.fromkeys(every) if not line.startswith(LEFT_OUT)]
     assert len(lines) >= 8

@@ -10,7 +10,7 @@ import pytest
 
 from agent.source.parcel import FILES_MAX, read, unpack
 from orchestrator.cli.command import CommandError
-from orchestrator.cli.pack import Packed, _unreadable
+from orchestrator.cli.pack import Packed, Start, _unreadable
 from orchestrator.cli.pack import pack as pack_for
 from orchestrator.config import Config
 
@@ -68,11 +68,11 @@ IMPORTED = [
 
 def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
     with chdir(here):
-        return pack_for(Path(script), CONFIG, words, argv)
+        return pack_for(Start(Path(script)), CONFIG, words, argv)
 
 
 @pytest.mark.parametrize("link", ["latest.py", "runs/latest.py", "../latest.py"])
-def test_what_a_linked_script_imports_goes_along(home: Path, tmp_path: Path, link: str) -> None:
+def test_what_a_linked_script_imports_goes_along(home, tmp_path, link):
     """By hand Python finds it beside the file that the link leads to, and so does a worker."""
     (home / "runs").mkdir()
     (home / "nets" / "train.py").write_text("from words import said\nprint(said)\n")
@@ -81,12 +81,12 @@ def test_what_a_linked_script_imports_goes_along(home: Path, tmp_path: Path, lin
     by_hand = subprocess.run([sys.executable, home / link], capture_output=True, check=True)
     parcel = read(pack(home, link).payload, link)
     (tmp_path / "worker").mkdir()
-    there = unpack(parcel, tmp_path / "worker")
+    there = unpack(parcel, tmp_path / "worker").path
     at_work = subprocess.run([sys.executable, there], capture_output=True, check=True)
     assert at_work.stdout == by_hand.stdout == b"hello\n"
 
 
-def test_a_package_behind_a_link_in_a_package_goes_along(home: Path) -> None:
+def test_a_package_behind_a_link_in_a_package_goes_along(home):
     """As of two projects that share one; data behind a link stays, and a circle ends."""
     (home / "shared").mkdir()
     for name in ("__init__.py", "blocks.py"):
@@ -99,7 +99,7 @@ def test_a_package_behind_a_link_in_a_package_goes_along(home: Path) -> None:
     assert sent == ["nets/shared/__init__.py", "nets/shared/blocks.py"]
 
 
-def test_what_is_imported_goes_along(home: Path) -> None:
+def test_what_is_imported_goes_along(home):
     """Through other modules, in functions, within packages; nothing that is installed, and no data."""
     packed = pack(home, "train.py")
     assert list(packed.files) == IMPORTED
@@ -112,7 +112,7 @@ def test_what_is_imported_goes_along(home: Path) -> None:
     )
 
 
-def test_a_script_alone_is_what_it_is(home: Path) -> None:
+def test_a_script_alone_is_what_it_is(home):
     """Its bytes are the payload, as ever: it is found again by them."""
     (home / "start").write_text("#!/usr/bin/env python3\nprint(1)\n")
     for script, text in (
@@ -123,7 +123,7 @@ def test_a_script_alone_is_what_it_is(home: Path) -> None:
         assert (packed.payload, packed.files, packed.shown()) == (text, {}, [])
 
 
-def test_a_worker_has_it_as_it_lies_here(home: Path, tmp_path: Path) -> None:
+def test_a_worker_has_it_as_it_lies_here(home, tmp_path):
     """Below the folder where the command was typed; for a script elsewhere, below its own."""
     for here, script, expected in [
         (home, "train.py", "train.py"),
@@ -138,7 +138,7 @@ def test_a_worker_has_it_as_it_lies_here(home: Path, tmp_path: Path) -> None:
         assert list(parcel.files) == sorted(f"{prefix}{path}" for path in ["train.py", *IMPORTED])
 
 
-def test_the_same_files_are_the_same_bytes(home: Path) -> None:
+def test_the_same_files_are_the_same_bytes(home):
     """Whenever they were written and however they are named; one byte of a neighbour more is another job's."""
     one = pack(home, "train.py", "conf/base.yaml", "prepare.sh").payload
     for path in home.rglob("*"):
@@ -148,7 +148,7 @@ def test_the_same_files_are_the_same_bytes(home: Path) -> None:
     assert pack(home, "train.py", "conf/base.yaml", "prepare.sh").payload != one
 
 
-def test_what_is_named_goes_along(home: Path, tmp_path: Path) -> None:
+def test_what_is_named_goes_along(home, tmp_path):
     """A file, a folder, a pattern as in a shell; a program stays one."""
     more = set(pack(home, "train.py", "conf/*.yaml", "prepare.sh", "nets").files) - set(IMPORTED)
     assert more == {"conf/base.yaml", "conf/same.yaml", "prepare.sh", "nets/words.txt"}
@@ -163,7 +163,7 @@ def test_what_is_named_goes_along(home: Path, tmp_path: Path) -> None:
     assert (folder / "conf" / "same.yaml").read_text() == "a: 1"
 
 
-def test_what_should_not_go_along_is_left_out_and_said(home: Path) -> None:
+def test_what_should_not_go_along_is_left_out_and_said(home):
     """Secrets, histories, installations, and links that lead out of what was named."""
     packed = pack(home, "train.py", "conf")
     assert set(packed.files) - set(IMPORTED) == {
@@ -179,7 +179,7 @@ def test_what_should_not_go_along_is_left_out_and_said(home: Path) -> None:
     assert ".pem" in pack(home, "train.py", "conf/*").notes[0]
 
 
-def test_a_secret_that_is_named_goes_along_and_is_said(home: Path) -> None:
+def test_a_secret_that_is_named_goes_along_and_is_said(home):
     """In so many words; a pattern that matches it does not name it."""
     packed = pack(home, "train.py", ".env")
     assert ".env" in packed.files
@@ -193,7 +193,7 @@ def test_a_secret_that_is_named_goes_along_and_is_said(home: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["*", "**/*", "./**", "conf/*", "conf/**/*", "../project/con*"])
-def test_a_pattern_sends_no_more_than_the_folder_before_it_does(home: Path, pattern: str) -> None:
+def test_a_pattern_sends_no_more_than_the_folder_before_it_does(home, pattern):
     """Neither what is in a folder that would be left out, nor what lies behind a link."""
     (home / "conf" / "secrets").mkdir()
     (home / "conf" / "secrets" / "a.txt").write_text("TOKEN=1")
@@ -202,7 +202,7 @@ def test_a_pattern_sends_no_more_than_the_folder_before_it_does(home: Path, patt
     assert sent == {"conf/base.yaml", "conf/more/b.yaml", "conf/notes.md", "conf/same.yaml"}
 
 
-def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> None:
+def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home):
     """As when a shell has made several words of a pattern."""
     words = ("conf/base.yaml", "conf/notes.md", "train.py", "no.yaml", "3")
     (note,) = pack(home, "train.py", "conf/base.yaml", argv=words).notes
@@ -210,7 +210,7 @@ def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> N
 
 
 @pytest.mark.parametrize("word", ["conf", "--data=conf", "data.path=conf/more"])
-def test_a_folder_in_an_argument_that_stays_here_is_said(home: Path, word: str) -> None:
+def test_a_folder_in_an_argument_that_stays_here_is_said(home, word):
     """The job would find nothing there, after machines have been bought for it."""
     place = word.rpartition("=")[2]
     (note,) = pack(home, "train.py", argv=(word, "--lr=3", "--steps", "10")).notes
@@ -219,7 +219,7 @@ def test_a_folder_in_an_argument_that_stays_here_is_said(home: Path, word: str) 
     assert not any("is an argument" in note for note in notes)
 
 
-def test_an_import_that_no_worker_has_is_said(home: Path) -> None:
+def test_an_import_that_no_worker_has_is_said(home):
     """Not one that is guarded, beside the script, installed, or in a file that goes along."""
     (home / "lib").mkdir()
     (home / "lib" / "along.py").write_text("")
@@ -233,13 +233,13 @@ def test_an_import_that_no_worker_has_is_said(home: Path) -> None:
     assert f"{sys.executable} -m pip install" in note
 
 
-def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(home):
     """Root reads everything, so it is a file in the place of one here, as in a race."""
     with pytest.raises(CommandError, match="cannot be read"):
         _unreadable(OSError(13, "Permission denied", "conf"))
 
 
-def test_too_many_files_are_refused(home: Path) -> None:
+def test_too_many_files_are_refused(home):
     """However small they are."""
     (home / "many").mkdir()
     for number in range(FILES_MAX):

@@ -56,7 +56,7 @@ def _own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-def test_a_script_that_keeps_nothing_holds(shell) -> None:
+def test_a_script_that_keeps_nothing_holds(shell):
     """Whole and in stages; it stops after a few of its steps, and nothing is left behind but that it was tried."""
     answer = shell("rehearse", shell.script("train.py", script()), "--json")
     assert (answer.code, answer.json["passed"], answer.json["steps"]) == (0, True, 10)
@@ -83,7 +83,7 @@ ParamServerJob(Count(), blocks=4, grains=2).run()
 """
 
 
-def test_an_application_of_tables_is_tried_alone_and_by_two(shell) -> None:
+def test_an_application_of_tables_is_tried_alone_and_by_two(shell):
     """Its clocks are not held, so what comes in between is no scene; and it does a few of them."""
     script = SERVED.replace("WHAT", "pass")
     answer = shell("rehearse", shell.script("count.py", script), "--json")
@@ -93,7 +93,7 @@ def test_an_application_of_tables_is_tried_alone_and_by_two(shell) -> None:
     assert not left_behind()
 
 
-def test_what_an_application_of_tables_raises_is_shown_with_its_line(shell) -> None:
+def test_what_an_application_of_tables_raises_is_shown_with_its_line(shell):
     script = SERVED.replace("WHAT", "params.clock == 2 and params.no_such_thing")
     answer = shell("rehearse", shell.script("count.py", script))
     assert answer.code == 1
@@ -101,7 +101,7 @@ def test_what_an_application_of_tables_raises_is_shown_with_its_line(shell) -> N
     assert "raised AttributeError: 'Params' object has no attribute" in answer.out
 
 
-def test_what_a_script_counts_in_its_loss_is_named(shell) -> None:
+def test_what_a_script_counts_in_its_loss_is_named(shell):
     """A count of the calls, gone by from the second step on."""
     loss = "count += 1\n    return model(x).square().mean() * (1 + 0.01 * (count > 6) * count)"
     answer = shell("rehearse", shell.script("train.py", script(loss)))
@@ -112,7 +112,7 @@ def test_what_a_script_counts_in_its_loss_is_named(shell) -> None:
     assert not left_behind()
 
 
-def test_what_a_script_counts_behind_backward_is_named(shell) -> None:
+def test_what_a_script_counts_behind_backward_is_named(shell):
     """The worker that joins is refused, by the sentence of its proof."""
     behind = "count += 1; optimizer.param_groups[0]['lr'] = 0.1 / (1 + count)"
     answer = shell("rehearse", shell.script("train.py", script(behind=behind)), "--json")
@@ -144,14 +144,14 @@ session.log(weight=model.weight.norm())
 """
 
 
-def test_what_goes_wrong_at_an_epochs_end_is_found_in_ten_steps(shell) -> None:
+def test_what_goes_wrong_at_an_epochs_end_is_found_in_ten_steps(shell):
     """Its sum lacks the steps before a worker came; the epoch has 500 steps, and ends in a rehearsal all the same."""
     answer = shell("rehearse", shell.script("train.py", SUMS), "--json")
     assert answer.code == 1
     assert "the state of ReduceLROnPlateau" in answer.json["line"]
 
 
-def test_a_script_without_a_session_is_told_how_to_make_one(shell) -> None:
+def test_a_script_without_a_session_is_told_how_to_make_one(shell):
     """In one line, and no traceback."""
     answer = shell("rehearse", shell.script("train.py", "x = 1\n"))
     assert answer.code == 1
@@ -160,7 +160,7 @@ def test_a_script_without_a_session_is_told_how_to_make_one(shell) -> None:
     assert "Traceback" not in answer.out
 
 
-def test_a_script_of_a_free_order_that_cannot_be_cut_is_tried_whole(shell) -> None:
+def test_a_script_of_a_free_order_that_cannot_be_cut_is_tried_whole(shell):
     """Why it was not cut stands in the table, and is no fault. Nor are other bits, because a free order of additions was
     asked for.
     """
@@ -174,7 +174,7 @@ def test_a_script_of_a_free_order_that_cannot_be_cut_is_tried_whole(shell) -> No
     assert [one["depth"] for one in answer.json["scenes"][:-1]] == [1] * 6
 
 
-def test_a_script_of_too_few_steps_is_told_so(shell) -> None:
+def test_a_script_of_too_few_steps_is_told_so(shell):
     """What happens to a job takes some steps."""
     answer = shell("rehearse", shell.script("train.py", script(steps=3)))
     assert answer.code == 1
@@ -182,7 +182,7 @@ def test_a_script_of_too_few_steps_is_told_so(shell) -> None:
     assert answer.out.splitlines()[-1].startswith("train.py: it was not tried: ")
 
 
-def test_ctrl_c_leaves_nothing_behind(shell) -> None:
+def test_ctrl_c_leaves_nothing_behind(shell):
     """In the middle of a scene."""
     process = shell.start("rehearse", shell.script("train.py", script()))
     wait_until(lambda: [path for each in left_behind() for path in each.glob("work/worker-*")])

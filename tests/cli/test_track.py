@@ -43,7 +43,7 @@ def slow_crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def test_a_file_is_what_tensorboard_reads(tmp_path) -> None:
+def test_a_file_is_what_tensorboard_reads(tmp_path):
     made = TensorBoard(tmp_path, "job")
     made.tell(300, {"loss": 0.5})
     made.close()
@@ -54,7 +54,7 @@ def test_a_file_is_what_tensorboard_reads(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("torn", [0, 1, 9, 20])
-def test_a_torn_end_is_passed_over(tmp_path, torn: int) -> None:
+def test_a_torn_end_is_passed_over(tmp_path, torn):
     made = TensorBoard(tmp_path, "job")
     for step in (0, 7, 1_000_000):
         made.tell(step, {"loss": 0.5})
@@ -68,7 +68,7 @@ def test_a_torn_end_is_passed_over(tmp_path, torn: int) -> None:
 
 
 @pytest.mark.processes
-def test_each_step_is_sent_once_through_a_recovery_and_a_second_start(housed) -> None:
+def test_each_step_is_sent_once_through_a_recovery_and_a_second_start(housed):
     """Steps that are done again are logged again, and are no news; a new start goes on where the file ends."""
     name = housed("submit", housed.script("logs.py"), "--json").json["id"]
     redis = connect(housed.client().house().redis_url)
@@ -91,7 +91,7 @@ def test_each_step_is_sent_once_through_a_recovery_and_a_second_start(housed) ->
 
 
 @pytest.mark.processes
-def test_what_is_no_tracker_is_said(housed, tmp_path) -> None:
+def test_what_is_no_tracker_is_said(housed, tmp_path):
     answer = housed("tools", "track", "--to", "carrier-pigeon:home")
     assert answer.code in (1, 2)
     assert answer.err
@@ -115,7 +115,7 @@ made.close()
 
 
 @pytest.mark.processes
-def test_trackio_has_each_step_once_as_one_run_after_kills(tmp_path) -> None:
+def test_trackio_has_each_step_once_as_one_run_after_kills(tmp_path):
     """The real package, whose own file is looked at; nothing of ours notes where it was.
 
     It is no part of `dev`: it brings uvloop, which Ray's actors would take as soon as it is there.

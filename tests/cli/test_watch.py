@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cloud.clock import ticks
 from orchestrator.cli import tables, watch
-from orchestrator.cli.command import CommandError
+from orchestrator.cli.command import CommandError, Screen
 from orchestrator.cli.jobs import RESUMABLE, find
 from orchestrator.cli.tools.trace import RUNNING
 from orchestrator.cli.watch import deadline, ended, follow
@@ -118,7 +118,6 @@ class Told:
             redis_url="",
             dashboard_url="",
             ray_address="",
-            ray_dashboard="",
             local_cloud="",
             deployment="default",
             started_at_s=0.0,
@@ -137,12 +136,18 @@ def watched(source, **console):
     return job, out.getvalue()
 
 
+def panel(*views):
+    """What is on a terminal of these views."""
+    return watched(Told(*views), force_terminal=True, color_system=None)[1]
+
+
+OVER = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then():
     """One at first, one at every change of status, none for every step; the last one says why."""
     running = [seen(step=n) for n in range(30, 90)]
-    job, text = watched(
-        Told(*running, seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0))
-    )
+    job, text = watched(Told(*running, OVER))
     assert job.status == "SUCCEEDED"
     first, last = text.splitlines()
     assert "gpt-1 RUNNING step 30/100 · loss 1.2500 · layout 1x2 · 1 machine · $0.0600/h" in first
@@ -150,10 +155,20 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
     assert last.endswith("all done")
 
 
+def test_a_terminal_that_cannot_redraw_gets_lines():
+    """What an editor or a CI job calls `dumb` would see nothing of a panel before the job ends."""
+    out = io.StringIO()
+    dumb = Screen(file=out, width=100, force_terminal=True, _environ={"TERM": "dumb"})
+    over = seen(status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    follow(Told(seen(), over), "gpt-1", ended, dumb)
+    first, last = out.getvalue().splitlines()
+    assert "gpt-1 RUNNING step 30/100" in first
+    assert last.endswith("all done")
+
+
 def test_on_a_terminal_there_is_a_panel():
     """Progress, loss, layout, machines, dollars per hour, spent, saved, and the last five sentences."""
-    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
-    _, text = watched(Told(seen(), over), force_terminal=True, color_system=None)
+    text = panel(seen(), OVER)
     for part in (
         "30/100",
         "1.2500",
@@ -175,23 +190,21 @@ def test_on_a_terminal_there_is_a_panel():
     assert "faster workers" not in text
 
 
-def test_work_that_was_given_to_faster_workers_is_in_the_panel():
-    helped = seen(given=12, computed=1_640)
-    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
-    _, text = watched(Told(helped, over), force_terminal=True, color_system=None)
-    assert "12 of the last 1,640 microbatches were given to faster workers" in text
-    served = seen(given=1, computed=64, tables_stage=3)
-    _, text = watched(Told(served, over), force_terminal=True, color_system=None)
-    assert "1 of the last 64 grains were given to faster workers" in text
-
-
-def test_what_the_last_bits_are_is_in_the_panel():
-    """Whether it is exact, and from which step on its bits are those of another kind of machine."""
-    bits = "exact up to step 12 only: machines that round differently go on from there"
-    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
-    mixed = seen(bits=bits, unlike_step=12)
-    _, text = watched(Told(mixed, over), force_terminal=True, color_system=None)
-    assert bits in text
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"given": 12, "computed": 1_640},
+            "12 of the last 1,640 microbatches were given to faster",
+        ),
+        ({"given": 1, "computed": 64, "tables_stage": 3}, "1 of the last 64 grains were given to"),
+        ({"bits": "exact up to step 12 only", "unlike_step": 12}, "exact up to step 12 only"),
+    ],
+)
+def test_what_is_not_always_so_is_in_the_panel_when_it_is(changes, said):
+    """Work that was given to faster workers; and from which step on the bits are those of another kind of machine."""
+    assert said in panel(seen(**changes), OVER)
+    assert said not in panel(seen(), OVER)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +221,7 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
     """How near it is, whether the pace keeps it, and at the end whether it was kept."""
     view = msgspec.structs.replace(seen(**changes), at_s=100.0)
     assert deadline(view.jobs[0], view.at_s).endswith(words)
-    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
-    _, text = watched(Told(view, over), force_terminal=True, color_system=None)
+    text = panel(view, OVER)
     assert re.search(rf"deadline .*{words}", text)
 
 
@@ -227,8 +239,7 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
 def test_where_the_model_is_can_be_typed(uri, shown):
     """A path of this machine as a program takes it, and brackets in it are no markup."""
     over = seen(step=100, status="SUCCEEDED", ended_at_s=60.0, export_uri=uri)
-    _, text = watched(Told(over), force_terminal=True, color_system=None)
-    assert f"model   {shown}" in text
+    assert f"model   {shown}" in panel(over)
 
 
 def test_of_many_jobs_that_have_ended_the_newest_are_listed():
@@ -266,7 +277,7 @@ def test_a_job_that_has_no_steps_yet_is_shown():
     over = seen(
         status="FAILED", failures=2, because="[red]no[/] markup", layout="", ended_at_s=60.0
     )
-    _, text = watched(Told(None, early, over), force_terminal=True, color_system=None)
+    text = panel(None, early, over)
     assert "none yet" in text
     assert "none any more" in text
     assert "2 script failures" in text
@@ -305,11 +316,7 @@ def test_a_redis_that_comes_back_is_waited_for():
 def test_what_was_seen_last_is_shown_with_its_age_and_why_there_is_nothing_newer():
     """While Redis is away, its last error is what a person reads."""
     away = Silent("the disk takes nothing more")
-    _, text = watched(
-        Told(seen(), away, seen(status="SUCCEEDED", ended_at_s=60.0)),
-        force_terminal=True,
-        color_system=None,
-    )
+    text = panel(seen(), away, seen(status="SUCCEEDED", ended_at_s=60.0))
     assert re.search(r"as of \d+ s ago: the disk takes nothing more", text)
 
 

@@ -162,9 +162,11 @@ class AwsHouse:
         async def played() -> Any:
             provider = self.provider(**more)
             try:
-                return await scene(provider)
+                told = await scene(provider)
             finally:
                 await provider.close()
+            assert self.door.flaws == set()
+            return told
 
         return asyncio.run(played())
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aws_house import EAST, GPU, OURS, SETTINGS, AwsHouse, request, with_policy
 from botocore.exceptions import ClientError
+from cloudfake import wire
 from cloudfake.ec2_account import ACCOUNT, Dials
 from cloudfake.ec2_policy import actions, allows, many
 from msgspec.structs import replace
@@ -112,6 +113,23 @@ def test_all_that_the_manager_does_is_allowed_and_all_that_is_allowed_it_does(ho
     everything(house)
     assert set(house.door.asked) == actions(POLICY)
     assert not house.account.books.alive(OURS)
+    assert house.door.flaws == set()
+
+
+def test_a_request_that_a_model_forbids_is_a_flaw_though_boto3_sends_it(house: AwsHouse):
+    """Words, lengths and members: what EC2 refuses, a fake that takes it hides."""
+    ec2 = house.session.client("ec2", region_name="us-east-1")
+    with pytest.raises(ClientError):
+        ec2.run_instances(MinCount=1, MaxCount=1, InstanceInitiatedShutdownBehavior="vanish")
+    ec2.describe_instances(MaxResults=5)
+    shape = wire.service("sqs").operation_model("ReceiveMessage").output_shape
+    assert house.door.flaws == {
+        "RunInstances.InstanceInitiatedShutdownBehavior is 'vanish', which is none of its words"
+    }
+    assert list(wire.flaws(shape, {"Messages": [{"Body": 3, "Handle": ""}]}, "told")) == [
+        "told.Messages[] has no Handle",
+        "told.Messages[].Body is 3, and no string",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(actions(POLICY)))
@@ -136,11 +154,19 @@ def test_a_machine_reaches_the_parts_of_states_and_no_mark_of_which_state_counts
     policy = [resolved(one["PolicyDocument"])]
     for folder, may in (("parts/0000000120", True), ("manifests", False), ("fences", False)):
         for place in ("bucket/job-1", "bucket/some/prefix/job-1"):
-            for verb in ("GetObject", "PutObject", "DeleteObject"):
+            for verb in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"):
                 file = f"arn:aws:s3:::{place}/{folder}/x"
                 assert allows(policy, f"s3:{verb}", file, {}) == may, (verb, file)
     assert allows(policy, "s3:ListBucket", "arn:aws:s3:::bucket", {})
     assert not allows(policy, "s3:PutObject", "arn:aws:s3:::other/job-1/parts/1/x", {})
+
+
+def test_who_may_write_objects_may_give_up_an_upload_that_is_half_done():
+    """S3 charges for its parts until then, and no list of objects shows them."""
+    for role in ("WorkerRole", "ManagerRole"):
+        (one,) = RESOURCES[role]["Properties"]["Policies"]
+        (wrote, *_) = one["PolicyDocument"]["Statement"]
+        assert {"s3:PutObject", "s3:AbortMultipartUpload"} <= set(wrote["Action"]), role
 
 
 def test_the_policy_keeps_the_manager_from_what_is_not_its_own(house: AwsHouse):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cloud.aws.calls import Calls
 from cloud.aws.provider import AwsProvider
 from cloud.errors import Misconfigured, NotAllowed, Refused, Throttled, Unknown
-from cloud.model import DEPLOYMENT_TAG
+from cloud.model import DEPLOYMENT_TAG, Ref
 
 
 def test_the_way_over_a_socket_is_the_same():
@@ -216,5 +216,19 @@ def test_a_throttled_place_still_gives_its_machines():
         house.door.fault = lambda action, nth: None
         (taken,) = (await provider.list(EAST)).machines
         assert taken.ended_at_s == house.clock.now_s()
+
+    house.play(scene)
+
+
+def test_a_leftover_that_is_in_use_again_is_ended_later():
+    """EC2 words that as a wrong parameter or as a state; neither is a setting of a person's."""
+    house = AwsHouse()
+
+    async def scene(provider: AwsProvider) -> None:
+        (machine,) = await provider.launch(request("t-1"))
+        x = house.account.instances[machine.id]
+        refs = [Ref(EAST, x.nic), *(Ref(EAST, name) for name in x.volumes.values())]
+        assert await provider.end(refs) == []
+        assert await provider.end([machine.ref]) == [machine.ref]
 
     house.play(scene)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aws_house import EAST, SETTINGS, AwsHouse, KeyedSession, request
 from botocore.loaders import Loader
+from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 from cloudfake import wire
 from cloudfake.books import draw
 from cloudfake.ec2 import GARBLED, Answer
@@ -98,21 +99,65 @@ def test_the_reasons_that_ec2_names_are_ends_at_launch_or_ends_of_a_machine_that
     assert {code for code in named if not re.search(ran, code)} == LAUNCH_FAILURES
 
 
-def test_a_code_without_a_row_is_unknown_and_said_once(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(("status", "kind"), [(400, Refused), (403, Refused), (500, Unknown)])
+def test_a_code_without_a_row_is_what_its_status_says_and_said_once(
+    status: int, kind: type[CloudError], caplog: pytest.LogCaptureFixture
+):
+    """A request that EC2 finds wrong started nothing; asked again for ever, the pool hid all others."""
     house = AwsHouse()
     body = wire.refusal_body("ec2", "Surprise", "something new", "req-1").encode()
-    answering(house, lambda _: Answer(400, {"Content-Type": "text/xml"}, body))
+    answering(house, lambda _: Answer(status, {"Content-Type": "text/xml"}, body))
     calls = Calls(new_session=lambda: house.session)
 
     async def scene(provider: AwsProvider) -> None:
         for nth in range(3):
-            with pytest.raises(Unknown, match="Surprise"):
+            with pytest.raises(CloudError, match="Surprise") as told:
                 await provider.launch(request(f"t-{nth}"))
+            assert type(told.value) is kind
+            if kind is Refused:
+                assert (told.value.refusal.scope, told.value.code) == ("pool", "Surprise")
 
     with caplog.at_level(logging.WARNING, "cloud.aws"):
         house.play(scene, calls=calls)
     assert len([x for x in caplog.records if "Surprise" in x.getMessage()]) == 1
     assert isinstance(error_of("", "", "AWS"), Unknown)
+
+
+def test_what_boto3_takes_for_a_throttle_or_for_a_moment_is_that_here():
+    """A throttle did nothing, also under HTTP 400; a time-out may have done all that was asked."""
+    for code in TransientRetryableChecker._TRANSIENT_ERROR_CODES:
+        assert type(error_of(code, "", "AWS", 400)) is Unknown, code
+    passing = set(TransientRetryableChecker._TRANSIENT_ERROR_CODES)
+    for code in set(ThrottledRetryableChecker._THROTTLED_ERROR_CODES) - passing:
+        assert type(error_of(code, "", "AWS", 400)) is Throttled, code
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "scope"),
+    [
+        ("InvalidSubnetID.NotFound", "The subnet ID 'subnet-1' does not exist", "zone"),
+        ("InsufficientVolumeCapacity", "There is not enough capacity for the volume", "zone"),
+        ("InsufficientReservedInstanceCapacity", "Not enough capacity", "pool"),
+        (
+            "InvalidParameterCombination",
+            "Enhanced networking with the Elastic Network Adapter (ENA) is required for the "
+            "'g5.xlarge' instance type. Ensure that you are using an AMI that is enabled for ENA.",
+            "pool",
+        ),
+        (
+            "InvalidParameterValue",
+            "The architecture 'arm64' of the specified instance type does not match the "
+            "architecture 'x86_64' of the specified AMI.",
+            "pool",
+        ),
+        ("InvalidParameterValue", "Invalid IAM Instance Profile name", "place"),
+        ("TagPolicyViolation", "The tag policy does not allow the specified value", "place"),
+        ("RegionDisabledException", "STS is not activated in this region", "place"),
+    ],
+)
+def test_a_refusal_reaches_no_further_than_what_it_is_about(code: str, said: str, scope: str):
+    """A subnet that is gone leaves the other zones, a type that the image does not run on other types."""
+    assert error_of(code, said, "AWS", 400).refusal.scope == scope
 
 
 def fuzzed(seed: int, whole: bytes) -> Answer:

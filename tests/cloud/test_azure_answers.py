@@ -39,6 +39,8 @@ WORDS = {
     "too many requests": "There were too many requests.",
     "is not supported for subscription": "Size X is not supported for subscription Y.",
     "subnet": "The subnet was not found.",
+    "keyData": "The value of parameter linuxConfiguration.ssh.publicKeys.keyData is invalid.",
+    "Admin Username": "The Admin Username specified is not allowed.",
     "hardwareProfile.vmSize": "It looked at properties.hardwareProfile.vmSize.",
 }
 """A message of Azure for each text that the table looks for."""
@@ -175,16 +177,54 @@ def test_a_link_of_the_same_server_is_followed_with_or_without_its_usual_port(li
     connection.must_be(PRICES + link, PRICES)
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 412, 500, 503])
-def test_a_code_that_nobody_knows_is_unknown_and_named(status):
-    """No unlisted code is taken for a refusal, whatever the SDK's exception for its status."""
+@pytest.mark.parametrize(
+    ("code", "said", "setting"),
+    [
+        ("InvalidParameter", WORDS["keyData"], "azure.ssh_public_key"),
+        ("InvalidParameter", WORDS["Admin Username"], "azure.admin"),
+        ("LinkedInvalidPropertyId", "Property id 'x' at path 'y' is invalid.", "azure.subnets"),
+        ("FailedIdentityOperation", "userAssignedIdentities/x was not found", "azure.identity"),
+        ("ResourceGroupBeingDeleted", "The group is deprovisioning.", "template.json"),
+    ],
+)
+def test_what_can_never_work_stops_the_place_and_names_the_setting(code, said, setting):
+    """Else each size is tried in turn, and the sentence is Azure's alone."""
+    told = refusals.error(Said(status=400, code=code, text=said), "spot")
+    assert type(told) is errors.Misconfigured
+    assert setting in str(told)
+
+
+def test_what_azure_does_not_allow_was_not_done_whatever_it_says_of_it():
+    """A bid below the price, a kept disk, a size of another generation: its texts are many, its code one."""
+    said = Said(status=409, code="OperationNotAllowed", text="The specified size is not allowed.")
+    told = refusals.error(said, "spot")
+    assert (type(told), told.refusal.scope) == (errors.Refused, "pool")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.Refused),
+        (403, errors.Refused),
+        (404, errors.Refused),
+        (409, errors.Unknown),
+        (412, errors.Unknown),
+        (500, errors.Unknown),
+        (503, errors.Unknown),
+    ],
+)
+def test_a_code_that_nobody_knows_is_named_and_means_what_its_status_says(status, kind):
+    """A request that Azure finds wrong made nothing: a size that the image cannot boot on, for one."""
     door = ArmDoor()
     body = {"error": {"code": "BrandNew", "message": "never seen"}}
     scripted = Scripted(door, Answer(status, body), ("PUT",))
 
     async def scene(provider):
-        with pytest.raises(errors.Unknown, match="BrandNew: never seen"):
+        with pytest.raises(errors.CloudError, match="BrandNew: never seen") as told:
             await provider.launch(request("t-1"))
+        assert type(told.value) is kind
+        if kind is errors.Refused:
+            assert (told.value.refusal.scope, told.value.code) == ("pool", "BrandNew")
 
     play(door, scene, session=session(scripted))
 

@@ -35,6 +35,7 @@ def test_a_whole_subscription_is_good():
         "permissions",
         "eastus subnet",
         "eastus storage endpoint",
+        "eastus way out",
         "eastus security group",
         "eastus types",
     }
@@ -88,6 +89,11 @@ BAD_DAYS = {
         lambda d: d.subnet.pop("serviceEndpoints"),
         "eastus storage endpoint",
         "Microsoft.Storage",
+    ),
+    "a private subnet, as Azure's tools make it now": (
+        lambda d: d.subnet.update({"defaultOutboundAccess": False}),
+        "eastus way out",
+        "could not end its own bill.*NAT gateway",
     ),
     "a spot quota of zero": (
         lambda d: setattr(d, "dials", NO_SPOT),
@@ -189,3 +195,11 @@ def test_a_sign_in_that_is_none_is_one_line():
     slow = ArmDoor()
     slow.clock_off_s = 120.0
     assert re.match(r"-1[12]\d s from Azure's", wrong(slow)["clock"])  # a header has whole seconds
+
+
+@pytest.mark.parametrize("way", ["natGateway", "routeTable"])
+def test_a_private_subnet_with_a_way_of_its_own_is_good(way):
+    """A gateway, or a route through a firewall, leads to Azure's management endpoint as well."""
+    door = ArmDoor()
+    door.subnet |= {"defaultOutboundAccess": False, way: {"id": "/x"}}
+    assert wrong(door) == {}

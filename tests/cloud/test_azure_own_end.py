@@ -1,5 +1,10 @@
 """A machine of Azure ends its own bill, with one permission and without the SDK."""
 
+import base64
+import os
+import subprocess
+import sys
+
 import pytest
 from azure_account import OURS, SETTINGS, play, request
 from cloudfake.arm import ArmDoor, Dials
@@ -66,3 +71,24 @@ def test_a_machine_that_cannot_delete_itself_says_why():
     running(bare, replace(SETTINGS, identity=""))
     with listening(bare) as url, pytest.raises(NotDeleted, match="404 for /metadata/identity"):
         delete_this_machine(url, url)
+
+
+def test_a_machine_that_was_given_more_identities_deletes_itself_by_ours():
+    """Policies of organisations give machines identities, and Azure then gives a token of none."""
+    door = ArmDoor()
+    door.machine_allowed, door.more_identities = set(ALLOWED).__contains__, True
+    running(door)
+    script = base64.b64decode(door.vms["t-1"].body["properties"]["userData"]).decode()
+    ahead = script.partition("exec sleep")[0]
+    with listening(door) as url:
+        with pytest.raises(NotDeleted, match="400 for /metadata/identity"):
+            delete_this_machine(url, url)
+        subprocess.run(
+            ["sh", "-c", f'{ahead}exec "$PYTHON" -P -m cloud.azure.own_end'],
+            env=os.environ
+            | {"PYTHON": sys.executable, "SPOT_METADATA_URL": url, "SPOT_ARM_URL": url},
+            timeout=60,
+            check=True,
+        )
+    door.pass_s(121)
+    assert door.books.alive(OURS) == []

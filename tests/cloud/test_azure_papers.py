@@ -77,3 +77,10 @@ def test_what_a_resource_of_the_template_needs_is_made_before_it():
     for output in TEMPLATE["outputs"].values():
         kinds = {one["type"] for one in TEMPLATE["resources"]}
         assert output["value"].split("'")[1].removesuffix("/subnets") in kinds
+
+
+def test_the_templates_subnet_has_a_way_to_azures_management_endpoint():
+    """Newer versions of Azure's API make a subnet private that does not say otherwise."""
+    (network,) = (x for x in TEMPLATE["resources"] if x["type"].endswith("/virtualNetworks"))
+    for subnet in network["properties"]["subnets"]:
+        assert subnet["properties"]["defaultOutboundAccess"] is True

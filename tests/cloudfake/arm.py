@@ -156,7 +156,9 @@ class Vm(msgspec.Struct, kw_only=True):
 
     @property
     def max_price(self) -> float:
-        return float((self.body["properties"].get("billingProfile") or {}).get("maxPrice", -1))
+        """Return the bid as Azure takes it: cut to five decimals."""
+        bid = float((self.body["properties"].get("billingProfile") or {}).get("maxPrice", -1))
+        return int(round(bid * 1e5, 3)) / 1e5
 
 
 class ArmDoor:
@@ -178,6 +180,7 @@ class ArmDoor:
         self.allowed: Callable[[str], bool] = lambda action: True
         self.machine_allowed: Callable[[str], bool] = lambda action: False
         self.speaker = ""
+        self.more_identities = False  # a policy gives each machine another one
         self.clock_off_s = 0.0
         self.rules: list[dict[str, Any]] = [dict(x) for x in RULES]
         self.subnet: dict[str, Any] = dict(SUBNET_SAYS)
@@ -314,7 +317,7 @@ class ArmDoor:
         if parts.path == "/api/retail/prices":
             return self._prices(query, f"{parts.scheme}://{parts.netloc}")
         if parts.path.startswith("/metadata/"):
-            return self._metadata(parts.path, headers)
+            return self._metadata(parts.path, headers, query.get("msi_res_id", ""))
         self._authenticate(headers)
         if not self._bucket.take(self.now_s) and self._keeps("too many calls are refused"):
             raise Refusal(429, "TooManyRequests", "Slow down.", {"Retry-After": "17"})
@@ -332,7 +335,7 @@ class ArmDoor:
                     return handler(found, {**query, "origin": origin}, headers, body)
         raise Refusal(404, "InvalidResourceType", f"There is no {method} {parts.path}.")
 
-    def _metadata(self, path: str, headers: Mapping[str, str]) -> Answer:
+    def _metadata(self, path: str, headers: Mapping[str, str], identity: str) -> Answer:
         """Answer as the metadata service of the machine `self.speaker`, which may be the manager's."""
         if self.speaker == MANAGER and path == "/metadata/identity/oauth2/token":
             token, until_s = self.new_token()
@@ -344,6 +347,10 @@ class ArmDoor:
         if path == "/metadata/instance/compute":
             return Answer(200, {"resourceId": vm_resource(vm.name), "name": vm.name})
         if path == "/metadata/identity/oauth2/token":
+            given = (vm.body.get("identity") or {}).get("userAssignedIdentities") or {}
+            if identity not in given if identity else self.more_identities:
+                said = "Multiple user assigned identities exist, please specify the clientId"
+                return Answer(400, {"error": "invalid_request", "error_description": said})
             token = self.machine_token(vm.name)
             if token is not None:
                 return Answer(200, token)

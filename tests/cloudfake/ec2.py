@@ -109,6 +109,7 @@ class Ec2Door:
         self.fault: Fault = lambda action, nth: None
         self.calls: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()  # permissions that calls needed
+        self.flaws: set[str] = set()  # what botocore's models have against what was asked and told
         self.silent: set[str] = set()  # regions that do not answer
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._served = 0
@@ -149,9 +150,11 @@ class Ec2Door:
                 service, sent.headers.get("X-Amz-Target", ""), sent.text
             )
         self.calls[operation.name] += 1
+        self.flaws.update(wire.flaws(operation.input_shape, params, operation.name))
         told = self._done(service, operation.name, key, region, params)
         if isinstance(told, Answer):
             return told
+        self.flaws.update(wire.flaws(operation.output_shape, told, operation.name))
         if wire.is_query(service):
             return self._ok(wire.write_query(service, operation, told, of), "text/xml")
         return self._ok(wire.write_json(told), wire.JSON_TYPE)

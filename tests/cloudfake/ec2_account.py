@@ -36,6 +36,7 @@ MESSAGES = {
     "Server.InsufficientInstanceCapacity": "Insufficient capacity to launch the instance",
     "Client.VolumeLimitExceeded": "Volume limit exceeded",
     "Client.InternalError": "Client error on launch",
+    "Client.InvalidKMSKey.InvalidState": "The KMS key provided is in an incorrect state",
 }
 
 

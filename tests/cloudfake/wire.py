@@ -164,3 +164,38 @@ def _to_xml(shape: Shape, value: Any) -> Iterator[str]:
         yield value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     else:
         yield escape(str(value))
+
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "long": int,
+    "float": (int, float),
+    "double": (int, float),
+    "timestamp": datetime,
+}
+
+
+def flaws(shape: Shape | None, value: Any, at: str) -> Iterator[str]:
+    """Yield what the model has against a request or an answer; boto3 looks at a part of that only."""
+    if shape is None or value is None:
+        return
+    if isinstance(shape, StructureShape):
+        told = {name for name, part in value.items() if part is not None}
+        yield from (f"{at} has no {name}" for name in sorted(told - set(shape.members)))
+        yield from (f"{at} lacks {name}" for name in sorted({*shape.required_members} - told))
+        for name in sorted(told & set(shape.members)):
+            yield from flaws(shape.members[name], value[name], f"{at}.{name}")
+        return
+    size: Any = len(value) if hasattr(value, "__len__") else value
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    if (least is not None and size < least) or (most is not None and size > most):
+        yield f"{at} is {value!r}, and takes {least} to {most}"
+    if isinstance(shape, ListShape):
+        for entry in value:
+            yield from flaws(shape.member, entry, f"{at}[]")
+    elif not isinstance(value, TYPES.get(shape.type_name, object)):
+        yield f"{at} is {value!r}, and no {shape.type_name}"
+    elif (words := shape.metadata.get("enum")) and value.lower() not in map(str.lower, words):
+        yield f"{at} is {value!r}, which is none of its words"

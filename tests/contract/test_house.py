@@ -41,3 +41,18 @@ def test_a_module_that_a_document_names_is_there(document):
     assert [
         name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)
     ] == []
+
+
+def test_a_page_is_short_enough_to_be_read():
+    """Kilobytes of text; the contract of a script has its table of hazards besides."""
+    longest = {"script.md": 20.5, "operations.md": 25.0}
+    sizes = {path.name: path.stat().st_size / 1000 for path in DOCUMENTS}
+    assert {name: size for name, size in sizes.items() if size > longest.get(name, 18.0)} == {}
+
+
+def test_a_release_has_few_entries_in_the_changelog():
+    """A reader looks for what changes for them, not for each mend."""
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert [
+        release[:5] for release in releases if len(re.findall(r"^- ", release, re.M)) > 30
+    ] == []

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from births import Accelerator, Births
+from births import Births
 from crews import Crew, ends_alike, until
 
 from agent.messages import JobCompleted, WorkerFailed, WorkerReady
@@ -53,7 +53,7 @@ def reach(crew: Crew, step: int) -> None:
     until(f"step {step}", lambda: failed(crew) or crew.step >= step, PATIENCE_S)
 
 
-def test_replicas_come_and_go(crew: Crew, alone: dict[str, Alone]) -> None:
+def test_replicas_come_and_go(crew, alone):
     """A kill, a newcomer, and all of them lost: the state, a scaler's too, comes from those who are left, then from the
     keeper."""
     hold = Path(f"{crew.folder / 'out.pt'}.hold")
@@ -72,7 +72,7 @@ def test_replicas_come_and_go(crew: Crew, alone: dict[str, Alone]) -> None:
     ends_alike(crew, alone["scaled"], STEPS)
 
 
-def test_every_shape_and_back(crew: Crew, alone: dict[str, Alone]) -> None:
+def test_every_shape_and_back(crew, alone):
     """1 x 3, 3 x 1, 2 x 1 and back: activations, random streams, sums and layers go from device to device."""
     begin(crew, 3, owned=True)
     for number, depth in enumerate((3, 1, 2, 3), start=1):
@@ -84,7 +84,7 @@ def test_every_shape_and_back(crew: Crew, alone: dict[str, Alone]) -> None:
     assert [ready.uncuttable for ready in told] == [""]
 
 
-def test_what_is_born_there_is_that_of_one_process(crew: Crew, alone: dict[str, Alone]) -> None:
+def test_what_is_born_there_is_that_of_one_process(crew, alone):
     """A model handed over unbuilt: its layers are made in host memory and brought to their device, by whoever has them
     in the first layout; they go on in another, and all are made anew of the backup when nobody is left."""
     workers = begin(crew, 3, "unbuilt", 3, owned=True)
@@ -121,9 +121,7 @@ os._exit(0)  # see staging_script.py
 """
 
 
-def test_a_microbatch_waits_for_nothing(
-    accelerator: Accelerator, births: Births, tmp_path: Path
-) -> None:
+def test_a_microbatch_waits_for_nothing(accelerator, births, tmp_path):
     """How often the host waits for the device in a step does not depend on the number of microbatches."""
     if accelerator.name != "late":
         pytest.skip(f"{accelerator.name} does not tell how often somebody waited for it")
@@ -154,9 +152,7 @@ Canonical._room = full
 """
 
 
-def test_who_has_no_memory_for_a_sum_fails_with_a_sentence_and_alone(
-    accelerator: Accelerator, crew: Crew, alone: dict[str, Alone]
-) -> None:
+def test_who_has_no_memory_for_a_sum_fails_with_a_sentence_and_alone(accelerator, crew, alone):
     """The others have its share done again; a worker that takes its place ends with them, to the same bits."""
     if accelerator.name != "late":
         pytest.skip(
@@ -228,9 +224,7 @@ UNTIED = BORN.format(
         (UNTIED, "makes new parameters there"),
     ],
 )
-def test_where_a_model_cannot_be_is_said(
-    accelerator: Accelerator, births: Births, tmp_path: Path, script: str, said: str
-) -> None:
+def test_where_a_model_cannot_be_is_said(accelerator, births, tmp_path, script, said):
     """What moves after its session was made, is on two devices, or would be another model there, is refused in one line."""
     if script in (TWO, UNTIED) and accelerator.name != "late":
         pytest.skip(

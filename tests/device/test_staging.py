@@ -4,7 +4,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from births import Births
 
 SCRIPT = Path(__file__).with_name("staging_script.py")
 NAMES = [
@@ -17,5 +16,5 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_between_device_and_host(births: Births, name: str, tmp_path: Path) -> None:
+def test_between_device_and_host(births, name, tmp_path):
     births.play([str(SCRIPT), name], tmp_path)

@@ -1,6 +1,7 @@
 """The scripts of the images are run, as far as they can be without the images."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ def run(*words: object, **environment: str) -> "subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_understood_by_a_plain_shell(script: Path):
+def test_a_script_is_understood_by_a_plain_shell(script):
     """`sh -n` reads it without a complaint."""
     checked = run("sh", "-n", script)
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -49,7 +50,9 @@ def test_requirements_are_those_of_the_project():
     manager = run(sys.executable, *words).stdout
     more = {line.split("==")[0] for line in set(manager.splitlines()) - set(some.splitlines())}
     assert more == {"boto3", "azure-identity", "azure-mgmt-compute"}
-    assert all("==" in line for line in everything.splitlines())
+    assert all(re.fullmatch(r"[\w.\[\]-]+==[\w.]+", line) for line in everything.splitlines())
+    readme = (FOLDER / "README.md").read_text()
+    assert "python docker/requirements.py pyproject.toml > requirements.txt" in readme
 
 
 def test_a_requirement_that_is_none_is_refused():
@@ -99,7 +102,7 @@ def test_a_first_boot_without_a_setting_names_it():
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_the_manager_runs_in_the_folder_it_is_started_in(tmp_path: Path):
+def test_the_manager_runs_in_the_folder_it_is_started_in(tmp_path):
     """Settings are written if there are none, the house comes up, and SIGTERM ends all of it."""
     log = tmp_path / "log"
     environment = {

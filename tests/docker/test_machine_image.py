@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +46,6 @@ def test_a_machine_has_the_python_of_the_manager():
     (python,) = re.findall(r'^python_version="(.*)"$', SCRIPT, re.M)
     for image in FOLDER.glob("*.Dockerfile"):
         assert f"FROM python:{python}-" in image.read_text()
-
-
-def test_what_is_installed_is_the_project_with_torch():
-    """The requirements are those of pyproject.toml, each with its version."""
-    words = (sys.executable, FOLDER / "requirements.py", ROOT / "pyproject.toml")
-    printed = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    project = (ROOT / "pyproject.toml").read_text()
-    (torch,) = re.findall(r'^  "(torch==[\d.]+)",$', project, re.M)
-    assert torch in printed.splitlines()
-    assert all(re.fullmatch(r"[\w.\[\]-]+==[\w.]+", line) for line in printed.splitlines())
-    readme = (FOLDER / "README.md").read_text()
-    assert "python docker/requirements.py pyproject.toml > requirements.txt" in readme
 
 
 def test_the_first_boot_finds_its_python_and_the_build_has_run_it():

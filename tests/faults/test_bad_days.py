@@ -259,6 +259,24 @@ def test_house_whose_redis_dies_with_its_head_lives_on(house):
     assert processes.marked(house.places.identity) == []
 
 
+def test_house_whose_files_are_removed_is_found_and_goes_on(house):
+    """By whoever cleans up: nobody could ask it or end it any more, and no next manager could begin without its secrets."""
+    house.submit(TOY, "found", argv=("2000", PAUSE, "nowhere"), slots_max=1)
+    step, epoch = house.reached(3).step, house.client().view().epoch
+    secrets = {file: file.read_bytes() for file in house.places.state_dir.glob("*.token")}
+    del secrets[house.places.secret("dashboard")]
+    for file in (house.places.house, house.places.door, *secrets):
+        file.unlink()
+    until("its note", house.places.house.exists, 30)
+    house.places.house.write_text("{")
+    house.places.redis_socket.unlink()
+    until("its socket", house.places.redis_socket.exists, 30)
+    assert {file: file.read_bytes() for file in secrets} == secrets
+    os.kill(pid_of(house, "ray::ManagerActor"), signal.SIGKILL)
+    until("the next manager", lambda: house.client().view().epoch > epoch, 60)
+    assert house.reached(step + 20).steps_lost == 0
+
+
 def running(house: RunningHouse, words: str) -> set[int]:
     return {pid for pid in processes.marked(house.places.identity) if words in command_line(pid)}
 

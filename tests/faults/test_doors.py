@@ -38,7 +38,6 @@ pytestmark = pytest.mark.processes
 TOY = (Path(__file__).parent / "killable.py").read_text()
 SHELLS_FILES = 1024  # Debian's default
 IDLE = 1100
-RAY_DASHBOARD = "[ray]\ndashboard = true\n"
 UNUSED = ("ray.util.client", "autoscaler", "dashboard.py", "Agent")
 INTRUDES = """
 import subprocess, sys
@@ -64,10 +63,9 @@ JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1')
 
 @pytest.fixture(scope="module")
 def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
-    """A house with everything that it can run: a job on a machine, and Ray's own dashboard. Its state
-    directory and its tokens were open to other users before."""
+    """A house with a job on a machine. Its state directory and its tokens were open to other users before."""
     folder = tmp_path_factory.mktemp("busy")
-    house = RunningHouse(folder, RAY_DASHBOARD)
+    house = RunningHouse(folder)
     house.places.cloud_dir.mkdir(parents=True)
     house.places.state_dir.chmod(0o777)
     for token in tokens(house):
@@ -166,26 +164,11 @@ def test_script_has_no_key_of_the_house(busy_house):
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
-    """A job submission without the token, or with a wrong one, is refused; so is a driver."""
-    house = busy_house
-    client = house.client()
-    url = f"http://{client.house().ray_dashboard}/api/jobs/"
-    marker = tmp_path / "got-in"
-    order = {"entrypoint": f"touch {marker}"}
-    token = house.places.secret("ray").read_text()
-
-    def ask(headers: dict[str, str], method: str = "POST") -> int:
-        body = order if method == "POST" else None
-        with httpx.Client(trust_env=False, timeout=20) as browser:
-            return browser.request(method, url, json=body, headers=headers).status_code
-
-    assert ask({}) == 401
-    assert ask({"Authorization": f"Bearer {'0' * 64}"}) == 403
-    assert ask({"Authorization": f"Bearer {token}"}, "GET") == 200
+def test_ray_refuses_a_driver_without_its_token(busy_house):
+    """A driver without the token is no part of the cluster."""
     stranger = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     driver = subprocess.run(
-        [sys.executable, "-c", JOIN.format(address=client.house().ray_address)],
+        [sys.executable, "-c", JOIN.format(address=busy_house.client().house().ray_address)],
         env=stranger,
         capture_output=True,
         text=True,
@@ -193,7 +176,6 @@ def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
     )
     assert driver.returncode != 0
     assert "IN" not in driver.stdout
-    assert not marker.exists()
 
 
 def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
@@ -266,17 +248,6 @@ def answered(house: RunningHouse, url: str, path: str, name: str) -> int:
     return 0
 
 
-def test_a_port_in_use_is_one_clear_line(new_house):
-    """A taken port is named with its setting and the remedy; nothing is left running."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.40.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        line = new_house(f"[ray]\nport = {port}\n").refused()
-    assert f"ray.port: 127.0.40.1 port {port} cannot be used" in line
-    assert "0 to have one chosen" in line
-
-
 def test_a_redis_that_does_not_answer_is_one_clear_line(new_house, tmp_path):
     """A wrong redis_url is named with the setting, within bounded time."""
     house = new_house(f'redis_url = "unix://{tmp_path}/nowhere.sock"\n')
@@ -329,8 +300,10 @@ def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server, store, m
         monkeypatch.delenv(name)  # so that the mark of the next one has no room
     newer.start()
     assert older.process.wait(60) == 1
-    (line,) = older.log.read_text().splitlines()
-    assert "a manager of another house took over the same Redis" in line
+    said = older.log.read_text().splitlines()
+    assert ["a manager of another house took over the same Redis" in line for line in said] == [
+        True
+    ], said
     assert processes.marked(older.places.identity) == []
     assert newer.client().view().epoch == 2
     assert newer.process.poll() is None

@@ -212,7 +212,7 @@ def test_a_manager_that_cannot_read_its_journal_says_so_where_people_look(server
         state_dir=str(places.state_dir),
         redis_url=server.url,
         ray_address="",
-        config_path=None,
+        settings="",
         house="one",
     )
     program = f"from orchestrator.live.manager import Manager; Manager({msgspec.json.encode(order)!r})._thread.join()"
@@ -230,7 +230,7 @@ def test_an_entry_that_cannot_be_read_is_said_with_its_place(server, store):
 
     async def go():
         client, journal = await opened(server)
-        with pytest.raises(Unreadable, match=f"behind {sound}"):
+        with pytest.raises(Unreadable, match=f"after {sound}"):
             await journal.load()
         await client.aclose()
 

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,7 +20,6 @@ from orchestrator.live.manager import Manager
 from orchestrator.live.order import Order
 from orchestrator.paths import Places
 from orchestrator.supervisor import supervisor as house_module
-from orchestrator.supervisor.redis_server import RedisServer
 from orchestrator.supervisor.supervisor import House
 
 pytestmark = pytest.mark.processes
@@ -39,9 +37,7 @@ def full(pid: int, at_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
 
 
-def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(tmp_path, monkeypatch):
     """Redis ends with the first write that does not fit. The house says why, once, as does every command, and does not
     wear itself out with starting it again; with room it is back, with every write that it has acknowledged.
     """
@@ -97,9 +93,7 @@ def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
         house.stop()
 
 
-def test_a_manager_without_redis_does_not_end_before_redis_is_back(
-    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manager_without_redis_does_not_end_before_redis_is_back(server, tmp_path, monkeypatch):
     """And it ends then, though it cannot say why: its log takes nothing."""
     places = Places(tmp_path / "state")
     places.make()
@@ -108,7 +102,7 @@ def test_a_manager_without_redis_does_not_end_before_redis_is_back(
         state_dir=str(places.state_dir),
         redis_url=server.url,
         ray_address="",
-        config_path=None,
+        settings="",
         house="",
     )
     server.stop()

@@ -109,9 +109,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(brain.jobs, "on_cancelled", on_cancelled)
 
 
-def test_what_cannot_be_decided_about_is_set_aside_in_the_same_life(
-    inbox: Any, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_decided_about_is_set_aside_in_the_same_life(inbox, store, monkeypatch):
     """The change that it made in part is undone, what comes after it counts, and the journal replays."""
     fails(monkeypatch, ValueError("max() arg\nis an empty sequence"))
     state = inbox(POISON, SOUND)
@@ -144,9 +142,7 @@ def test_what_cannot_be_decided_about_is_set_aside_in_the_same_life(
         ),
     ],
 )
-def test_what_is_no_event_is_set_aside_where_it_comes_in(
-    inbox: Any, store: Any, said: bytes, why: str
-) -> None:
+def test_what_is_no_event_is_set_aside_where_it_comes_in(inbox, store, said, why):
     """Its bytes are kept, and the sentence names field, value and range."""
     state = inbox(said, SOUND)
     assert list(state.jobs) == ["job"]
@@ -156,9 +152,7 @@ def test_what_is_no_event_is_set_aside_where_it_comes_in(
     assert why in line
 
 
-def test_what_ends_manager_after_manager_is_set_aside(
-    inbox: Any, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_manager_after_manager_is_set_aside(inbox, store, monkeypatch):
     """As by a kill, no life has time to say anything; the one that finds two dead goes over it."""
     fails(monkeypatch, Killed())
     for data in (POISON, SOUND):
@@ -173,7 +167,7 @@ def test_what_ends_manager_after_manager_is_set_aside(
     assert "2 managers ended while they decided about it" in line
 
 
-def test_what_is_set_aside_is_bounded(inbox: Any, store: Any) -> None:
+def test_what_is_set_aside_is_bounded(inbox, store):
     """A sender of nonsense does not fill the disk."""
     inbox(*[b"nonsense"] * (ASIDE_KEPT + 20), SOUND)
     assert store.xlen(INBOX_ASIDE) == ASIDE_KEPT

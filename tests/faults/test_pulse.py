@@ -1,14 +1,19 @@
 """Manager and keeper that hang: real processes and a real Redis."""
 
+import asyncio
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
+import redis.asyncio
+import waiting
 
-from agent.keys import PULSE
+from agent.keys import COMPILES, PULSE
 from cloud.local.processes import MARKER
+from orchestrator.live import manager
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.watchdog import LOOK_S, LOOKS_MAX, Pulse
 
@@ -71,3 +76,32 @@ def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     assert actors["nobody"].wait(60) == -signal.SIGKILL
     assert looks(LOOKS_MAX) == []
     assert {actors[who].poll() for who in ("keeper", "a machine's", "another's")} == {None}
+
+
+def test_a_manager_that_compiles_for_long_is_not_taken_for_hung(server, store, actors, monkeypatch):
+    """On a small machine the first compilation takes longer than a silence may; it has no view yet."""
+    done = threading.Event()
+    monkeypatch.setattr(manager, "rehearse", done.wait)
+    monkeypatch.setattr(manager, "SIGN_S", 0.001)
+    pulse = Pulse(server.url, OURS)
+
+    async def compile_first() -> None:
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            await manager.compile_first(client)
+
+    compiling = threading.Thread(target=asyncio.run, args=[compile_first()])
+    compiling.start()
+    for _ in range(LOOKS_MAX + 1):
+        before = store.get(COMPILES)
+        waiting.until("a sign of life", lambda before=before: store.get(COMPILES) != before)
+        store.set(PULSE, os.urandom(8))
+        assert pulse.look() == []
+    done.set()
+    compiling.join()
+    assert actors["manager"].poll() is None
+    last = store.get(COMPILES)
+    found = []
+    for _ in range(LOOKS_MAX + 1):
+        store.set(PULSE, os.urandom(8))
+        found += pulse.look()
+    assert (found, store.get(COMPILES)) == (["Manager"], last)

@@ -1,9 +1,12 @@
 """Redis's own file after a loss of power, and after worse: what is sound is gone on from, what is not is said."""
 
+import os
+import shutil
 from collections.abc import Callable
 
 import pytest
 import redis
+from waiting import until
 
 from orchestrator.paths import Places
 from orchestrator.supervisor import redis_server
@@ -113,3 +116,26 @@ def test_a_file_that_is_gone_where_there_were_jobs_is_said(server, tmp_path, gon
     said = server.start()
     assert f"{file.parent} has nothing in it, and {checkpoints} has 1 job: " in said
     assert f"submit SCRIPT --from {checkpoints.as_uri()}/JOB" in said
+
+
+@pytest.mark.parametrize("harm", ["file", "folder", "cut"])
+def test_a_file_that_somebody_takes_from_a_living_server_is_written_again(server, tmp_path, harm):
+    """All that was promised is in the server's memory still, and would be gone with it."""
+    (file,) = tmp_path.rglob("appendonly.aof")
+    with redis.Redis.from_url(server.url) as store:
+        store.rpush("kept", *range(WHOLE))
+        assert not server.is_harmed()
+        if harm == "cut":
+            os.truncate(file, file.stat().st_size // 2)
+        elif harm == "file":
+            file.unlink()
+        else:
+            shutil.rmtree(file.parent)
+        assert server.is_harmed()
+        server.rewrite()
+        rewrites = "aof_rewrite_in_progress", "aof_rewrite_scheduled"
+        until("its file", lambda: not any(store.info("persistence")[one] for one in rewrites))
+        store.rpush("kept", "and what came later")
+    server.stop()
+    assert server.start() == ""
+    assert kept(server) == WHOLE + 1

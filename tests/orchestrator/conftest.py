@@ -9,6 +9,8 @@ from agent.messages import (
     UNRECORDED,
     AgentJoined,
     AgentLost,
+    CheckpointWritten,
+    JobCompleted,
     JobProfiled,
     NoticeSeen,
     Paced,
@@ -37,6 +39,7 @@ from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
     JobCancelled,
+    JobResumed,
     JobSpec,
     JobSubmitted,
     Launched,
@@ -47,6 +50,8 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
+from orchestrator.preview import Model
+from orchestrator.sale import PlannedSale
 from orchestrator.settings import Settings
 from orchestrator.state import Job, Lease, State
 
@@ -97,6 +102,23 @@ class Hand:
         self.price(*self.prices)
         return out
 
+    def catalogue(self, *pools: Pool, **more: Any) -> list[AnyAction]:
+        """A place says what it sells: these pools, or all that are known; `more` is of what it sells or of itself."""
+        of_place = {name: more.pop(name) for name in ("traits", "pace") if name in more}
+        known = pools or tuple(each.pool for each in self.state.pools.values())
+        sold = Sold(**{"types": tuple(self.state.types.values()), "pools": known, **more})
+        place = known[0].place
+        return self.see(CatalogueSeen(at_s=self.at_s, place=place, sold=sold, **of_place))
+
+    def quoted(self, pool: Pool, price: float, at_s: float | None = None) -> list[AnyAction]:
+        """A place says what one pool costs, since now or another moment."""
+        quote = Quote(pool=pool, at_s=self.at_s if at_s is None else at_s, price_usd_per_h=price)
+        return self.see(QuotesSeen(at_s=self.at_s, place=pool.place, quotes=(quote,)))
+
+    def completed(self, step: int = 100, job: str = "job", why: str = "") -> list[AnyAction]:
+        said = {"loss": 1.5, "weights_sha": "ab", "export_uri": "file:x", "why": why}
+        return self.see(JobCompleted(at_s=self.at_s, job=job, step=step, **said))
+
     def price(self, *prices: float) -> list[AnyAction]:
         quotes = tuple(
             Quote(pool=pool, at_s=self.at_s, price_usd_per_h=price)
@@ -128,7 +150,16 @@ class Hand:
         return self.see(JobSubmitted(at_s=self.at_s, spec=made))
 
     def cancel(self, job: str = "job") -> list[AnyAction]:
-        return self.see(JobCancelled(at_s=self.at_s, job=job, by="a test"))
+        return self.see(JobCancelled(at_s=self.at_s, job=job, by="ann"))
+
+    def resume(self) -> list[AnyAction]:
+        return self.see(JobResumed(at_s=self.at_s, job="job", by="bob"))
+
+    def saved(self, step: int) -> list[AnyAction]:
+        """A checkpoint of this step is written."""
+        return self.see(
+            CheckpointWritten(at_s=self.at_s, job="job", step=step, state_bytes=9, uri="x")
+        )
 
     def launched(self, launch: Launch, at_s: float | None = None, state: Any = "running") -> str:
         """The cloud does it."""
@@ -181,15 +212,23 @@ class Hand:
         notice = Notice(machine_id=machine_id, kind="terminate", deadline_s=self.at_s + left_s)
         return self.see(NoticeSeen(at_s=self.at_s, notice=notice))
 
-    def taken(self, machine_id: str) -> list[AnyAction]:
-        """The cloud takes it, and its list says so."""
-        self.machines[machine_id] = msgspec.structs.replace(
-            self.machines[machine_id],
-            state="terminated",
-            ended_by="provider",
-            ended_at_s=self.at_s,
-        )
+    def becomes(self, machine_id: str, **changes: Any) -> None:
+        """What the cloud will say of it from now on."""
+        self.machines[machine_id] = msgspec.structs.replace(self.machines[machine_id], **changes)
+
+    def ends(self, machine_id: str, ended_at_s: float, ended_by: Any = "provider") -> None:
+        self.becomes(machine_id, state="terminated", ended_by=ended_by, ended_at_s=ended_at_s)
+
+    def taken(self, *machine_ids: str) -> list[AnyAction]:
+        """The cloud takes them, or all that are held, and its list says so."""
+        for machine_id in machine_ids or [lease.machine_id for lease in self.leases]:
+            self.ends(machine_id, self.at_s)
         return self.listed()
+
+    def sells(self, *types: str) -> None:
+        """Only machines of these types are sold."""
+        for known in self.state.pools.values():
+            known.sold = known.pool.type in types
 
     def terminated(self, machine_id: str) -> list[AnyAction]:
         ref = self.machines.pop(machine_id).ref
@@ -269,12 +308,37 @@ class Hand:
             elif isinstance(action, ListMachines):
                 self.listed()
 
-    def running(self, **spec: Any) -> "Hand":
-        """A job that has committed its first step on all the slots that it may have."""
+    def orders(self, **spec: Any) -> Launch:
+        """The one machine that is asked for when this job is submitted."""
+        self.start()
+        self.submit(**{"slots_max": 1, **spec})
+        (launch,) = self.only(self.wait(2.0), Launch)
+        return launch
+
+    def begun(self, *, ready: bool = True, **spec: Any) -> "Hand":
+        """A job whose workers are there; nothing is committed yet."""
         self.start()
         self.submit(**spec)
         self.wait(2.0)
+        self.serve(ready=ready)
+        return self
+
+    def goes_on(self, step: int | None = None, job: str = "job") -> None:
+        """What is asked for happens, and then a step is committed: this one, or the next."""
+        self.wait(2.0)
         self.serve()
+        self.wait(2.0)
+        self.committed(step or self.state.jobs[job].progress.step + 1, job)
+
+    def served_after(self, seconds: float, times: int = 1) -> None:
+        """So often that much time passes, and then what is asked for happens."""
+        for _ in range(times):
+            self.wait(seconds)
+            self.serve()
+
+    def running(self, **spec: Any) -> "Hand":
+        """A job that has committed its first step on all the slots that it may have."""
+        self.begun(**spec)
         self.wait(2.0)
         self.committed(1)
         return self
@@ -288,6 +352,29 @@ class Hand:
     @property
     def leases(self) -> list[Lease]:
         return list(self.state.leases.values())
+
+    def types_in(self) -> set[str]:
+        """Of what the job's layout is made."""
+        layout = self.job.layouts.current
+        workers = (self.state.workers.get(w) for w in (layout.workers if layout else ()))
+        return {self.state.leases[worker.token].type.name for worker in workers if worker}
+
+    def planned(self, profile: Profile, **sale: Any) -> tuple[PlannedSale, Model]:
+        """What a plan without a manager goes by: all that is sold here at one price, and a measured model."""
+        pools = tuple(known.pool for known in self.state.pools.values())
+        sold = PlannedSale(
+            places={PLACE: Sold(types=tuple(self.state.types.values()), pools=pools)},
+            quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
+            source="",
+            **sale,
+        )
+        model = Model(job="before", profile=profile, microbatches=8, stages_max=4, uncuttable="")
+        return sold, model
+
+    @staticmethod
+    def bought(actions: list[AnyAction]) -> list[str]:
+        """The types of what is launched."""
+        return [action.request.pool.type for action in actions if isinstance(action, Launch)]
 
     @staticmethod
     def only(actions: list[AnyAction], kind: type[A]) -> list[A]:

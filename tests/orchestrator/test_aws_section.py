@@ -23,7 +23,7 @@ def loaded(tmp_path: Path, text: str):
     return load(file, {})
 
 
-def test_a_whole_section_is_what_the_provider_takes(tmp_path: Path):
+def test_a_whole_section_is_what_the_provider_takes(tmp_path):
     settings = loaded(tmp_path, WHOLE).aws.settings()
     east, west = settings.regions
     assert (east.name, east.image, east.security_group) == ("us-east-1", "ami-1", "sg-1")
@@ -45,17 +45,17 @@ def test_a_whole_section_is_what_the_provider_takes(tmp_path: Path):
         ("us-east-1a=", "virginia=", "not the name of a zone"),
     ],
 )
-def test_what_the_section_lacks_is_named(tmp_path: Path, old: str, new: str, says: str):
+def test_what_the_section_lacks_is_named(tmp_path, old, new, says):
     assert old in WHOLE
     with pytest.raises(ConfigError, match=says):
         loaded(tmp_path, WHOLE.replace(old, new))
 
 
-def test_a_cloud_that_is_not_used_needs_nothing(tmp_path: Path):
+def test_a_cloud_that_is_not_used_needs_nothing(tmp_path):
     assert not loaded(tmp_path, "").aws.enabled
 
 
 @pytest.mark.parametrize("zone", ["us-east-1a", "us-gov-west-1b", "us-east-1-bos-1a"])
-def test_a_zone_is_in_its_region(zone: str):
+def test_a_zone_is_in_its_region(zone):
     assert zone.startswith(zone_region(zone))
     assert zone_region(zone)[-1].isdigit()

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 ALL_KEYS = """
 manager: state_dir deployment control_period_s door_port usd_per_h redis_url
-ray: head_address port dashboard
+ray: head_address port
 budget: total_usd per_h_usd on_demand_allowed
 buying: regions egress_usd_per_gb disk_usd_per_h quote_max_age_s
 job: slots_min slots_max depth haste max_failures max_preemptions exact nan backup_every_steps sums checkpoint_every_s max_replay_s tail_s checkpoints_kept output_files output_bytes
@@ -104,6 +104,13 @@ def test_azure_is_set_as_a_whole_or_not_at_all(tmp_path):
     assert (whole.types, whole.boot_script) == (("Standard_NC*",), "boot")
 
 
+def test_a_container_of_azure_may_be_named_with_its_account(tmp_path):
+    """Machines reach it by this address alone; `az://` leaves the account to each environment."""
+    place = "abfss://states@account.dfs.core.windows.net/prefix"
+    config = load(write(tmp_path, f'[storage]\ncheckpoint_url = "{place}"\n'), {})
+    assert config.storage.checkpoint_url == place
+
+
 def test_precedence_is_flag_environment_file_default(tmp_path):
     """The nearest source wins, key by key."""
     file = write(tmp_path, "[job]\nslots_min = 1\nslots_max = 5\nmax_failures = 1\n")
@@ -115,7 +122,7 @@ def test_precedence_is_flag_environment_file_default(tmp_path):
 
 def test_flags_reach_a_child_process_as_its_environment(tmp_path):
     """What `up --set` was told holds in the process that it starts."""
-    flags = {"job.nan": "skip", "ray.dashboard": "true", "manager.deployment": "123"}
+    flags = {"job.nan": "skip", "dashboard.enabled": "false", "manager.deployment": "123"}
     file = write(tmp_path, "")
     assert load(file, environment(flags)) == load(file, {}, flags)
 

@@ -7,6 +7,8 @@ import numpy as np
 from agent.paramserver.api import Application, Stop
 from agent.paramserver.tables import Table
 
+GRAIN_S = 0.02
+
 
 class Sluggish(Application):
     tables = (Table("sum", 4, 1),)
@@ -17,6 +19,6 @@ class Sluggish(Application):
 
     def process_range(self, lo, hi, params):
         time.sleep(self._wait_s)
-        self._wait_s = 0.02
+        self._wait_s = GRAIN_S
         params.read("sum", [0])
         params.update("sum", np.arange(lo, hi) % 4, np.ones((hi - lo, 1)))

@@ -27,6 +27,7 @@ from agent.paramserver.messages import (
 )
 from agent.paramserver.server import Partition
 from agent.paramserver.tables import (
+    FIXED_BITS,
     LARGEST,
     NUMBERS,
     PRODUCT,
@@ -47,6 +48,8 @@ from agent.paramserver.worker import Bound, Cache
 from agent.protocol import Serving
 from agent.served import ParamServerJob
 from cloud.clock import VirtualClock
+
+WEIGHTS = np.array([1.0, np.pi])
 
 
 class Small(Application):
@@ -270,6 +273,10 @@ def test_an_error_that_the_controller_does_not_hear_at_first_is_said_again(misha
         (Aggregate("mean", lambda a, b: (a + b) / 2, 0), "is not associative"),
         (Aggregate("sum", np.add, 1), "is not neutral"),
         (Aggregate("last", np.fmax, 0, commutative=False), "does not declare"),
+        (Aggregate("clipped", lambda a, b: np.clip(a + b, -8, 8), 0), "is not associative"),
+        (Aggregate("widest", lambda a, b: np.where(abs(a) < abs(b), b, a), 0), "commutative"),
+        (Aggregate("nested", lambda a, b: (a + b)[None], 0), r"float64 of shape \(1, \d+, 2\) out"),
+        (Aggregate("nothing", lambda a, b: None, 0), "makes NoneType out of float64"),
     ],
 )
 def test_an_aggregate_that_is_not_what_it_declares_is_refused(aggregate, said):
@@ -278,6 +285,47 @@ def test_an_aggregate_that_is_not_what_it_declares_is_refused(aggregate, said):
 
     with pytest.raises(ApplicationError, match=said):
         checked(Declares())
+
+
+def test_an_aggregate_that_makes_fractions_of_whole_numbers_is_refused():
+    with pytest.raises(ApplicationError, match=r"float64 of shape .* out of int64"):
+        verify(Table("sum", 4, 2, "int64", aggregate=Aggregate("length", np.hypot, 0)))
+
+
+def _adds_in_place(first, second):
+    first += second
+    return first
+
+
+def _farther_row(first, second):
+    return np.where((first @ WEIGHTS)[:, None] < (second @ WEIGHTS)[:, None], second, first)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        SUM,
+        PRODUCT,
+        LARGEST,
+        Aggregate("least", np.minimum, np.inf),
+        Aggregate("in place", _adds_in_place, 0),
+    ],
+)
+def test_an_aggregate_that_is_what_it_declares_is_taken_for_all_numbers(aggregate, dtype):
+    verify(Table("sum", 4, 2, dtype, aggregate=aggregate))
+
+
+def test_an_aggregate_sees_rows_of_a_table_wherever_it_is_used():
+    """Changes are summed one by one, and it may look at whole rows."""
+
+    class Larger(Small):
+        tables = (Table("sum", 4, 2, aggregate=Aggregate("row", _farther_row, 0)),)
+
+        def change(self, item):
+            return np.array([[item, 1.0]])
+
+    assert run_alone(Larger()).value("sum").tolist() == [[36 + key, 1.0] for key in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -457,6 +505,19 @@ def test_an_application_may_use_its_arrays_again():
     assert found[:, 0].tolist() == [sum(range(key, 40, 4)) for key in range(4)]
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "uint8", "bool"])
+def test_an_exact_table_takes_changes_of_any_numbers_for_what_they_are(kind):
+    table, ones = Table("sum", 4, 1, exact=True), np.ones((1, 1), kind)
+    assert table.change(np.array([0]), ones).tolist() == [[2**FIXED_BITS]]
+
+
+@pytest.mark.parametrize("most", [2.0**31, -(2**63)])
+def test_a_change_that_fixed_point_cannot_hold_is_named(most):
+    table = Table("sum", 4, 1, exact=True)
+    with pytest.raises(ApplicationError, match="key 3, is beyond"):
+        table.change(np.array([2, 3]), np.array([[1], [most]]))
+
+
 @pytest.mark.parametrize("items", [(0, 1), (0, 39)])  # of one worker, and of two
 def test_an_exact_sum_that_fixed_point_cannot_hold_is_named(items):
     class Huge(Small):
@@ -559,6 +620,16 @@ def test_a_sum_that_just_fits_is_no_error(table, value):
     assert np.allclose(run_alone(Full()).value("sum"), times * value)
 
 
+def test_reading_a_sparse_table_makes_no_row():
+    """Else the tables of a job lack rows that a run alone has, because no server hears of a read."""
+    held = Rows(Table("sparse", 0, 2, initial=lambda keys: keys[:, None] * 1.0))
+    assert held.get(np.array([7, 3])).tolist() == [[7, 7], [3, 3]]
+    assert held.keys().tolist() == []
+    held.put(np.array([3]), np.array([[1.0, 2.0]]))
+    assert held.get(np.array([7, 3, 5])).tolist() == [[7, 7], [1, 2], [5, 5]]
+    assert held.keys().tolist() == [3]
+
+
 def test_a_sparse_row_keeps_no_more_alive_than_itself():
     """Each batch brings one row that stays and many that the next batch replaces."""
     table, width = Table("sparse", 0, 1000), 1000
@@ -638,6 +709,13 @@ def test_a_first_row_that_is_no_number_is_named_although_no_sample_was_of_it():
     [
         ("tables", Small.tables[0], "not a tuple of Table"),
         ("tables", ("sum",), "not a tuple of Table"),
+        ("tables", None, "not a tuple of Table"),
+        ("tables", (Table("sum", 4, 2, rule="adam"),), "has the rule 'adam'; adam"),
+        ("tables", (Table("sum", 4, 2, rule=adagrad),), "has the rule <function adagrad"),
+        ("tables", (Table("sum", 4, 2, aggregate=np.add),), "has the aggregate <ufunc 'add'>"),
+        ("items", "10", "items are '10'"),
+        ("items", None, "items are None"),
+        ("items", 0, "items are 0"),
         ("stop", 5, "stop is 5, not a Stop"),
     ],
 )
@@ -683,7 +761,9 @@ def test_a_table_of_any_keys_may_have_first_rows_of_some_only():
 @pytest.mark.parametrize(
     ("settings", "stop", "said"),
     [
-        ({"slack": 1.5}, Small.stop, "got `float` - at `$.slack`"),
+        ({"slack": 1.5}, Small.stop, "slack=1.5: a whole number, 0 or more"),
+        ({"help_size": "2"}, Small.stop, "help_size='2': a whole number, 0 or more"),
+        ({"batches": 0}, Small.stop, "batches=0: a whole number, 1 or more"),
         ({"blocks": 10**9}, Small.stop, "at `$.blocks`"),
         ({"partitions": 10**9}, Small.stop, "at `$.partitions`"),
         ({}, Stop(clocks=2.5), "at `$.clocks`"),
@@ -752,6 +832,9 @@ def test_a_slack_below_0_is_refused():
         ("2\n3\n2\n1 3 2\n", loaders.bag_of_words, "data has 1 rows, and says 2 at the top"),
         ("1\n3\n1\n1 4 2\n", loaders.bag_of_words, "line 4, column 3: 4 is beyond the 3"),
         ("1 1 2\n1\n", loaders.bag_of_words, "line 2, column 1: 1 fields"),
+        ("2\n3\n1 1 2\n", loaders.bag_of_words, "line 3, column 1: 2 of the 3 numbers"),
+        ("\0" * 5000 + "\n1,2,3\n", loaders.triples, "line 1, column 1: 1 fields"),
+        ("1,2,3\n4," + "5" * 5000 + ",6\n", loaders.triples, "line 2, column 3: '555"),
         ("1 1 99999999999\n", loaders.bag_of_words, "line 1, column 5: more than"),
         (
             gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-9],
@@ -771,6 +854,7 @@ def test_a_broken_row_is_named_by_line_and_column(tmp_path, text, load, said):
     with pytest.raises(ApplicationError) as error:
         load(path)
     assert said in str(error.value)
+    assert len(str(error.value)) < 400 + len(str(path))
 
 
 def test_whole_files_are_loaded(tmp_path):

@@ -326,6 +326,27 @@ def test_a_block_of_an_older_clock_goes_before_the_present_one():
     assert (run.clock, run.span) == (1, Span(1, 0, 2))
 
 
+def test_a_dry_run_is_of_one_clock_and_none_is_needed_to_go_back():
+    """A pass over the data may take hours, in which nothing is answered."""
+
+    ranges = []
+
+    class Watched(Plain):
+        def process_range(self, lo, hi, params):
+            ranges.append((lo, hi))
+            params.read("rows", [lo // 8])
+
+    worker = Worker("a", Watched(), even(16, 2, 2, batches=4), Bound(1), Settings(size=0), 1)
+    orders = {"owners": ["s"], "replicas": ["s"], "version": 0, "lost": []}
+    worker.handle("c", Roll(clock=-1, blocks=[0], **orders), 0.0)
+    worker.handle("c", Grant(clocks={1: 1}), 0.0)
+    tried = [(0, 2), (10, 12)]
+    assert ranges == tried
+    ((_, asked),) = worker.handle("c", Roll(clock=2, blocks=[0, 1], **orders), 0.0)
+    assert asked.keys["rows"].tolist() == [0, 1]
+    assert ranges == tried
+
+
 def finished(block=0):
     return Finished(clock=0, done=[Done(Span(block, 0, 2), "a/1")])
 
@@ -376,7 +397,7 @@ def test_a_worker_says_what_nobody_has_passed_on(passed):
             worker.handle("s", Fresh(partition=at, age=-1, sections=[rows]), 0.0)
         stages = []
         while (run := worker.next_run(0.0)[0]) is not None:
-            stages += worker.finish(run, 1, 0.0, 0.0)
+            stages += worker.finish(run, 1, lambda: 0.0, 0.0)
         assert [to for to, _ in stages] == ["s", "s"]
         assert stages[-1][1].finished.clock == 0
         if case == "report":

@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -314,6 +314,27 @@ class Turns:
             self._turn.acquire()
 
 
+def in_turns(wires: Exchange, turn: threading.Lock, plays: Iterable[Callable[[], object]]) -> None:
+    """Have each of these played in a thread of its own, one at a time. What fails ends all of them, and is raised."""
+    raised: list[BaseException] = []
+
+    def guarded(play: Callable[[], object]) -> None:
+        with turn:
+            try:
+                play()
+            except BaseException as error:
+                raised.append(error)
+                wires.break_off(repr(error))
+
+    threads = [threading.Thread(target=guarded, args=(play,)) for play in plays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+
+
 def even(total: int, shares: int) -> list[int]:
     return [total * (i + 1) // shares - total * i // shares for i in range(shares)]
 
@@ -391,37 +412,18 @@ def together(
     def play(worker: Worker) -> None:
         params = {id(p): p for s in worker.stages.values() for p in s.module.parameters()}
         opt = optimizer(params.values()) if params else None
-        with turn:
-            try:
-                for step in range(steps):
-                    todo = batches(draw, step, layout.microbatches)
-                    found = worker.step(step, todo, lambda m, step=step: opener(step, m))
-                    if found is not None:
-                        losses[step] = found.pop("loss")
-                        metrics[step] = found
-                    if opt is not None:
-                        opt.step()
-                for stage in worker.stages.values():
-                    states.append(copy.deepcopy(stage.module.state_dict()))
-            except BaseException as error:
-                wires.break_off(repr(error))
-                raise
+        for step in range(steps):
+            todo = batches(draw, step, layout.microbatches)
+            found = worker.step(step, todo, lambda m, step=step: opener(step, m))
+            if found is not None:
+                losses[step] = found.pop("loss")
+                metrics[step] = found
+            if opt is not None:
+                opt.step()
+        for stage in worker.stages.values():
+            states.append(copy.deepcopy(stage.module.state_dict()))
 
-    raised: list[BaseException] = []
-
-    def guarded(worker: Worker) -> None:
-        try:
-            play(worker)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
+    in_turns(wires, turn, (partial(play, worker) for worker in workers))
     if told is not None:
         told += [metrics[step] for step in range(steps)]
     return [losses[step] for step in range(steps)], states, workers

@@ -1,5 +1,6 @@
 """A script that is recorded as a session records it, and played by two workers that each have a model of their own."""
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
-from playing import SEED, Streams, Turns, layout_of, made
+from playing import SEED, Streams, Turns, in_turns, layout_of, made
 from torch import nn
 
 from agent import session
@@ -90,7 +91,7 @@ def played(script: Script, cut: int, streams: Streams) -> tuple[list[float], lis
     """The losses, and what each worker has of the state, if it is cut there."""
     layout = layout_of(2, (MICROBATCHES,))
     wires, turn = Exchange(patience_s=60), threading.Lock()
-    losses, states, raised = dict[int, float](), list[State](), list[BaseException]()
+    losses, states = dict[int, float](), list[State]()
     schedule = schedules.make("1f1b", 2, MICROBATCHES)
 
     def play(place: int, me: str) -> None:
@@ -117,24 +118,8 @@ def played(script: Script, cut: int, streams: Streams) -> tuple[list[float], lis
         names = itertools.chain(own.model.named_parameters(), own.model.named_buffers())
         states.append({name: tensor for name, tensor in names if id(tensor) in here})
 
-    def guarded(place: int, me: str) -> None:
-        with turn:
-            try:
-                play(place, me)
-            except BaseException as error:
-                raised.append(error)
-                wires.break_off(repr(error))
-
-    threads = [
-        threading.Thread(target=guarded, args=each)
-        for each in enumerate(layout.replicas[0].workers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if raised:
-        raise raised[0]
+    workers = enumerate(layout.replicas[0].workers)
+    in_turns(wires, turn, (functools.partial(play, *each) for each in workers))
     return [losses[step] for step in range(STEPS)], states
 
 

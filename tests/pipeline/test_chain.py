@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import playing
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from playing import Turns, alone, batches, layout_of, made, rows
+from playing import Turns, alone, batches, in_turns, layout_of, made, rows
 from torch import nn
 
 from agent.errors import StateError
@@ -92,23 +93,12 @@ class Played:
 
     def at_once(self, play: Callable[[str, Chain], Summed]) -> dict[str, Summed]:
         found: dict[str, Summed] = {}
-        raised: list[BaseException] = []
 
         def one(me: str, chain: Chain) -> None:
-            with self._turn:
-                try:
-                    found[me] = play(me, chain)
-                except BaseException as error:
-                    raised.append(error)
-                    self._exchange.break_off(repr(error))
+            found[me] = play(me, chain)
 
-        threads = [threading.Thread(target=one, args=each) for each in self.chains.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if raised:
-            raise raised[0]
+        plays = (partial(one, *each) for each in self.chains.items())
+        in_turns(self._exchange, self._turn, plays)
         return found
 
     def step(self, number: int, open_: Callable[[int, int], None]) -> dict[str, Summed]:

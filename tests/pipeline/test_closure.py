@@ -1,6 +1,5 @@
 """What a loss function closes over is known by its names: when it changes, the loss is recorded anew."""
 
-import argparse
 import collections
 import dataclasses
 import functools
@@ -62,9 +61,8 @@ class Task:
     """Everything that a trainer may have, and its loss, which is a method."""
 
     def __init__(self) -> None:
-        self.config, self.all = Config(factor=1.0), [Config(factor=1.0), Config(factor=1.0)]
-        self.args, self.slotted = argparse.Namespace(factor=1.0), Slotted()
-        self.space, self.table = types.SimpleNamespace(factor=1.0), {"loss": {"factor": 1.0}}
+        self.config, self.slotted = Config(factor=1.0), Slotted()
+        self.table = {"loss": {"factor": 1.0}}
         self.last = collections.deque([1.0], maxlen=1)
         self.array, self.number, self.words = np.ones(2), np.int64(1), {"one", "other"}
         self.memory: Any = torch.ones(2)
@@ -79,29 +77,14 @@ class Task:
     def by_its_name(self, x: torch.Tensor, name: str = "factor") -> Any:
         return x * getattr(self.config, name)
 
-    def handed_on(self, x: torch.Tensor) -> Any:
-        return x * self.of(self.config)
-
-    def of(self, config: Config) -> Any:
-        return config.factor
-
     def half(self, x: torch.Tensor) -> Any:
         return x * self.config.half
 
     def kind(self, x: torch.Tensor) -> Any:
         return Config.of_kind(x)
 
-    def one_of_many(self, x: torch.Tensor) -> Any:
-        return sum(x * each.factor for each in self.all)
-
-    def arguments(self, x: torch.Tensor) -> Any:
-        return x * self.args.factor
-
     def slots(self, x: torch.Tensor) -> Any:
         return x * self.slotted.factor
-
-    def namespace(self, x: torch.Tensor) -> Any:
-        return x * self.space.factor
 
     def table_in_a_table(self, x: torch.Tensor) -> Any:
         return x * self.table["loss"].get("factor", 0.0)
@@ -150,14 +133,9 @@ def one_more(_: Any, __: Any, out: torch.Tensor) -> torch.Tensor:
 
 
 CHANGES: dict[str, Callable[[Task], object]] = {
-    **dict.fromkeys(
-        ("attribute", "by_its_name", "handed_on", "half"), lambda t: t.config.__init__(factor=2.0)
-    ),
+    **dict.fromkeys(("attribute", "by_its_name", "half"), lambda t: t.config.__init__(factor=2.0)),
     "kind": lambda t: setattr(Config, "rate", 2.0),
-    "one_of_many": lambda t: setattr(t.all[1], "factor", 2.0),
-    "arguments": lambda t: setattr(t.args, "factor", 2.0),
     "slots": lambda t: setattr(t.slotted, "factor", 2.0),
-    "namespace": lambda t: setattr(t.space, "factor", 2.0),
     "table_in_a_table": lambda t: t.table["loss"].update(factor=2.0),
     "last_of_all": lambda t: t.last.append(2.0),
     "an_array": lambda t: t.array.put(1, 2.0),

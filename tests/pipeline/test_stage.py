@@ -7,9 +7,11 @@ import pytest
 import torch
 from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from agent.errors import CannotRecord
 from agent.pipeline.stages.cut import SELDOM_BYTES_MAX, build
+from agent.pipeline.stages.split_backward import Halves
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.tracing.analysis import cut_points
 
@@ -188,3 +190,21 @@ def test_in_halves_each_weight_has_the_gradient_of_the_whole(order):
     """Weights with a use in common count once, in whatever order they come, and no half needs what another has
     given back."""
     same_at_every_cut(lambda: Shared(order), "zero-bubble")
+
+
+def test_weights_that_are_used_once_more_beside_the_inputs_have_that_gradient_too() -> None:
+    """As of a discriminator: it is called on what a stage before has made, and on the batch itself."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    weights, arrived = [*layers.parameters()], torch.randn(2, 3, requires_grad=True)
+    outs = [layers(x) for x in (arrived, torch.randn(2, 3))]
+    grads = [torch.randn(2, 3) for _ in outs]
+    wanted = torch.autograd.grad(outs, [arrived, *weights], grads, retain_graph=True)
+    edges, halves = [get_gradient_edge(out) for out in outs], Halves(weights)
+    (found,), owed = halves.first((edges, grads), [arrived])
+    if owed is not None:
+        halves.second(owed)
+    else:
+        torch.autograd.backward(edges, grads, inputs=weights)
+    for got, want in zip([found, *(weight.grad for weight in weights)], wanted, strict=True):
+        assert torch.equal(got, want)

@@ -51,41 +51,6 @@ def compare(profile, task: Task, workers: int, case: object = None) -> None:
     assert found == pytest.approx(expected, rel=1e-9), case
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("seed", range(8))
-def test_the_search_finds_what_enumeration_finds(seed, workers):
-    """Uneven sections, slow and fast networks, ample and scarce memory: the same shortest step."""
-    rng = np.random.default_rng(seed)
-    profile = make_profile(
-        6,
-        seed=seed,
-        network=network(float(rng.choice([3e7, 1e9, 1e10])), float(rng.choice([1e-5, 1e-3]))),
-        memory_bytes=float(rng.choice([6e7, 1.2e8, 16e9])),
-    )
-    task = Task(global_batch=int(rng.choice([8, 24, 32])), per_instance=int(rng.choice([1, 2])))
-    compare(profile, task, workers)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_search_finds_what_enumeration_finds_where_everyone_keeps_the_whole_state(seed):
-    """The same, with the state of all stages on every worker: memory for activations is what is left."""
-    rng = np.random.default_rng(seed)
-    scarce = make_profile(6, seed=seed)
-    state = sum(2 * s.parameter_bytes + s.optimizer_bytes for s in scarce.sections)
-    room = float(rng.choice([0.9, 1.02, 1.1, 1.5]))
-    scarce = msgspec.structs.replace(scarce, memory_bytes=room * state)
-    task = Task(global_batch=24, whole=True)
-    for workers in (1, 3, 4):
-        expected = exhaustive(scarce, task, workers)
-        if np.isinf(expected):
-            with pytest.raises(DoesNotFit):
-                plan_book.best(scarce, task, workers)
-        else:
-            found = plan_book.best(scarce, task, workers)
-            assert found.step_s == pytest.approx(expected, rel=1e-9)
-            assert min(found.memory_bytes) > state
-
-
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_the_book_is_the_search(seed):
     """For every count the book's step is within six parts in a hundred of the refined search's: the most where a
@@ -107,24 +72,6 @@ def test_prices_along_a_curve_are_those_of_the_simulator():
     for plan in made.plans[1:]:
         assert plan is not None
         assert plan.step_s == pytest.approx(plan_book.exact(tables, task, plan).step_s, rel=5e-3)
-
-
-def test_a_book_never_gets_worse_with_more_workers():
-    """One worker more never makes the step longer: it can always be left idle."""
-    made = plan_book.book(make_profile(16, seed=3), Task(global_batch=256), 40)
-    steps = [plan.step_s for plan in made.plans[1:] if plan is not None]
-    assert len(steps) == 40
-    assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(steps))
-
-
-def test_a_plan_shares_out_the_whole_batch():
-    """Whatever the count: the shares add up to the global batch, and differ by one at most."""
-    made = plan_book.book(make_profile(8), Task(global_batch=120), 30)
-    for plan in made.plans[1:]:
-        assert plan is not None
-        assert sum(plan.shares) * plan.way.microbatch_size == 120
-        assert max(plan.shares) - min(plan.shares) <= 1
-        assert plan.way.depth * plan.width <= plan.workers
 
 
 def test_a_plan_says_why():

@@ -195,7 +195,7 @@ def test_nothing_to_measure_with_is_refused():
         calibrate.calibrate(Stack(), loss_of, {}, settings())
 
 
-def test_an_optimizer_is_measured_with_what_it_trains() -> None:
+def test_an_optimizer_is_measured_with_what_it_trains():
     """Muon takes matrices only, and another trains the rest of the model."""
     model = Stack()
     optimizer = torch.optim.Muon([param for param in model.parameters() if param.ndim == 2])

@@ -42,55 +42,6 @@ def test_the_same_layout_moves_nothing():
     assert (found.moved_bytes, found.moves, found.pause_s) == (0.0, (), 0.1)
 
 
-def test_a_lost_worker_is_replaced_by_copies_of_its_neighbours():
-    """The newcomer takes the lost slot; every section comes from the other replica."""
-    plan = layout((0, 3), 2)
-    held = transition.held_by(plan, (("w0", "w1"), ("w2", "w3")))
-    del held["w3"]
-    found = transition.transition(held, ["w0", "w1", "w2", "new"], plan, [1e6] * 6, PACE)
-    assert {(m.section, m.source, m.target) for m in found.moves} == {
-        (section, "w1", "new") for section in (3, 4, 5)
-    }
-    assert found.moved_bytes == 3e6
-    assert found.pause_s == pytest.approx(0.1 + 3e6 / 1e9)
-
-
-def test_what_nobody_holds_comes_from_the_backup():
-    """Both holders of a stage are gone: its state is read from the reliable tier."""
-    plan = layout((0, 3), 2)
-    held = transition.held_by(plan, (("w0", "w1"), ("w2", "w3")))
-    for gone in ("w1", "w3"):
-        del held[gone]
-    found = transition.transition(held, ["w0", "w2"], layout((0, 3), 1), [1e6] * 6, PACE)
-    assert {move.source for move in found.moves} == {BACKUP}
-    assert found.backup_bytes == found.moved_bytes == 3e6
-    assert found.pause_s == pytest.approx(0.1 + 3e6 / 5e8)
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_no_assignment_moves_less(seed):
-    """Against every permutation of up to six workers."""
-    rng = np.random.default_rng(seed)
-    old = layout((0, 2, 4), 2)
-    new = layout(tuple(sorted({0, int(rng.integers(1, 3)), int(rng.integers(3, 6))})), 2)
-    sizes = rng.uniform(1, 9, 6).tolist()
-    held = transition.held_by(old, (("w0", "w1", "w2"), ("w3", "w4", "w5")))
-    for gone in rng.choice(names(6), 2, replace=False):
-        held.pop(str(gone), None)
-    workers = names(6)
-    found = transition.transition(held, workers, new, sizes, PACE)
-
-    def moved(order) -> float:
-        total = 0.0
-        for slot, worker in enumerate(order):
-            first, end = new.stages[slot % 3]
-            have = held.get(worker, frozenset())
-            total += sum(sizes[k] for k in range(first, end) if k not in have)
-        return total
-
-    assert found.moved_bytes == pytest.approx(min(map(moved, itertools.permutations(workers))))
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_is_held_nothing_moves_in_vain(seed):
     """Any sections held by anybody, several chunks a worker, places that are barred: against every permutation."""
@@ -137,6 +88,7 @@ def test_whatever_is_held_nothing_moves_in_vain(seed):
         assert move.source == BACKUP or move.section in held[move.source]
         into[move.target] += move.size_bytes
         out[move.source] += move.size_bytes
+    assert found.backup_bytes == pytest.approx(out[BACKUP])
     backup_s = out.pop(BACKUP) / PACE.backup_bytes_per_s
     busiest = max(*into.values(), *out.values()) / PACE.bandwidth_bytes_per_s
     assert found.pause_s == pytest.approx(PACE.fixed_s + max(busiest, backup_s))
@@ -225,13 +177,3 @@ def test_a_gain_must_pay_for_its_pause():
     forced = transition.worthwhile(situation(steps_per_s=0.0, trained_s=0.0, calm_s=1.0))
     assert forced.go
     assert not transition.worthwhile(situation(morphs=13)).go
-
-
-def test_a_place_for_one_kind_of_worker_is_barred_to_others():
-    """Although it would move nothing, the worker that holds a stage does not get a place that is not for it."""
-    plan = layout((0, 3), 1)
-    held = transition.held_by(plan, (("w0", "w1"),))
-    barred = np.array([[True, False], [False, True]])
-    found = transition.transition(held, ["w0", "w1"], plan, [1e6] * 6, PACE, barred)
-    assert found.chains == (("w1", "w0"),)
-    assert found.moved_bytes == 6e6

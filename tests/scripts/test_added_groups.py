@@ -1,10 +1,6 @@
 """Scripts that give their optimizer more parameters in mid-run, `optimizer.add_param_group(...)`."""
 
-from pathlib import Path
-
 import pytest
-from crews import Crew
-from kinds import Player
 from test_elastic import ends_alike
 
 SCRIPT = """
@@ -59,20 +55,18 @@ for step in session.steps(16):
 @pytest.mark.processes
 @pytest.mark.parametrize("begin", [5, 7])
 @pytest.mark.parametrize("loop", [AT_THE_START, AT_THE_END, IN_A_STEP])
-def test_added_parameters_come_to_whoever_joins(
-    loop: str, begin: int, crew: Crew, player: Player, tmp_path: Path
-) -> None:
+def test_added_parameters_come_to_whoever_joins(loop, begin, crew, player, tmp_path):
     """In the middle of an epoch whose start has added some, and where the next ones are added."""
     ends_alike(SCRIPT + loop, crew, player, tmp_path, begin=begin)
 
 
-def test_parameters_without_room_are_told_how_to_get_it(player: Player, tmp_path: Path) -> None:
+def test_parameters_without_room_are_told_how_to_get_it(player, tmp_path):
     script = SCRIPT.replace(", unfreezes=True", "") + IN_A_STEP
     with pytest.raises(AssertionError, match=r"'3.weight' was unfrozen.*unfreezes=True"):
         player.play(script, tmp_path / "alone")
 
 
-def test_parameters_of_no_model_are_refused(player: Player, tmp_path: Path) -> None:
+def test_parameters_of_no_model_are_refused(player, tmp_path):
     script = SCRIPT + IN_A_STEP.replace("model[at], lr", "nn.Linear(1, 1), lr")
     with pytest.raises(AssertionError, match=r"step \d: .*shape \[1, 1\] was added to Adam"):
         player.play(script, tmp_path / "alone")

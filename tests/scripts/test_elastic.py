@@ -134,34 +134,30 @@ class Held:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_port_is_elastic(kind: str, crew: Crew, player: Player, tmp_path: Path) -> None:
+def test_a_port_is_elastic(kind, crew, player, tmp_path):
     ends_alike(port(kind), crew, player, tmp_path, KINDS[kind].counts)
 
 
-def test_a_replacement_finds_the_job_in_a_later_epoch(
-    crew: Crew, player: Player, tmp_path: Path
-) -> None:
+def test_a_replacement_finds_the_job_in_a_later_epoch(crew, player, tmp_path):
     """All are lost at the end of the first epoch: what they prove lies in it, and what is to do lies behind."""
     source = port("early_stopping").replace("batch_size=8", "batch_size=16")
     ends_alike(source, crew, player, tmp_path)
 
 
 def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
-    crew: Crew, player: Player, tmp_path: Path
-) -> None:
+    crew, player, tmp_path
+):
     """It goes back to the state before that step, which is from before `model.train()` and the like."""
     ends_alike(port("unfreezing"), crew, player, tmp_path, begin=5)
 
 
-def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(
-    crew: Crew, player: Player, tmp_path: Path
-) -> None:
+def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(crew, player, tmp_path):
     """It goes back to the state before that step, which no later loop of the script can do again."""
     source = port("pretrained").replace("batch_size=32", "batch_size=14")
     ends_alike(source, crew, player, tmp_path, begin=3)
 
 
-def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path: Path) -> None:
+def test_a_gan_survives_losses_in_any_phase(crew, player, tmp_path):
     """Two networks of one module list, three backward calls a step, and a loss in phase after phase."""
     source, draw = port("gan_parts"), random.Random(3)
     alone = player.play(source, tmp_path / "alone")
@@ -185,7 +181,7 @@ def test_a_gan_survives_losses_in_any_phase(crew: Crew, player: Player, tmp_path
     )
 
 
-def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
+def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew):
     """A forward in train mode moves the averages of a batch norm, here on one worker only."""
     step = "        opt_g.step()\n"
     alone = f"{step}        if session.leader:\n            nets[0](noise(4))\n"
@@ -195,7 +191,7 @@ def test_a_gan_whose_leader_alone_draws_samples_is_stopped(crew: Crew) -> None:
         job.joins(first)
 
 
-def test_a_worker_that_cannot_come_to_where_the_job_is_ends_it_with_the_reason(crew: Crew) -> None:
+def test_a_worker_that_cannot_come_to_where_the_job_is_ends_it_with_the_reason(crew):
     """Else each that is bought would be lost alike, and none would ever join."""
     between = "for p in net.decoder.parameters():\n"
     job = Held(crew, port("pretrained").replace(between, f"print(loss)\n{between}"))

@@ -1,13 +1,10 @@
 """Turns of a script's loop that train nothing: they belong to the step after them."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from crews import Crew
-from kinds import Player
 from test_elastic import Held, ends_alike
 
 # Turns train nothing at an epoch's start, within it, and at its end, where all else is drawn as well.
@@ -82,7 +79,7 @@ with lines.open("a") as file:
 
 
 @pytest.mark.processes
-def test_what_idle_turns_write_and_log_is_kept(crew: Crew) -> None:
+def test_what_idle_turns_write_and_log_is_kept(crew):
     """Also that of turns after the last one that trains."""
     crew.begin(1, WRITES)
     crew.completed()
@@ -94,16 +91,14 @@ def test_what_idle_turns_write_and_log_is_kept(crew: Crew) -> None:
 
 
 @pytest.mark.processes
-def test_turns_of_epochs_that_train_nothing_are_elastic(
-    crew: Crew, player: Player, tmp_path: Path
-) -> None:
+def test_turns_of_epochs_that_train_nothing_are_elastic(crew, player, tmp_path):
     ends_alike(EPOCHS, crew, player, tmp_path, "replica.version")
     ended: dict[str, Any] = torch.load(crew.folder / "out.pt", weights_only=False)
     assert ended["state"]["turns"] == [*range(28)]
 
 
 @pytest.mark.processes
-def test_workers_that_train_in_different_turns_are_stopped(crew: Crew) -> None:
+def test_workers_that_train_in_different_turns_are_stopped(crew):
     job = Held(crew, PARTS, "replica.version")
     first = job.begin(4)
     with pytest.raises(
@@ -129,9 +124,7 @@ def test_workers_that_train_in_different_turns_are_stopped(crew: Crew) -> None:
         ),
     ],
 )
-def test_a_loop_that_trains_by_itself_or_never_is_refused(
-    body: str, why: str, player: Player, tmp_path: Path
-) -> None:
+def test_a_loop_that_trains_by_itself_or_never_is_refused(body, why, player, tmp_path):
     with pytest.raises(AssertionError, match=why):
         player.play(PLAIN.format(body=body), tmp_path / "alone")
 
@@ -175,7 +168,5 @@ for turn in session.steps(24):
 
 
 @pytest.mark.processes
-def test_a_memory_that_shares_its_rows_with_a_variable_is_elastic(
-    crew: Crew, player: Player, tmp_path: Path
-) -> None:
+def test_a_memory_that_shares_its_rows_with_a_variable_is_elastic(crew, player, tmp_path):
     ends_alike(MEMORY, crew, player, tmp_path, "replica.version")

@@ -1,24 +1,22 @@
 """Scripts as people write them, and their ports, played alone: what a port costs, and what it trains."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from kinds import CHANGED_MAX, HERE, KINDS, Player, changed, original, port
+from kinds import CHANGED_MAX, HERE, KINDS, changed, original, port
 
 
-def test_every_kind_is_known() -> None:
+def test_every_kind_is_known():
     assert {path.parent.name for path in HERE.glob("*/train.py")} == KINDS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_port_changes_few_lines(kind: str) -> None:
+def test_a_port_changes_few_lines(kind):
     """Lines that are new in the port; what is only taken out costs nothing."""
     assert 0 < len(changed(kind)) <= CHANGED_MAX, "\n".join(changed(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_port_trains_what_its_original_trains(kind: str, player: Player, tmp_path: Path) -> None:
+def test_a_port_trains_what_its_original_trains(kind, player, tmp_path):
     """In the order of the data set, so that both see the same batches."""
     plain, ported = (
         player.play(source.replace("shuffle=True", "shuffle=False"), tmp_path / name)

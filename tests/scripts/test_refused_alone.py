@@ -1,9 +1,6 @@
 """What a script is told that is run alone, as most are at first."""
 
-from pathlib import Path
-
 import pytest
-from kinds import Player
 
 SCRIPT = """
 import torch
@@ -44,14 +41,14 @@ for step in session.steps(3):
     ids=["data", "in vain", "anew"],
 )
 def test_a_codebook_that_the_forward_writes_to_is_named(
-    writes: str, said: str, microbatches: int, player: Player, tmp_path: Path
-) -> None:
+    writes, said, microbatches, player, tmp_path
+):
     """Not only that two calls of one microbatch differ, which it causes."""
     with pytest.raises(AssertionError, match=said):
         player.play(SCRIPT.format(writes=writes, microbatches=microbatches), tmp_path / "alone")
 
 
-def test_a_graph_that_was_made_outside_of_the_loss_is_told(player: Player, tmp_path: Path) -> None:
+def test_a_graph_that_was_made_outside_of_the_loss_is_told(player, tmp_path):
     """Torch alone would advise to retain it."""
     script = SCRIPT.format(writes="pass", microbatches=2)
     script = script.replace(
@@ -64,21 +61,19 @@ def test_a_graph_that_was_made_outside_of_the_loss_is_told(player: Player, tmp_p
         player.play(script, tmp_path / "alone")
 
 
-def test_a_loss_that_is_not_finite_is_told_with_what_to_do(player: Player, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_told_with_what_to_do(player, tmp_path):
     """A script's own check, which would leave the step out, comes after this one."""
     script = SCRIPT.format(writes="found = found / (step != 1)", microbatches=2)
     with pytest.raises(AssertionError, match=r"step 1: the loss is .* submit --nan skip"):
         player.play(script, tmp_path / "alone")
 
 
-def test_the_script_of_these_tests_is_right(player: Player, tmp_path: Path) -> None:
+def test_the_script_of_these_tests_is_right(player, tmp_path):
     player.play(SCRIPT.format(writes="pass", microbatches=4), tmp_path / "alone")
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 100.0])
-def test_an_embedding_that_shortens_its_rows_is_told_what_does_the_same(
-    max_norm: float, player: Player, tmp_path: Path
-) -> None:
+def test_an_embedding_that_shortens_its_rows_is_told_what_does_the_same(max_norm, player, tmp_path):
     """Whether a row is too long already or not; the way out is what the forward would have done."""
     script = f"""
 import torch
@@ -97,9 +92,7 @@ for step in session.steps(3):
         player.play(script, tmp_path / "alone")
 
 
-def test_a_forward_before_backward_that_moves_averages_is_named(
-    player: Player, tmp_path: Path
-) -> None:
+def test_a_forward_before_backward_that_moves_averages_is_named(player, tmp_path):
     """As scripts compute outputs in train mode, for a number that they show."""
     script = """
 import torch
@@ -118,9 +111,7 @@ for step in session.steps(3):
         player.play(script, tmp_path / "alone")
 
 
-def test_parameters_in_the_place_of_the_norm_are_told_where_they_belong(
-    player: Player, tmp_path: Path
-) -> None:
+def test_parameters_in_the_place_of_the_norm_are_told_where_they_belong(player, tmp_path):
     """In the order of torch's own function, which a port has there."""
     script = SCRIPT.format(writes="pass", microbatches=2).replace(
         "    optimizer.step()", "    session.clip_grad_norm_(model.parameters(), 1.0)"

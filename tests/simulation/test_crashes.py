@@ -41,7 +41,7 @@ def undisturbed() -> tuple[Biography, list[str]]:
     return live(SCENARIO, killer), killer.points
 
 
-def test_the_points_are_those_that_matter() -> None:
+def test_the_points_are_those_that_matter():
     """A life has waits before and after each append, before each action, and inside cloud calls."""
     story, points = undisturbed()
     assert not story.breach
@@ -50,7 +50,7 @@ def test_the_points_are_those_that_matter() -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_killed_anywhere_nothing_is_bought_twice_and_nothing_is_left_over(part: int) -> None:
+def test_killed_anywhere_nothing_is_bought_twice_and_nothing_is_left_over(part):
     """For every point: as many machines as without the crash, none unowned past a period and the grace."""
     calm, points = undisturbed()
     for nth in range(1 + part, len(points) + 1, PARTS):
@@ -61,7 +61,7 @@ def test_killed_anywhere_nothing_is_bought_twice_and_nothing_is_left_over(part: 
         assert story.jobs == {"job-0": "SUCCEEDED"}, where
 
 
-def test_killed_again_while_it_recovers() -> None:
+def test_killed_again_while_it_recovers():
     """A second crash soon after the first changes nothing about that."""
     calm, points = undisturbed()
     launch = points.index("launched") + 1
@@ -71,7 +71,7 @@ def test_killed_again_while_it_recovers() -> None:
         assert story.launches == calm.launches
 
 
-def test_killed_without_end_while_the_cloud_does_not_answer() -> None:
+def test_killed_without_end_while_the_cloud_does_not_answer():
     """With lost requests and lost answers on top, invariants hold and the job ends all the same.
 
     On some seeds a person cancels it, and all machines are given back before it is resumed.

@@ -13,7 +13,7 @@ CONFIRMED = "SIGABRT near step 30 on 2 machines at train.py, line 9 in <module>"
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
 @pytest.mark.parametrize("step", [0, 30])
-def test_script_that_crashes_in_one_step_fails_its_job(slots: int, step: int) -> None:
+def test_script_that_crashes_in_one_step_fails_its_job(slots, step):
     """It is tried on a second machine, its failures are counted, and no pool is left alone for it."""
     scenario = Scenario(
         seed=slots,

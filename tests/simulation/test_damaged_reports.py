@@ -83,9 +83,7 @@ def damaged(report: AnyReport, dice: Random) -> AnyEvent:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_wrong_values_of_instances_cost_no_more_than_their_job(
-    first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_values_of_instances_cost_no_more_than_their_job(first, monkeypatch):
     """The manager lives, no machine is without an owner, no cap is passed, and all comes to an end."""
     dice, told = Random(first), timeline.Inbox.report
     asides, taken = 0, 0

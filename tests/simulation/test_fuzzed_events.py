@@ -43,7 +43,7 @@ def beginnings(seed: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("block", range(len(WILDNESS)))
-def test_events_with_any_values_are_refused_at_the_door_or_decided_about(block: int) -> None:
+def test_events_with_any_values_are_refused_at_the_door_or_decided_about(block):
     """Every type of event meets live jobs and machines; money stays finite, the state can be stored."""
     states = [data for seed in (3 * block, 3 * block + 1) for data in beginnings(seed)]
     seen = dict.fromkeys(KINDS, 0)
@@ -88,9 +88,7 @@ def test_events_with_any_values_are_refused_at_the_door_or_decided_about(block: 
         ({"job": "name\n"}, "spec.job is 'name\\n': expected `str` matching regex"),
     ],
 )
-def test_a_submission_that_no_manager_can_run_is_not_posted(
-    wrong: dict[str, Any], said: str
-) -> None:
+def test_a_submission_that_no_manager_can_run_is_not_posted(wrong, said):
     """The person hears of it at once, in one line."""
     asked: dict[str, Any] = {"job": "poison", "script": "a.py", "script_sha": "", **wrong}
     with pytest.raises(ValueError, match=re.escape(said)):
@@ -98,7 +96,7 @@ def test_a_submission_that_no_manager_can_run_is_not_posted(
 
 
 @pytest.mark.parametrize("deployment", ["x" * 300, "Team_A, Zürich", "-", "", "a" * 11 + "-b"])
-def test_every_launch_token_can_name_a_virtual_machine(deployment: str) -> None:
+def test_every_launch_token_can_name_a_virtual_machine(deployment):
     """Whatever the deployment is called and however often it was started; and none comes again."""
     state = State(settings=Settings(deployment=deployment), epoch=1 << 53, serial=10**15)
     tokens = []

@@ -31,7 +31,7 @@ UNCHECKED = {  # numbers that no decision rests on, and those that may be anythi
 
 
 @pytest.mark.parametrize("wildness", [0.0, 0.02, 0.2])
-def test_a_message_is_taken_or_refused_in_one_sentence(wildness: float) -> None:
+def test_a_message_is_taken_or_refused_in_one_sentence(wildness):
     """What is taken is the same after it was sent on; no other error leaves the door."""
     decode, kinds = msgspec.msgpack.Decoder(AnyMessage).decode, kinds_of(AnyMessage)
     taken: Counter[str] = Counter()
@@ -81,6 +81,6 @@ def numbers_without_range(kind: object, where: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("union", [AnyMessage, JobOrder, WorkerOrder, Layout])
-def test_every_field_of_a_message_has_a_range(union: object) -> None:
+def test_every_field_of_a_message_has_a_range(union):
     """A field that is added without one is named here."""
     assert numbers_without_range(inspect.type_info(union)) <= UNCHECKED

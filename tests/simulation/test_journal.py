@@ -32,7 +32,7 @@ def journal_of(tmp_path: Path, days: float = 0.2) -> Path:
     return path
 
 
-def test_the_same_seed_gives_the_same_journal_under_any_hash_seed() -> None:
+def test_the_same_seed_gives_the_same_journal_under_any_hash_seed():
     """Two processes with different hash seeds write byte-identical journals."""
     digests = {
         subprocess.run(
@@ -47,12 +47,12 @@ def test_the_same_seed_gives_the_same_journal_under_any_hash_seed() -> None:
     assert len(digests) == 1
 
 
-def test_another_seed_gives_another_journal() -> None:
+def test_another_seed_gives_another_journal():
     """The digest is not blind."""
     assert simulate(0.05, 4, 1).journal_sha256 != simulate(0.05, 4, 2).journal_sha256
 
 
-def test_the_report_is_that_of_the_written_journal(tmp_path: Path) -> None:
+def test_the_report_is_that_of_the_written_journal(tmp_path):
     """What is reported is what stands in the file: its digest, its size, its entries."""
     path = tmp_path / "journal.jsonl"
     report = simulate(0.1, 6, 5, path)
@@ -66,13 +66,13 @@ def test_the_report_is_that_of_the_written_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("days", "instances", "faults"), [(0.0, 5, "none"), (1.0, 0, "none"), (1.0, 5, "odd")]
 )
-def test_a_simulation_of_nothing_is_refused(days: float, instances: int, faults: str) -> None:
+def test_a_simulation_of_nothing_is_refused(days, instances, faults):
     """A scenario without time or machines, or with unknown faults, is one clear line."""
     with pytest.raises(ValueError, match=r"^simulate: [^\n]+$"):
         simulate(days, instances, 1, faults=faults)
 
 
-def test_a_journal_replays_to_identical_actions(tmp_path: Path) -> None:
+def test_a_journal_replays_to_identical_actions(tmp_path):
     """Every decision of a simulated bad day is made again, to the last word."""
     entries = read_journal(journal_of(tmp_path))
     assert len(entries) > 500
@@ -81,7 +81,7 @@ def test_a_journal_replays_to_identical_actions(tmp_path: Path) -> None:
     assert state.jobs["job-0"].progress.step > 0
 
 
-def test_a_changed_decision_is_named(tmp_path: Path) -> None:
+def test_a_changed_decision_is_named(tmp_path):
     """Replay stops at the first entry that is decided otherwise, and says which and how."""
     entries = read_journal(journal_of(tmp_path, days=0.05))
     nth = next(n for n, entry in enumerate(entries) if n > 50 and entry.actions)
@@ -91,7 +91,7 @@ def test_a_changed_decision_is_named(tmp_path: Path) -> None:
         replay(entries)
 
 
-def test_a_missing_action_at_the_very_end_is_named(tmp_path: Path) -> None:
+def test_a_missing_action_at_the_very_end_is_named(tmp_path):
     """The last entry is compared too."""
     entries = read_journal(journal_of(tmp_path, days=0.05))
     last = max(n for n, entry in enumerate(entries) if entry.actions)
@@ -100,7 +100,7 @@ def test_a_missing_action_at_the_very_end_is_named(tmp_path: Path) -> None:
         replay(cut)
 
 
-def test_an_incident_that_begins_with_a_snapshot_replays(tmp_path: Path) -> None:
+def test_an_incident_that_begins_with_a_snapshot_replays(tmp_path):
     """A journal that was trimmed is exported with the state that its first entry found."""
     entries = read_journal(journal_of(tmp_path))
     journal = MemoryJournal()
@@ -119,7 +119,7 @@ def test_an_incident_that_begins_with_a_snapshot_replays(tmp_path: Path) -> None
     assert encode_state(replay(rest, beginning)) == encode_state(replay(entries))
 
 
-def test_every_life_of_a_manager_is_in_its_journal() -> None:
+def test_every_life_of_a_manager_is_in_its_journal():
     """A journal over many deaths of the manager replays from its first event to its last."""
     journal = MemoryJournal()
     story = live(wild(6), keep=journal)
@@ -129,7 +129,7 @@ def test_every_life_of_a_manager_is_in_its_journal() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"garbage\n", b'{"state":{"epoch":"one"}}\n'])
-def test_what_is_no_journal_is_one_line(tmp_path: Path, line: bytes) -> None:
+def test_what_is_no_journal_is_one_line(tmp_path, line):
     """The file, the line number and what is wrong with it."""
     path = tmp_path / "journal.jsonl"
     path.write_bytes(line)
@@ -137,7 +137,7 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, line: bytes) -> None:
         read_incident(path)
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out(tmp_path):
     """A crash in the middle of a write costs the entry that was not acknowledged."""
     path = journal_of(tmp_path, days=0.01)
     whole = read_journal(path)
@@ -145,7 +145,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert len(read_journal(path)) == len(whole) - 1
 
 
-def test_the_digest_journal_remembers_nothing_else() -> None:
+def test_the_digest_journal_remembers_nothing_else():
     """It is for simulations of any length: memory does not grow with them."""
     state, entries = run_now(DigestJournal().load())
     assert state is None
@@ -153,7 +153,7 @@ def test_the_digest_journal_remembers_nothing_else() -> None:
     assert msgspec.json.decode(encode_state(State()), type=State) == State()
 
 
-def test_whoever_waits_for_a_month_can_be_told_each_day() -> None:
+def test_whoever_waits_for_a_month_can_be_told_each_day():
     """Each that begins, in order, and none behind the last."""
     days: list[int] = []
     simulate(days=2.5, instances=2, seed=1, day=days.append)

@@ -11,9 +11,7 @@ BLOCK = 5
 
 @pytest.mark.parametrize("first", range(0, 4 * BLOCK, BLOCK))
 @pytest.mark.parametrize(("kinds", "mixed"), [(2, 0.0), (5, 0.0), (3, 0.5)])
-def test_drawn_deployment_of_several_kinds_keeps_every_invariant(
-    first: int, kinds: int, mixed: float
-) -> None:
+def test_drawn_deployment_of_several_kinds_keeps_every_invariant(first, kinds, mixed):
     """Every pool has a kind of its own, or several: what is bought does not say which. Machines go, managers die, and it all ends."""
     stories = [
         live(replace(wild(seed), kinds=kinds, mixed=mixed)) for seed in range(first, first + BLOCK)

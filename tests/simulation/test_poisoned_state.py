@@ -119,7 +119,7 @@ def poisoned(data: bytes, dice: Random) -> tuple[State, str, str] | None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_value_of_one_job_ends_the_manager(seed: int) -> None:
+def test_no_value_of_one_job_ends_the_manager(seed):
     """Whatever the value: the manager lives on, the state can be stored, shown and replayed."""
     dice, kept = Random(seed), states(seed)
     asides, tried = 0, 0
@@ -161,7 +161,7 @@ def first_state(jobs: int) -> State:
     raise AssertionError("no such deployment")
 
 
-def test_a_job_whose_values_fail_is_named_and_the_other_jobs_keep_their_machines() -> None:
+def test_a_job_whose_values_fail_is_named_and_the_other_jobs_keep_their_machines():
     """The sentence says the job, the place in the code, and what a person can do."""
     state = first_state(2)
     held = [job for job in state.live_jobs if state.jobs[job].leases]
@@ -180,7 +180,7 @@ def test_a_job_whose_values_fail_is_named_and_the_other_jobs_keep_their_machines
     )
 
 
-def test_several_poisoned_jobs_are_set_aside_one_by_one() -> None:
+def test_several_poisoned_jobs_are_set_aside_one_by_one():
     state = first_state(2)
     victims = [job for job in state.live_jobs if state.jobs[job].leases]
     for job in victims:
@@ -191,7 +191,7 @@ def test_several_poisoned_jobs_are_set_aside_one_by_one() -> None:
     assert not after.leases
 
 
-def test_a_job_that_only_an_index_knows_is_forgotten() -> None:
+def test_a_job_that_only_an_index_knows_is_forgotten():
     state = first_state(1)
     state.live_jobs["ghost"] = None
     after, _, journal = lived(state)

@@ -47,9 +47,7 @@ async def deployment(server: RedisServer, path: Path) -> tuple[State, int]:
 
 
 @pytest.mark.processes
-def test_a_journal_in_redis_is_exported_and_replays_to_the_same_state(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_journal_in_redis_is_exported_and_replays_to_the_same_state(server, tmp_path):
     """Snapshot and entries become a file; replayed, they decide the same and end in the same state."""
     path = tmp_path / "incident.jsonl"
     state, count = asyncio.run(deployment(server, path))
@@ -60,7 +58,7 @@ def test_a_journal_in_redis_is_exported_and_replays_to_the_same_state(
 
 
 @pytest.mark.processes
-def test_the_manager_ends_when_the_states_of_its_jobs_are_on_the_disk(server: RedisServer) -> None:
+def test_the_manager_ends_when_the_states_of_its_jobs_are_on_the_disk(server):
     """A job that the keeper still closes is waited for; one that the manager knows nothing of is not."""
 
     async def ends() -> None:

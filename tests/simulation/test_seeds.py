@@ -14,7 +14,7 @@ SEEDS, BLOCK = int(os.environ.get("SPOT_SEEDS", "100")), 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_drawn_deployment_after_every_event_keeps_every_invariant(first: int) -> None:
+def test_drawn_deployment_after_every_event_keeps_every_invariant(first):
     """No machine without an owner, no step back, no cap passed, no silent change; and it all ends."""
     stories = [live(wild(seed)) for seed in range(first, first + BLOCK)]
     failed = [
@@ -27,7 +27,7 @@ def test_drawn_deployment_after_every_event_keeps_every_invariant(first: int) ->
     assert not failed, "\n".join(failed)
 
 
-def test_drawn_deployments_are_as_wild_as_they_say() -> None:
+def test_drawn_deployments_are_as_wild_as_they_say():
     """Among a dozen seeds managers die, machines are lost, and jobs still reach their last step."""
     stories = [live(wild(seed)) for seed in range(12)]
     assert sum(story.lives - 1 for story in stories) > 5

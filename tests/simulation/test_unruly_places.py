@@ -23,7 +23,7 @@ PENALTY_S = 180.0
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_deployment_with_unruly_places_keeps_every_invariant(first: int) -> None:
+def test_deployment_with_unruly_places_keeps_every_invariant(first):
     """On top of all other disturbances, with gangs and with traffic that costs in two thirds of them."""
     failed = [
         f"seed {story.seed}: {story.breach}\n  " + "\n  ".join(story.last_sentences[-8:])
@@ -44,7 +44,7 @@ QUIET = Scenario(
 )
 
 
-def test_silent_region_loses_nothing_and_buys_nothing_again() -> None:
+def test_silent_region_loses_nothing_and_buys_nothing_again():
     """Of two runs with the same cloud, one has regions that answer nothing for ten minutes, often."""
     calm = live(QUIET)
     silent = Faults(silent_every_s=900.0, silent_s=600.0)
@@ -57,7 +57,7 @@ def test_silent_region_loses_nothing_and_buys_nothing_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["launch_fails", "leaves_disk", "refused", "throttled"])
-def test_job_with_one_kind_of_trouble_still_ends(kind: str) -> None:
+def test_job_with_one_kind_of_trouble_still_ends(kind):
     faults = Faults(**{kind: max(0.3, getattr(PLACES, kind))})
     for seed in range(4):
         story = live(msgspec.structs.replace(QUIET, seed=seed, steps=600, faults=faults))
@@ -66,9 +66,7 @@ def test_job_with_one_kind_of_trouble_still_ends(kind: str) -> None:
 
 
 @pytest.mark.parametrize("launch_max", [4, 64])
-def test_a_day_without_capacity_costs_nothing_and_few_calls_and_then_it_trains(
-    launch_max: int,
-) -> None:
+def test_a_day_without_capacity_costs_nothing_and_few_calls_and_then_it_trains(launch_max):
     """No capacity anywhere for 24 h: a launch per pool and market in three minutes, half a list a second."""
     scenario = Scenario(
         seed=9,

@@ -9,7 +9,7 @@ from s3_server import S3Server, s3_sink
 from agent.store.places.objects import ObjectSink, Retries
 from agent.store.places.sinks import DiskSink
 
-SINKS = ["memory", "disk", "object-file", "object-memory", "object-s3"]
+SINKS = ["memory", "disk", "object-file", "object-s3"]
 
 
 @pytest.fixture
@@ -30,14 +30,10 @@ def sink(request, tmp_path: Path, hurried):
         with S3Server() as server:
             yield s3_sink(server)
     else:
-        from obstore.store import LocalStore, MemoryStore
+        from obstore.store import LocalStore
 
         (tmp_path / "objects").mkdir()
-        kinds = {
-            "object-file": lambda: LocalStore(tmp_path / "objects"),
-            "object-memory": MemoryStore,
-        }
-        yield ObjectSink(kinds[request.param](), request.param)
+        yield ObjectSink(LocalStore(tmp_path / "objects"), request.param)
 
 
 @pytest.fixture

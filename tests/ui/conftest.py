@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from past_hour import T0, write_past
+from past_hour import READY, T0, write_past
 
 from agent.timeline import Timeline
 from cloud.http_server import bound, url_of
@@ -39,6 +39,19 @@ from orchestrator.view import (
 )
 
 CALL_S_MAX = 30
+# Seconds ago, who, what, and why.
+EVENTS = """\
+640 | gpt-7f3a | was submitted | examples/gpt.py --steps 4000, at most $1.00
+598 | m-19c2 | bought in local/local-a/local.small | $0.031 per slot-hour is the cheapest of 6 pools
+521 | m-73aa | will be taken away in 120 s | the provider announced it
+520 | m-d41b | bought in local/local-a/local.small | a replacement is ready before m-73aa goes
+403 | gpt-7f3a | morphs to 1x3 at step 988 | m-73aa leaves at a step boundary; nothing is computed twice
+203 | m-0e77 | is gone | its connection was reset; no notice had been given
+203 | gpt-7f3a | morphs to 1x2 at step 1 703 | one worker of three is gone; the step is shared out again
+120 | local/local-b/local.small | is avoided for 3 min | it has no machine left to give
+31 | m-d41b | will be taken away in 120 s | the provider announced it
+6 | m-f6d0 | bought in local/local-c/local.small | $0.034 per slot-hour; replaces m-d41b before it goes
+"""
 
 
 def make_job(**changes: Any) -> JobView:
@@ -182,49 +195,8 @@ def make_view(**changes: Any) -> View:
         )
     )
     events = tuple(
-        Sentence(at_s=T0 - ago, who=who, what=what, because=because)
-        for ago, who, what, because in (
-            (640, "gpt-7f3a", "was submitted", "examples/gpt.py --steps 4000, at most $1.00"),
-            (
-                598,
-                "m-19c2",
-                "bought in local/local-a/local.small",
-                "$0.031 per slot-hour is the cheapest of 6 pools",
-            ),
-            (521, "m-73aa", "will be taken away in 120 s", "the provider announced it"),
-            (
-                520,
-                "m-d41b",
-                "bought in local/local-a/local.small",
-                "a replacement is ready before m-73aa goes",
-            ),
-            (
-                403,
-                "gpt-7f3a",
-                "morphs to 1x3 at step 988",
-                "m-73aa leaves at a step boundary; nothing is computed twice",
-            ),
-            (203, "m-0e77", "is gone", "its connection was reset; no notice had been given"),
-            (
-                203,
-                "gpt-7f3a",
-                "morphs to 1x2 at step 1 703",
-                "one worker of three is gone; the step is shared out again",
-            ),
-            (
-                120,
-                "local/local-b/local.small",
-                "is avoided for 3 min",
-                "it has no machine left to give",
-            ),
-            (31, "m-d41b", "will be taken away in 120 s", "the provider announced it"),
-            (
-                6,
-                "m-f6d0",
-                "bought in local/local-c/local.small",
-                "$0.034 per slot-hour; replaces m-d41b before it goes",
-            ),
-        )
+        Sentence(at_s=T0 - int(ago), who=who, what=what, because=because)
+        for ago, who, what, because in (line.split(" | ") for line in EVENTS.splitlines())
     )
     done = make_job(
         id="mlp-02cc",
@@ -313,7 +285,6 @@ class FakeSource:
             redis_url="",
             dashboard_url="",
             ray_address="",
-            ray_dashboard="",
             local_cloud="",
             deployment="default",
             started_at_s=T0,
@@ -501,6 +472,18 @@ def house(served: SimpleNamespace) -> SimpleNamespace:
     served.key = served.keys.make("admin")
     served.link = f"{served.url}#key={served.key}"
     return served
+
+
+@pytest.fixture
+def page(browser: Browser, house: SimpleNamespace) -> Iterator[Browser]:
+    """The page, opened by its link and showing its first view."""
+    browser.shape(1280, 900)
+    browser.complaints.clear()
+    browser.open("about:blank")
+    browser.open(house.link)
+    browser.wait_for(READY)
+    yield browser
+    browser.run("document.querySelectorAll('dialog').forEach(one => one.close())")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An hour of the past, in a real file of the history."""
+"""An hour of the past, in a real file of the history, and what the page shows when it has all of the present."""
 
 from cloud.clock import DAY_S
 from orchestrator.history import store
@@ -6,6 +6,8 @@ from orchestrator.paths import Places
 
 T0 = 1_790_000_000.0
 PAST_S = 3_600
+LIVE = "document.querySelector('#link')?.textContent == 'live'"
+READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
 
 
 def write_past(places: Places) -> None:

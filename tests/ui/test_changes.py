@@ -1,23 +1,12 @@
 """What a person does on the page: cancel, resume, other bounds, the log; and what a read-only key does not."""
 
 import pytest
+from past_hour import READY
 
 from orchestrator.events import JobCancelled, JobChanged, JobResumed
 
-LIVE = "document.querySelector('#link')?.textContent == 'live'"
-READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
 WOULD = "document.querySelector('#change-would').innerText"
 OPEN = "document.querySelector('#change').open"
-
-
-@pytest.fixture
-def page(browser, house):
-    browser.shape(1280, 900)
-    browser.complaints.clear()
-    browser.open("about:blank")
-    browser.open(house.link)
-    browser.wait_for(READY)
-    return browser
 
 
 def press(page, name: str) -> None:

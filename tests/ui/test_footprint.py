@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
-from past_hour import PAST_S, T0, write_past
+from past_hour import LIVE, PAST_S, T0, write_past
 
 from orchestrator.dashboard.comparison import compared
 from orchestrator.dashboard.past import (
@@ -26,19 +26,14 @@ from orchestrator.history.reader import History
 from orchestrator.history.records import Point
 from orchestrator.paths import Places
 
-LIVE = "document.querySelector('#link')?.textContent == 'live'"
 DRAWN = f"{LIVE} && document.querySelectorAll('#footprint canvas').length == 3"
 PAGE_BYTES_MAX = 150_000
 
 
 @pytest.fixture
-def page(browser, house):
-    browser.shape(1280, 900)
-    browser.complaints.clear()
-    browser.open("about:blank")
-    browser.open(house.link)
-    browser.wait_for(DRAWN)
-    return browser
+def page(page):
+    page.wait_for(DRAWN)
+    return page
 
 
 @pytest.fixture

@@ -8,25 +8,12 @@ import time
 import httpx
 import pytest
 from msgspec.structs import replace
+from past_hour import LIVE, READY
 
 from agent.messages import OutputFile
 from orchestrator.view import Sentence, ServerView
 
-LIVE = "document.querySelector('#link')?.textContent == 'live'"
-READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
-
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\"'`${7*7}"
-
-
-@pytest.fixture
-def page(browser, house):
-    """The page, opened by its link and showing its first view."""
-    browser.shape(1280, 900)
-    browser.complaints.clear()
-    browser.open("about:blank")
-    browser.open(house.link)
-    browser.wait_for(READY)
-    return browser
 
 
 def text(page, selector: str) -> str:
@@ -388,8 +375,9 @@ def test_a_thousand_machines_are_drawn(page, house, make):
     assert text(page, "#machines-count") == "1,200 held"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 390, 768, 1280, 1920])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(360, False), (390, True), (768, False), (1280, True), (1920, False)]
+)
 def test_nothing_sticks_out_at_any_width(page, width, dark):
     """From a phone to a wide screen, light and dark, there is no sideways scrolling."""
     page.shape(width, 900, dark=dark)

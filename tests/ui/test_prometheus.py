@@ -58,9 +58,9 @@ class Prometheus:
 
 
 def configured(folder: Path, url: str, key: str) -> Path:
-    """The settings that docs/page.md shows, with an address, a key and the rules."""
+    """The settings that docs/programs.md shows, with an address, a key and the rules."""
     (shown,) = re.findall(
-        r"```yaml\n(scrape_configs:.*?)```", (ROOT / "docs/page.md").read_text(), re.S
+        r"```yaml\n(scrape_configs:.*?)```", (ROOT / "docs/programs.md").read_text(), re.S
     )
     (folder / "spot.key").write_text(key)
     shown = shown.replace("/etc/prometheus/spot.key", str(folder / "spot.key"))
@@ -119,7 +119,7 @@ def a_sick_view(make: Any) -> View:
 
 
 @pytest.mark.processes
-def test_a_real_prometheus_has_every_number_and_raises_every_alert(prometheus, house, make) -> None:
+def test_a_real_prometheus_has_every_number_and_raises_every_alert(prometheus, house, make):
     """Each expression of the dashboard has a value and no rule is met; then everything is wrong, and each is."""
     step = itertools.count()
 
@@ -145,7 +145,7 @@ def test_a_real_prometheus_has_every_number_and_raises_every_alert(prometheus, h
 
 
 @pytest.mark.processes
-def test_a_manager_that_is_away_is_one_alert(prometheus, house, make) -> None:
+def test_a_manager_that_is_away_is_one_alert(prometheus, house, make):
     """Without a view there is `spot_up 0`, which is the rule's other half."""
     house.source.now = None
     until("it is seen", lambda: prometheus.values("spot_up") == [0])
@@ -202,7 +202,7 @@ COURSES: dict[str, tuple[dict[str, str], list[int], int]] = {
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_is_raised_when_its_time_has_come_and_not_before(alert: str, tmp_path) -> None:
+def test_an_alert_is_raised_when_its_time_has_come_and_not_before(alert, tmp_path):
     """Prometheus' own evaluation, on virtual time: the windows and waits of the rules as they stand."""
     series, silent, raised = COURSES[alert]
     rule = ALERTS[alert]
@@ -232,7 +232,7 @@ def test_an_alert_is_raised_when_its_time_has_come_and_not_before(alert: str, tm
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "course.yml"))
 
 
-def test_promtool_accepts_rules_settings_and_every_metric(house, make, tmp_path) -> None:
+def test_promtool_accepts_rules_settings_and_every_metric(house, make, tmp_path):
     """Its linter, too, has nothing to say about names and texts."""
     assert f"{len(ALERTS)} rules found" in promtool("check", "rules", str(RULES))
     settings = configured(tmp_path, house.url, "a key")

@@ -13,8 +13,6 @@ from orchestrator.dashboard.measured import step_of
 from orchestrator.events import JobBranched
 from orchestrator.history import store
 
-LIVE = "document.querySelector('#link')?.textContent == 'live'"
-READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
 BODY = "document.querySelector('#study-body').innerText"
 AT_S = 1_790_000_000.0
 
@@ -47,17 +45,6 @@ def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(
         step=step, at_s=AT_S, state_bytes=1_500_000, uri=f"file:///checkpoints/gpt-7f3a#{step}"
     )
-
-
-@pytest.fixture
-def page(browser, house):
-    browser.shape(1280, 900)
-    browser.complaints.clear()
-    browser.open("about:blank")
-    browser.open(house.link)
-    browser.wait_for(READY)
-    yield browser
-    browser.run("document.querySelectorAll('dialog').forEach(one => one.close())")
 
 
 def press(page, name: str) -> None:

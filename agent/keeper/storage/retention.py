@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.keys import CLOSED_JOBS, KEPT_JOBS, forgotten_keys
+from agent.output.earlier import FOLDER as EARLIER
 from agent.store.encoding.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def forget(client: Any, checkpoints: Path, job: str) -> None:
     if folder.parent != checkpoints or not folder.is_dir():
         return
     # In this order no manifest names a part that is gone.
-    for part in (MANIFESTS, PARTS, FENCES, FLOORS, CLAIMS, BAD):
+    for part in (MANIFESTS, PARTS, FENCES, FLOORS, CLAIMS, BAD, EARLIER):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()

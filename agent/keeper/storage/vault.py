@@ -556,9 +556,13 @@ class Vault:
     # --- the newest backup ------------------------------------------------------------------------
 
     def _succeed(self, whole: Backup) -> None:
-        """Make `whole` the newest backup; keep the previous one while only that is provable."""
+        """Make `whole` the newest backup; keep the previous one while only that is provable.
+
+        The initial state makes room for one that will be: where each step ends with a new state,
+        there is always a newest one of which nothing is known so far.
+        """
         before, older = self._newest, self._older
-        if older is None or not older.provable:
+        if older is None or not older.provable or not older.backup.version:
             older = before if before is not None and before.question is not None else older
         redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
         self.backup, self.redo, self._ahead = whole, redo, ahead

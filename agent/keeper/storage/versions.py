@@ -53,7 +53,7 @@ def _sums(saved: Saved) -> Iterator[File]:
 def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part]) -> Manifest:
     """Write the manifest of a state that workers have written, and what follows it.
 
-    Every file has to be there in full length, and a sample of blocks to have its checksums.
+    A sample of blocks has to have its checksums.
     """
     layers = (*saved.backup.layers, *((sums_layer(saved.redo),) if saved.redo else ()))
     written = [*parts]
@@ -65,7 +65,6 @@ def of_shards(archive: Archive, mark: Mark, saved: Saved, parts: Iterable[Part])
             proof=len(saved.redo),
             sharded=True,
         )
-        archive.measure(manifest)
         _sample(archive, manifest)
     with _undone(archive.withdraw, manifest):
         made = archive.commit(manifest)

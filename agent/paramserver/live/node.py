@@ -6,6 +6,7 @@ It looks for messages between grains.
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from agent.paramserver.api import Application, checked
 from agent.paramserver.controller import Plan
@@ -59,12 +60,12 @@ class Node:
                 self._read(LOOK_S)
             else:
                 self.post.flush()
-                begun_s = time.monotonic()
                 grains = 1 if worker.application.grainwise or self._grain_s else GRAINS
                 grains = min(grains, run.span.last - run.span.first)
+                since_s = _stopwatch()
                 if self._grain_s:
                     time.sleep(self._grain_s * grains)
-                out = worker.finish(run, grains, time.monotonic() - begun_s, time.time())
+                out = worker.finish(run, grains, since_s, time.time())
                 self._say(self.member.marked(out))
                 self._read(0.0)
         self.ended.set()
@@ -105,3 +106,9 @@ class Node:
     def _say(self, out: Out) -> None:
         for target, message in out:
             self.post.send(target, message)
+
+
+def _stopwatch() -> Callable[[], float]:
+    """Return what says how long ago this was."""
+    begun_s = time.monotonic()
+    return lambda: time.monotonic() - begun_s

@@ -246,7 +246,7 @@ class Virtual:
         worker, run = host.member.worker, host.run
         took_s = self.now_s - host.began_s
         host.run = None
-        out = worker.finish(run, done, took_s, self.now_s) if done else []
+        out = worker.finish(run, done, lambda: took_s, self.now_s) if done else []
         self._say(worker.name, host.member.marked(out))
         inbox, host.inbox = host.inbox, []
         for source, message in inbox:

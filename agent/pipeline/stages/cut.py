@@ -64,7 +64,7 @@ def build(graph: fx.GraphModule, facts: Facts, after: Sequence[int]) -> tuple[Pi
     """Build the stages between cuts after these nodes."""
     points = {point.after: point for point in cut_points(facts)}
     if not set(after) <= set(points):
-        raise Misuse(f"the model cannot be cut behind {sorted(set(after) - set(points))}")
+        raise Misuse(f"the model cannot be cut after {sorted(set(after) - set(points))}")
     cuts = [points[position] for position in after]
     nodes = list(graph.graph.nodes)
     edges = [-1, *(cut.after for cut in cuts), len(nodes) - 1]

@@ -142,9 +142,11 @@ class Halves:
     def _plan(
         self, roots: Sequence[GradientEdge], nodes: Sequence[Node], form: Form
     ) -> SplitPlan | None:
-        """Plan the halves; return None if a weight is in no group of torch's analysis."""
+        """Plan the halves; return None if a weight, or a use of one, is in no group of torch's analysis."""
         rows = form[len(roots) :]
         leaf = {at: row[0] for at, row in enumerate(rows) if len(row) == 1 and row[0] is not None}
+        if any(_is_apart(at, rows, leaf) for at, _ in form[: len(roots)]):
+            return None
         inputs = [nodes[at] for at, which in leaf.items() if which >= 0]
         weights = {nodes[at]: -1 - which for at, which in leaf.items() if which < 0}
         reverse = construct_reverse_graph([edge.node for edge in roots])
@@ -166,6 +168,23 @@ class Halves:
             entries += mine
             groups.append(WeightGroup(reached, tuple(span), len(ways)))
         return SplitPlan(tuple(entries), tuple(groups), tuple(at_once))
+
+
+def _is_apart(root: int, rows: Sequence[tuple[Any, ...]], leaf: Mapping[int, int]) -> bool:
+    """Return whether a root leads to weights and to no input, as that of a second call on the batch.
+
+    Torch follows a weight only to where it meets the inputs' side, and passes over such a use of it.
+    """
+    seen, coming, ends = {root}, [root], set[int]()
+    while coming:
+        at = coming.pop()
+        if at in leaf:
+            ends.add(leaf[at])
+            continue
+        following = {each for each in rows[at][::2] if each is not None} - seen
+        seen |= following
+        coming += following
+    return bool(ends) and max(ends) < 0
 
 
 def _give(weight: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:

@@ -300,7 +300,7 @@ def _refuse_hooks(model: torch.nn.Module) -> None:
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise CannotRecord(
                 f"the parameter {name!r} has a hook, which stages would call at other moments than one backward does: "
-                "change its gradient behind session.backward(...), or train with depth 1"
+                "change its gradient after session.backward(...), or train with depth 1"
             )
 
 

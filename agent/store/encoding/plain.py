@@ -648,7 +648,7 @@ def _what(value: Any) -> str:
     if isinstance(value, torch.nn.Parameter):
         return "is a Parameter: put it into a module and give that to Session(...), or keep value.detach().clone()"
     if isinstance(value, torch.Tensor):
-        return f"is a tensor of a kind of its own ({kind}): keep it as a plain tensor"
+        return f"is a tensor of a special kind ({kind}): keep it as a plain tensor"
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return f"is a {kind}: give it to Session(...) by itself, in place of what holds it"
     if isinstance(value, np.ndarray | np.generic):

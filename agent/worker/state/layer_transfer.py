@@ -153,7 +153,7 @@ class Pulling:
             if not extra or not self._crew.take(peer, version, f"{tag}/so", generation)[0]:
                 raise Changed(
                     f"the model was changed on {peer} while it was used here: where each worker keeps its own "
-                    "layers only, use the model behind optimizer.step(), or on all workers alike"
+                    "layers only, use the model after optimizer.step(), or on all workers alike"
                 )
             gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
         return gathered

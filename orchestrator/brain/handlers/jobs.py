@@ -417,7 +417,7 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
         event.loss,
         event.export_uri,
     )
-    finish(state, out, job, "SUCCEEDED", _done(job, event))
+    finish(state, out, job, "SUCCEEDED", ": ".join(filter(None, (event.why, _done(job, event)))))
 
 
 def _done(job: Job, event: JobCompleted) -> str:

@@ -25,7 +25,7 @@ from cloud.model import InstanceType, Pool
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain.handlers import jobs
 from orchestrator.brain.holdings import alike, leases, ledger, staffing
-from orchestrator.brain.layouts import forecast, layout_choice, stragglers
+from orchestrator.brain.layouts import forecast, layout_choice, speeds, stragglers
 from orchestrator.brain.layouts.layout_choice import Choice, Question, Seat
 from orchestrator.formatting import plural
 from orchestrator.planner import transition
@@ -508,7 +508,7 @@ def seat_in(state: State, job: Job, pool: Pool, kind: InstanceType, usd_per_h: f
         region_usd_per_gb=traits.region_usd_per_gb,
         usd_per_h=usd_per_h / kind.slots if dear else 0.0,
         slots=kind.slots,
-        pace=forecast.pace_of(state.types, job.layouts.profile, kind),
+        pace=forecast.pace_for(state, job, kind),
     )
 
 
@@ -559,24 +559,23 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
         and event.generation == job.layouts.current.generation
         and event.step_s
     ):
-        job.progress.slot_step_s = event.step_s * len(job.layouts.current.workers)
-        _learn_scaling(state, job, event)
+        _learn(state, out, job, event)
     job.progress.heard_at_s = max(job.progress.heard_at_s, event.at_s)
     job.progress.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
     stragglers.observe(state, out, job, event)
 
 
-def _learn_scaling(state: State, job: Job, event: Progress) -> None:
-    """Note what a step takes at this size, once a layout has done enough of them."""
-    layouts, current = job.layouts, job.layouts.current
-    settled = event.step >= layouts.acknowledged_step + SETTLED_STEPS
-    if current is None or layouts.acknowledged != event.generation or not settled:
+def _learn(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
+    """Note what a step takes at this size, and how fast machines are, once a layout has settled."""
+    layouts, size = job.layouts, speeds.together(state, job)
+    if size is None:
         return
-    inside = [state.leases[state.workers[w].token] for w in current.workers if w in job.workers]
-    if len(inside) == len(current.workers):
-        size = sum(lease.type.speed for lease in inside)
+    job.progress.slot_step_s = event.step_s * size
+    settled = event.step >= layouts.acknowledged_step + SETTLED_STEPS
+    if layouts.acknowledged == event.generation and settled:
         job.market.scaling = job.market.scaling.saw(size, event.step_s)
+        speeds.learn(state, out, job)
 
 
 def _reckoned_s(job: Job, generation: int) -> float:
@@ -861,5 +860,5 @@ def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:
         and job.layouts.acknowledged < job.layouts.generation
     ):
         layout: Layout = job.layouts.current
-        why = "the manager restarted: the layout may not have been told"
+        why = "the manager restarted: the workers may not know the layout"
         out.append(Regroup(job=job.id, layout=layout, when="now", because=why))

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.profile import EXCHANGED, Profile
 from cloud.model import InstanceType
-from orchestrator.brain.layouts import layout_choice
+from orchestrator.brain.layouts import layout_choice, speeds
 from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plan_book import Book
 from orchestrator.state import Job, State
@@ -39,11 +39,12 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
         if not slots:
             return 0.0
         used = min(1.0, self.slots_max / slots)
-        paces = {pace_of(self.types, self.profile, kind) for kind in held}
+        measured = self.types.get(self.profile.instance_type)
+        paces = {pace_of(measured, kind) for kind in held}
         if len(paces) == 1:
             book = self._book(held, paces.pop())
             return self._rate(book, round(slots * used))
-        equal = sum(n / pace_of(self.types, self.profile, kind) for kind, n in held.items()) * used
+        equal = sum(n / pace_of(measured, kind) for kind, n in held.items()) * used
         book = self._book(held, 1.0)
         low = floor(equal)
         part = equal - low
@@ -64,12 +65,16 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return self.scale / plan.step_s if plan is not None else 0.0
 
 
-def pace_of(
-    types: Mapping[str, InstanceType], profile: Profile | None, kind: InstanceType
-) -> float:
+def pace_of(measured: InstanceType | None, kind: InstanceType) -> float:
     """Return the seconds of a microbatch on this type over those on the measured type."""
-    measured = types.get(profile.instance_type) if profile is not None else None
     return (1.0 if measured is None else measured.speed) / kind.speed
+
+
+def pace_for(state: State, job: Job, kind: InstanceType) -> float:
+    """Return the same for a job, which may have measured how fast its types are."""
+    profile, view = job.layouts.profile, speeds.view_of(state, job)
+    measured = None if profile is None else state.types.get(profile.instance_type)
+    return pace_of(None if measured is None else view(measured), view(kind))
 
 
 def gradient_bytes(job: Job) -> float:
@@ -101,7 +106,7 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
         microbatches=job.layouts.microbatches,
         depth=job.spec.depth,
         stages_max=job.layouts.stages_max,
-        types=state.types,
+        types=speeds.types_for(state, job),
         slots_max=job.workers_max,
         scale=_scale(job),
     )

@@ -17,7 +17,7 @@ from agent.messages import JobProfiled, Paced, Progress
 from agent.profile import Link, Network, Profile
 from cloud.model import InstanceType
 from orchestrator.actions import AnyAction
-from orchestrator.brain.layouts import forecast, layout_choice
+from orchestrator.brain.layouts import forecast, layout_choice, speeds
 from orchestrator.formatting import pause, plural
 from orchestrator.planner import drift
 from orchestrator.state import Job, State, Worker, newcomer, note, set_alarm, want_layout
@@ -120,6 +120,8 @@ def _look(state: State, out: list[AnyAction], job: Job) -> bool:
     """Compare every worker with its peers at the same stage; return whether any pace changed."""
     if job.layouts.current is None or job.layouts.acknowledged != job.layouts.generation:
         return False
+    if job.layouts.tables is not None:
+        return False  # its workers help each other, and shares are no business of a layout
     changed = False
     for stage in range(job.layouts.current.depth):
         peers = [
@@ -127,7 +129,7 @@ def _look(state: State, out: list[AnyAction], job: Job) -> bool:
             for replica in job.layouts.current.replicas
             if replica.workers[stage] in job.workers
         ]
-        each = {w.id: w.microbatch_s * _speed(state, w) for w in peers if w.microbatch_s > 0}
+        each = {w.id: w.microbatch_s * _speed(state, job, w) for w in peers if w.microbatch_s > 0}
         if len(each) < 2:
             continue
         usual = median_low(each.values())
@@ -174,8 +176,8 @@ def _coarse(slow: float) -> float:
     return float(STEP ** round(log(slow) / log(STEP)))
 
 
-def _speed(state: State, worker: Worker) -> float:
-    return state.leases[worker.token].type.speed
+def _speed(state: State, job: Job, worker: Worker) -> float:
+    return speeds.kind_for(state, job, state.leases[worker.token].type).speed
 
 
 def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, ...]) -> None:

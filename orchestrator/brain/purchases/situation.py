@@ -14,7 +14,7 @@ from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Place
 from orchestrator.brain.handlers import layout_changes
 from orchestrator.brain.holdings import alike, leases, ledger
-from orchestrator.brain.layouts import forecast
+from orchestrator.brain.layouts import forecast, speeds
 from orchestrator.state import Job, Kind, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
@@ -60,9 +60,9 @@ def situation_of(state: State, job: Job, kind: Kind | None = None) -> Situation:
     """As it is for this job now, with machines of this kind or else of the one that it keeps to."""
     kind = kind or alike.kind_of(state, job)
     speed = forecast.speed_of(state, job) or SlotSpeed(
-        types=state.types,
+        types=speeds.types_for(state, job),
         slots_max=job.workers_max,
-        work_per_slot_s=_pace(job),
+        work_per_slot_s=_pace(state, job),
         scaling=job.market.scaling,
     )
     steps_left = job.progress.steps_total - job.progress.step if job.progress.steps_total else None
@@ -133,6 +133,7 @@ def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
     """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
     found: list[Offer] = []
     home, bought = leases.home_of(state, job), vcpus_bought(state)
+    view = speeds.view_of(state, job)
     for known in state.pools.values():
         if not known.sold or state.places[known.pool.place.key].closed:
             continue
@@ -156,7 +157,7 @@ def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
             found.append(
                 Offer(
                     pool=known.pool,
-                    type=known.kind,
+                    type=view(known.kind),
                     market=market,
                     price_usd_per_h=price,
                     blocked=block is not None and not block.room,
@@ -284,14 +285,14 @@ def holdings(state: State, job: Job, kind: Kind | None) -> list[HeldMachine]:
 
     What is in the layout counts whatever its kind. To go on with another kind begins with nothing.
     """
-    own = alike.kind_of(state, job)
+    own, view = alike.kind_of(state, job), speeds.view_of(state, job)
     if own is not None and kind != own:
         return []
     return [
         HeldMachine(
             lease=token,
             pool=lease.pool,
-            type=lease.type,
+            type=view(lease.type),
             market=lease.request.market,
             price_usd_per_h=lease.price_usd_per_h,
             bid_usd_per_h=lease.request.bid_usd_per_h,
@@ -325,10 +326,11 @@ def _doing(state: State, job: Job, lease: Lease) -> Literal["starts", "works", "
     return "starts" if state.now_s <= since_s + patience_s else "idles"
 
 
-def _pace(job: Job) -> float:
-    """Steps per second and slot: on the layout that runs, or as last measured; one until they were."""
-    if job.progress.step_s and job.layouts.current is not None:
-        return 1.0 / (job.progress.step_s * len(job.layouts.current.workers))
+def _pace(state: State, job: Job) -> float:
+    """Steps per second of a slot of speed one: on the layout that runs, or as last measured; one until they were."""
+    size = speeds.together(state, job)
+    if job.progress.step_s and size is not None:
+        return 1.0 / (job.progress.step_s * size)
     return 1.0 / job.progress.slot_step_s if job.progress.slot_step_s else 1.0
 
 

@@ -82,7 +82,7 @@ def test_a_format_that_would_not_hold_what_it_promises_is_refused(
     ("stragglers", "deterministic", "what"),
     [
         ("help", True, r"it is one of \('wait', 'flexrr'\)"),
-        ("flexrr", False, "has no place of its own in the sum"),
+        ("flexrr", False, "has no fixed place in the sum"),
     ],
 )
 def test_help_for_late_workers_that_has_no_meaning_is_refused(

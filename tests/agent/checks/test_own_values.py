@@ -6,13 +6,17 @@ from collections import deque
 import pytest
 import torch
 
+from agent.checks.attributes import Attributes, Registry
 from agent.checks.own_values import CHARS_MAX, TOLD_MAX, OwnValues
 from agent.checks.variables import Variables
+from agent.step import Mean
 
 seen_globally = 0
 
 
 class Meter:
+    place: float
+
     def __init__(self) -> None:
         self.count, self.rows, self._hidden = 0, [], 0
 
@@ -21,7 +25,7 @@ class Counting(torch.nn.Linear):
     calls = 0
 
 
-def made(*carried: Variables, model: torch.nn.Module | None = None) -> OwnValues:
+def made(*carried: Variables | Attributes, model: torch.nn.Module | None = None) -> OwnValues:
     model = model or torch.nn.Linear(2, 1)
     objects = {"model": model, **{str(at): each for at, each in enumerate(carried)}}
     return OwnValues(objects, {"model": model})
@@ -46,6 +50,14 @@ def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> Non
     assert own.changed() == ()
 
 
+def test_a_sum_of_losses_is_named() -> None:
+    """It is of the kind of what backward returns."""
+    own, total = made(), 0.0
+    own.begin_loop(sys._getframe())
+    total += Mean(0.5)
+    assert own.changed() == ("total",)
+
+
 def test_attributes_of_the_script_s_own_objects_are_named_with_their_owner() -> None:
     model = Counting(2, 1)
     own = made(model=model)
@@ -65,6 +77,15 @@ def test_what_variables_carry_is_not_named() -> None:
     meter.rows.append(1)
     globals()["seen_globally"] += 1
     assert own.changed() == ("meter.rows",)
+
+
+def test_what_a_given_object_without_a_state_dict_has_is_not_named() -> None:
+    """All its attributes travel, those too that it gets later, as a simulated world in its first reset."""
+    world, beside = Meter(), Meter()
+    own = made(Attributes(world, Registry({}, {})))
+    own.begin_loop(sys._getframe())
+    world.count, world.place, beside.count = 1, 0.5, 1
+    assert own.changed() == ("beside.count",)
 
 
 def test_frames_of_libraries_are_passed_over() -> None:

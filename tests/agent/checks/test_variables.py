@@ -30,7 +30,9 @@ def test_attributes_of_an_object_are_variables_too() -> None:
 def test_a_name_without_a_value_is_refused_after_a_step() -> None:
     variables = Variables({"best": 1}, "best", "bset")
     variables.state_dict()
-    with pytest.raises(Misuse, match=r"step 3: .*'bset'.*declare it `global`"):
+    with pytest.raises(
+        Misuse, match=r"step 3: .*'bset'.*before the loop, bset = None;.*declare it `global`"
+    ):
         variables.check(3)
 
 

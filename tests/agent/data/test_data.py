@@ -1,7 +1,10 @@
 """A data set in steps: each microbatch has the same bits whoever fetches it, when and where."""
 
 import random
+import threading
 import traceback
+from collections import Counter
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import pytest
@@ -237,7 +240,7 @@ LOADER = DataLoader(Drawn(8), batch_size=4)
         (Drawn(8), {"order": lambda epoch: []}, "order\\(0\\) has no samples"),
         (Drawn(8), {"order": lambda epoch: [0, 8]}, "order\\(0\\) has sample 8"),
         (Drawn(8), {"order": _random}, "has to be a function of the epoch"),
-        ((i for i in range(8)), {}, "begins anew each time"),
+        ((i for i in range(8)), {}, "begins at the first sample each time"),
         (3, {}, "has __len__ and __getitem__"),
     ],
 )
@@ -294,6 +297,14 @@ class Ordered(Sampler):
         return iter([(self.epoch + each) % 8 for each in range(6)])
 
 
+class Opened(Ordered):
+    """One that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
 class Numbered(Ordered):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -313,6 +324,7 @@ def rows_of(loader: DataLoader, epochs: int = 2) -> list[list[tuple[int, ...]]]:
         WeightedRandomSampler([1.0] * 8, 8, generator=torch.Generator()),
         RandomSampler(Drawn(8), replacement=True),
         SubsetRandomSampler([1, 2, 3, 5, 6]),
+        Ordered(),
         Numbered(),
     ],
 )
@@ -329,9 +341,9 @@ def test_a_loaders_own_sampler_is_its_order(sampler: Sampler) -> None:
 @pytest.mark.parametrize(
     ("sampler", "why"),
     [
-        (Ordered(), "gave other samples when asked again"),
+        (Opened(), "gave other samples when asked again"),
         (DistributedSampler(Drawn(8), num_replicas=2, rank=0), "takes a share of the samples"),
-        (RandomSampler(Drawn(8), replacement=True, num_samples=10**10), "lambda epoch: torch.ran"),
+        (WeightedRandomSampler([1.0] * 8, 10**10), "lambda epoch: torch.ran"),
     ],
 )
 def test_a_sampler_that_is_no_function_of_the_epoch_is_refused(sampler: Sampler, why: str) -> None:
@@ -339,16 +351,112 @@ def test_a_sampler_that_is_no_function_of_the_epoch_is_refused(sampler: Sampler,
         rows_of(DataLoader(Drawn(8), batch_size=4, sampler=sampler))
 
 
-def test_a_loader_with_a_batch_sampler_is_told_how_its_batches_are_gone_through() -> None:
-    class Buckets(BatchSampler):
-        """Batches of the sizes that it likes."""
-
-    loader = DataLoader(
-        Drawn(8), batch_sampler=Buckets(SequentialSampler(range(8)), 4, drop_last=False)
+def test_draws_with_replacement_are_not_listed_and_fall_alike_on_all_samples() -> None:
+    """An epoch may have so many that it never ends, as minGPT's has."""
+    sampler = RandomSampler(Drawn(8), replacement=True, num_samples=10**10)
+    loader = DataLoader(Drawn(8), batch_size=4000, sampler=sampler)
+    data = Data(Owner(), loader.dataset, **opened(loader, {"microbatches": 2})[1])
+    assert len(data) == 10**10 // 4000
+    first, second, last, again = (
+        data._order.rows(epoch, place)
+        for epoch, place in ((0, 0), (0, 1), (1, len(data) - 1), (0, 0))
     )
-    with pytest.raises(Misuse, match=r"its Buckets says.*session\.each\(\[\*loader\]\)") as refused:
-        opened(loader, {"batch_size": 4})
+    assert first == again and first != second != last
+    counts = Counter(each for rows in (first, second, last) for part in rows for each in part)
+    assert sorted(counts) == [*range(8)] and min(counts.values()) > 1300
+    whole = Data(Owner(), loader.dataset, **opened(loader, {"microbatches": 4})[1])
+    assert [each for part in whole._order.rows(0, 1) for each in part] == [*chain(*second)]
+
+
+class Buckets(Sampler):
+    """As the samplers of detection and of translation: batches of samples alike, in a new order."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        ends = [*accumulate(sizes, initial=0)]
+        self.groups = [[*range(begin, end)] for begin, end in pairwise(ends)]
+
+    def __iter__(self):
+        random.shuffle(self.groups)
+        yield from self.groups
+
+
+class Shuffled(BatchSampler):
+    """Batches of a sampler, which it is told the epoch of by its own count."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__(sampler, 3, drop_last=False)
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        yield from self.rng.permutation(8).reshape(2, 4)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_batch_sampler_says_what_a_batch_is(processes: int, whole: bool) -> None:
+    loader = DataLoader(
+        Drawn(12), batch_sampler=Buckets([2, 5, 3, 2]), num_workers=processes, collate_fn=list
+    )
+    dataset, options = opened(loader, {})
+    data = Data(Owner(), dataset, microbatches=2, whole=whole, **options)
+    try:
+        assert len(data) == 4
+        epochs = []
+        for epoch in range(3):
+            steps = [data.at(4 * epoch + place) for place in range(4)]
+            batches = steps if whole else [[*chain(*step)] for step in steps]
+            epochs.append([tuple(int(sample[0]) for sample in batch) for batch in batches])
+    finally:
+        data.close()
+    assert all(sorted(each) == [(0, 1), (2, 3, 4, 5, 6), (7, 8, 9), (10, 11)] for each in epochs)
+    assert len({*map(tuple, epochs)}) > 1
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Buckets([2, 2, 2, 2]),
+        Shuffled(SequentialSampler(range(8))),
+        Shuffled(RandomSampler(range(8))),
+    ],
+)
+def test_a_sampler_that_changes_itself_is_gone_through_from_its_first_epoch(
+    sampler: Sampler,
+) -> None:
+    """A worker that joins late has the batches of one that was there from the beginning."""
+    loader = DataLoader(Drawn(8), batch_sampler=sampler)
+    first = rows_of(loader, 5)
+    assert len({*map(str, first)}) > 1
+    dataset, options = opened(loader, {})
+    late = Data(Owner(), dataset, microbatches=2, **options)
+    assert [late._order.rows(epoch, 0) for epoch in (4, 2, 3)] == [first[4], first[2], first[3]]
+
+
+def test_the_data_set_of_a_sampler_is_not_copied_with_it() -> None:
+    dataset, sampler = Drawn(8), Ordered()
+    dataset.lock = sampler.lock = threading.Lock()
+    sampler.data_source = dataset
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    assert rows_of(loader) == rows_of(loader)
+
+
+def test_a_sampler_that_the_script_changes_too_is_refused() -> None:
+    sampler = Buckets([4, 4])
+    dataset, options = opened(DataLoader(Drawn(8), batch_sampler=sampler), {})
+    data = Data(Owner(), dataset, microbatches=2, **options)
+    sampler.groups = [[0], [1]]
+    with pytest.raises(
+        Misuse, match=r"its Buckets changes itself.*script changes it.*groups"
+    ) as refused:
+        data._order.rows(0, 0)
     assert "\n" not in str(refused.value)
+
+
+def test_a_batch_that_is_too_small_to_cut_is_named() -> None:
+    dataset, options = opened(DataLoader(Drawn(8), batch_sampler=Buckets([7, 1])), {})
+    data = Data(Owner(), dataset, microbatches=2, **options)
+    with pytest.raises(Misuse, match="a batch of 1, which cannot be cut into 2 microbatches"):
+        _ = [data._order.rows(0, place) for place in range(2)]
 
 
 @pytest.mark.parametrize(

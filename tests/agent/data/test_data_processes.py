@@ -1,6 +1,5 @@
 """Processes that fetch ahead are killed, fail, and end with the one that they fetch for."""
 
-import contextlib
 import multiprocessing
 import os
 import pickle
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from explain import lives
 from samples import Drawn, Owner, bits, plain
 from torch.utils.data import Subset
 
@@ -130,8 +130,7 @@ class Sized(Drawn):
         return torch.full((self.size,), index)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("processes", "whole"), [(0, False), (2, False), (2, True)])
 def test_what_a_script_sets_in_its_data_set_counts_from_the_next_step_on(processes, whole, capfd):
     dataset = Sized(16)
     data = _data(Subset(dataset, range(16)), processes, whole=whole)
@@ -178,8 +177,13 @@ class Composed:
         return sample
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("place", ["transform", "one of several", "module", "collate_fn"])
+@pytest.mark.parametrize(
+    ("processes", "place"),
+    [
+        (0, "transform"),
+        *((2, place) for place in ("transform", "one of several", "module", "collate_fn")),
+    ],
+)
 def test_what_a_script_sets_in_a_transform_counts_from_the_next_step_on(processes, place, capfd):
     """As with a torch loader, whose processes begin with each epoch."""
     scaled = Scaled()
@@ -218,8 +222,10 @@ class Reading(Drawn):
         return strengthened(torch.ones(1)) + self.epoch
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize("place", ["data set", "transform", "collate_fn"])
+@pytest.mark.parametrize(
+    ("processes", "place"),
+    [(0, "data set"), (2, "data set"), (2, "transform"), (2, "collate_fn")],
+)
 def test_a_global_that_the_code_of_a_data_set_reads_counts_from_the_next_step_on(
     processes, place, capfd, monkeypatch
 ):
@@ -313,20 +319,14 @@ def test_processes_end_with_a_training_process_that_is_killed():
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
-        assert all(map(_runs, pids))
+        assert all(map(lives, pids))
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
     # Both are in the middle of a sample, where they do not look whether their parent is there.
-    while any(map(_runs, pids)):
+    while any(map(lives, pids)):
         time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
 
 
 class OnlyHere(Drawn):

@@ -1,7 +1,5 @@
 """Orders that the keeper gets while something else goes wrong."""
 
-import contextlib
-import os
 import resource
 import shutil
 import threading
@@ -16,6 +14,7 @@ import pytest
 import redis
 from backups import disk, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
+from explain import lives
 from injection import Fault, Plan
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -103,13 +102,6 @@ def test_a_keeper_that_ends_in_the_middle_of_a_close_leaves_it_to_the_next(morta
     mortal.begin(1, TOY.read_text(), *arguments)
     (rewound,) = until("a new beginning", lambda: mortal.of(Rewound))
     assert rewound.to_step == 0
-
-
-def lives(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 def is_open(refusing: Refusing, job: str = "job") -> bool:

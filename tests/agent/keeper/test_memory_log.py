@@ -46,6 +46,7 @@ TOY = (
     .replace("width: int = 16", "width: int = 96")
 )
 STEPS = 24
+OF_ANOTHER_VERSION = "is of another version of the software"
 SIZES = (
     100,
     RETURNING_BYTES_MIN,
@@ -359,8 +360,7 @@ def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
     assert same(found(shared, 6), Saved(left.backup, (*left.redo, more)))
 
 
-@pytest.mark.parametrize("branched", [False, True])
-@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize(("left", "branched"), [(0, False), (1, False), (3, False), (0, True)])
 @pytest.mark.parametrize("size", SIZES)
 def test_what_was_read_is_there_for_the_next_keeper_as_well(
     shared: Path, tmp_path: Path, size: int, left: int, branched: bool
@@ -372,7 +372,7 @@ def test_what_was_read_is_there_for_the_next_keeper_as_well(
     order = JobOrder(job="earlier" if branched else "job", script="train.py", script_sha="")
     writer = Vault(order, Place(checkpoints=tmp_path), lambda report: None)
     assert writer.write(Saved(state(disk, 4), sums))
-    if left and not branched:
+    if left:
         lived(shared / "job", 3, left)[0].leave()
     url = (tmp_path / "earlier").as_uri() if branched else ""
     order = JobOrder(job="job", script="train.py", script_sha="", from_url=url)
@@ -543,34 +543,23 @@ def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
 
 
 @pytest.mark.processes
-def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
+def test_memory_that_cannot_be_taken_now_is_left_as_it_is_and_waited_for(
     lasting: Crew, alone: tuple[list[str], bytes]
 ) -> None:
-    """All were killed, and what is started then is newer: the job waits with words, and goes on with the version that wrote it."""
+    """All were killed, and what is started then is newer; and a keeper that was killed may end later than the next one
+    starts. The job waits with words for either, goes on with what was left, and loses no step."""
     all_are_killed(lasting)
     record = root_of(lasting.folder / "checkpoints") / "job" / STATE
-    written = record.read_bytes()
-    record.write_bytes(msgspec.msgpack.encode(Form(format=1)))
-    said = cannot_go_on(lasting)
-    assert f"{record.parent} is of another version of the software" in said.error
-    assert lasting.of(Recalled) == []
-    record.write_bytes(written)
-    lasting.completed()
-    assert lasting.of(Rewound) == []
-    ends_alike(lasting, alone, STEPS)
-
-
-@pytest.mark.processes
-def test_memory_that_an_earlier_keeper_still_holds_is_waited_for(
-    lasting: Crew, alone: tuple[list[str], bytes]
-) -> None:
-    """A keeper that was killed may end later than the next one starts: its steps were lost then."""
-    all_are_killed(lasting)
-    held = os.open(root_of(lasting.folder / "checkpoints") / "job", os.O_RDONLY)
+    held = os.open(record.parent, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     said = cannot_go_on(lasting)
     assert "an earlier keeper still holds" in said.error
+    written = record.read_bytes()
+    record.write_bytes(msgspec.msgpack.encode(Form(format=1)))
     os.close(held)
+    until("the words", lambda: OF_ANOTHER_VERSION in lasting.of(RecallFailed)[-1].error)
+    assert lasting.of(Recalled) == []
+    record.write_bytes(written)
     lasting.completed()
     assert lasting.of(Rewound) == []
     ends_alike(lasting, alone, STEPS)

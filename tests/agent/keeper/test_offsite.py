@@ -33,7 +33,6 @@ NOBODY = House(
     redis_url="redis://127.0.0.1:1",
     dashboard_url="",
     ray_address="",
-    ray_dashboard="",
     local_cloud="",
     deployment="default",
     started_at_s=0.0,
@@ -244,6 +243,43 @@ def test_a_copy_for_which_there_is_no_memory_is_reported_and_not_the_last_one(
     assert of(said, CopyFailed)[0].error == "MemoryError"  # type: ignore[attr-defined]
     copies.offer(save(disk(tmp_path), 1, saved(5)), 0, last=False)
     until("the copy", lambda: of(said, CheckpointCopied))
+
+
+class Forgetful(MemorySink):
+    """A store that says of some files that it has taken them, and has not."""
+
+    def __init__(self, lost: str) -> None:
+        super().__init__()
+        self.lost, self.left = lost, 1
+
+    def _forgets(self, key: str) -> bool:
+        forgets = key.startswith(f"{self.lost}/") and self.left > 0
+        self.left -= forgets
+        return forgets
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        if not self._forgets(key):
+            super().put(key, pieces)
+
+    def create(self, key: str, data: bytes) -> bool:
+        return self._forgets(key) or super().create(key, data)
+
+
+@pytest.mark.parametrize("lost", [PARTS, MANIFESTS])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_a_store_only_says_that_it_has_taken_is_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, *, in_memory: bool
+) -> None:
+    """It is looked for before it counts and the copies before it go; what is not there is copied once more."""
+    monkeypatch.setattr(offsite, "PAUSE_S", 0.01)
+    sink, said = Forgetful(lost), list[Report]()
+    copies = Offsite("job", disk(tmp_path), lambda: Archive(sink, "job"), 0.0, said.append)
+    copies.offer(saved(4) if in_memory else save(disk(tmp_path), 1, saved(4)), 0, last=True)
+    copies.wait(20.0)
+    assert [report.step for report in of(said, CheckpointCopied)] == [4]  # type: ignore[attr-defined]
+    (failed,) = of(said, CopyFailed)
+    assert "is missing" in failed.error  # type: ignore[attr-defined]
+    assert same(newest([Shelf(OBJECT, Archive(sink, "job"))], 4).saved, saved(4))
 
 
 def test_a_store_that_hangs_holds_up_nothing(

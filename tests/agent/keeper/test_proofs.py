@@ -76,7 +76,7 @@ def test_what_differs_is_said_in_a_line(changes: dict[str, object], says: str) -
 
 def test_a_count_that_begins_anew_in_the_middle_of_an_epoch_is_told_how_it_goes_on() -> None:
     """Rates and intervals of evaluation go by `enumerate(loader)` in many scripts."""
-    assert "session.step % len(data), asked in each step" in said(reached=reached(5, 8))
+    assert "session.step % len(data), in each step" in said(reached=reached(5, 8))
 
 
 def test_what_a_script_keeps_in_its_state_is_named_so() -> None:

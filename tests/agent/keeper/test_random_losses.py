@@ -9,7 +9,7 @@ import numpy as np
 import players
 import pytest
 from crews import seeds
-from players import House, Player
+from players import House, Player, begun
 
 from agent.keeper import layouts
 from agent.layout import Layout
@@ -184,3 +184,18 @@ def test_no_committed_step_is_lost(
     except AssertionError as error:
         error.add_note(f"after {scene.done}")
         raise
+
+
+def test_a_layout_for_the_next_boundary_begins_when_the_running_one_is_lost(tmp_path: Path) -> None:
+    """No commit of those who ran it will come, and nobody in the next one is lost: nobody asks again."""
+    house = begun(House(tmp_path), "a", commits=4)
+    house.joins("b")
+    house.commits(2)
+    house.until("it to be ready", lambda: "b" in house.ready)
+    house.lay_out("b", when="boundary")
+    house.dies("a")
+    house.until("it to go on", lambda: house.players["b"].holds)
+    before = house.version
+    house.commits(2)
+    assert house.version == before + 2
+    assert house.players["b"].state.tolist() == state_at(house.version)

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from players import FORM, SIZE, House, begun
 
+from agent.keeper import member
 from agent.protocol import Done, Enter, Noticed, Snapshot
 from agent.store.shares import Extent
+from cloud.clock import CLOCK
 
 
 @pytest.fixture
@@ -82,12 +84,26 @@ def test_a_notice_holds_for_who_comes_later_from_that_machine(house: House) -> N
     """It goes all the same, so it is no copy of the state that could go on alone."""
     roster = house.job.roster
     assert roster.copies("ab") == 2
-    house.job.notice("b", 1000.0)
+    house.job.notice("b", CLOCK.now_s() + 1000.0)
     assert roster.copies("ab") == 1
     dials_again(house, "b")
     assert roster.copies("ab") == 1
     told = [each for each, _ in house.players["b"].line.came if isinstance(each, Noticed)]
-    assert [each.deadline_s for each in told] == [1000.0]
+    assert len(told) == 1
+    assert 0.0 < told[0].left_s <= 1000.0
+
+
+def test_a_machine_that_was_announced_and_not_taken_is_a_copy_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manager takes it back, too. Without it the sum of each step would go to the keeper for good."""
+    roster = house.job.roster
+    house.job.notice("b", CLOCK.now_s())
+    assert roster.copies("ab") == 1
+    monkeypatch.setattr(member, "STAYS_S", 0.0)
+    assert roster.copies("ab") == 2
+    dials_again(house, "b")
+    assert roster.copies("ab") == 2
 
 
 def test_who_has_not_heard_that_all_is_stored_hears_it_again(tmp_path: Path) -> None:

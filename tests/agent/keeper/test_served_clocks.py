@@ -16,7 +16,7 @@ from players import House, Line
 from agent.errors import AgentError
 from agent.keeper import clocks
 from agent.keeper import tables as tables_module
-from agent.keeper.clocks import Clock, Copying, clock_of, saved_of
+from agent.keeper.clocks import Clock, Copying, clock_of, saved_of, write_result
 from agent.keeper.commits import Commit, History
 from agent.keeper.member import Member
 from agent.keeper.storage.offsite import Storage
@@ -77,6 +77,16 @@ def vault(folder: Path, said: list[Report]) -> Vault:
     order = JobOrder(job="job", script="train.py", script_sha="")
     storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.1)
     return Vault(order, Place(checkpoints=folder / "checkpoints", storage=storage), said.append)
+
+
+def written(tmp_path: Path, reached: Reached) -> Path:
+    """The folder of a keeper that has come to this clock."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for partition, sections in enumerate(clock(reached.clock).partitions):
+        Folder(str(folder)).write(partition, reached.clock, sections)
+    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+    return folder
 
 
 def test_what_was_copied_is_found_by_a_keeper_without_a_disk(tmp_path: Path) -> None:
@@ -212,12 +222,8 @@ def test_a_disk_with_tables_that_are_declared_otherwise_is_left_as_it_is(
     tmp_path: Path, changed: dict[str, object], told: str
 ) -> None:
     """The script reads its sizes from a file or its machine, perhaps, which has changed since."""
-    folder = tmp_path / "tables"
-    folder.mkdir()
     reached = Reached(1, (0.0, 1.0), 5.0, (MOMENTUM, SERVING.tables[1]), partitions=2)
-    (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
-    for partition, sections in enumerate(clock(1).partitions):
-        Folder(str(folder)).write(partition, 1, sections)
+    folder = written(tmp_path, reached)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     said: list[tuple[str, bool]] = []
     owner: Any = Nobody()
@@ -264,6 +270,16 @@ def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path
     until("the next clock", (folder / "0-5.npz").exists, PATIENCE_S)
     tables.close()
     assert (folder / "0-4.npz").exists()
+
+
+def test_the_result_has_tables_of_any_names(tmp_path: Path) -> None:
+    """Names are a person's, and come to the end of a job when all of its clocks are done."""
+    names = ["file", "allow_pickle", "a/b", "self", "weights"]
+    tables = {name: np.full((3, 2), at, np.float32) for at, name in enumerate(names)}
+    write_result(tmp_path / "tables.npz", tables)
+    with np.load(tmp_path / "tables.npz") as found:
+        assert found.files == names
+        assert all(np.array_equal(found[name], tables[name]) for name in names)
 
 
 def test_a_clock_writes_down_its_own_measure_and_no_other(tmp_path: Path) -> None:
@@ -314,8 +330,8 @@ class Timed(Nobody):
     def recalled(self, version: int, because: str) -> None:
         assert version == 5, because
 
-    def served(self, sha: str, where: str) -> None:
-        self.ended.append(where)
+    def served(self, sha: str, where: str, why: str) -> None:
+        self.ended.append(why)
 
 
 @pytest.mark.parametrize("lost", ["keeper", "disk", "both"])
@@ -330,18 +346,14 @@ def test_a_job_that_ends_by_time_does_not_begin_it_anew_with_each_keeper(
         Copying(vault(tmp_path, []), 60.0, lambda _: served).close(4)
         (tmp_path / "checkpoints").rename(tmp_path / "lost")
     if lost != "both":
-        on_disk = served if lost == "keeper" else clock(1)._replace(elapsed_s=20.0)
-        folder.mkdir()
-        for partition, sections in enumerate(on_disk.partitions):
-            Folder(str(folder)).write(partition, on_disk.number, sections)
-        reached = Reached(on_disk.number, on_disk.measures, on_disk.elapsed_s)
-        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
+        number, elapsed_s = (4, 51.0) if lost == "keeper" else (1, 20.0)
+        written(tmp_path, Reached(number, clock(number).measures, elapsed_s))
     history = history_of(5)
     owner: Any = Timed(history)
     tables = Tables(serving, history, folder, owner, vault(tmp_path, []), 60.0)
     replicas = (Replica(workers=("one",), first=0, count=2),)
     tables.enter(Layout(generation=1, microbatches=2, replicas=replicas))
-    until("the end", lambda: owner.ended, PATIENCE_S)
+    assert until("the end", lambda: owner.ended, PATIENCE_S) == ["50 s have passed"]
     tables.close()
 
 
@@ -411,15 +423,9 @@ def test_tables_that_end_while_nothing_can_be_read_keep_their_commits(
     (tmp_path / "checkpoints").rename(tmp_path / "lost")
     (tmp_path / "elsewhere").rename(tmp_path / "away")
     (tmp_path / "elsewhere").write_text("in the way")
-    folder = tmp_path / "tables"
-    history = history_of(40)
+    folder, history = tmp_path / "tables", history_of(40)
     if on_disk:
-        folder.mkdir()
-        for partition, sections in enumerate(clock(on_disk - 1).partitions):
-            Folder(str(folder)).write(partition, on_disk - 1, sections)
-        reached = Reached(on_disk - 1, clock(on_disk - 1).measures)
-        (folder / "reached.json").write_bytes(msgspec.json.encode(reached))
-
+        written(tmp_path, Reached(on_disk - 1, clock(on_disk - 1).measures))
     owner: Any = Waiting()
     tables = Tables(SERVING, history, folder, owner, vault(tmp_path, []), 60.0)
     until("a try", lambda: owner.unread, PATIENCE_S)

@@ -16,7 +16,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.keeper.storage.vault import SMALL_SUM_BYTES, Place, Vault
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
-from agent.protocol import Digest, Prepared, Reached, Snapshot
+from agent.protocol import Computed, Digest, Prepared, Reached, Snapshot
 from agent.store.encoding.format import lay_out
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
@@ -118,6 +118,40 @@ def test_states_are_asked_for_as_often_without_sums(tmp_path: Path) -> None:
             comes(vault, layout, step + 1)
     assert asked == [3, 7, 11], "the first is asked for early, so that a proof can begin with it"
     assert (vault.reached, vault.behind) == (11, 1)
+
+
+def begun(vault: Vault, version: int, phases: int) -> None:
+    """A worker has computed this part of a step of the script, and others may know it."""
+    step, phase = divmod(version, phases)
+    digest = Digest("l", version, (1.0,))
+    computed = Computed(version=version, microbatch=0, batch=digest, loss=0.5, machine="m")
+    reached = Reached(version=version, layers=(digest,), machine="m") if phase == 0 else None
+    told = msgspec.structs.replace(
+        prepared(version, told=True),
+        script_step=step,
+        phase=phase,
+        computed=(computed,),
+        reached=reached,
+    )
+    assert vault.proofs.hear("w", told) == ""
+    vault.look()
+
+
+def test_a_worker_has_a_step_to_prove_where_each_step_ends_with_a_new_state(tmp_path: Path) -> None:
+    """No state stays until a whole step lies behind it; the initial one proves nothing."""
+    layout, vault, phases = data_parallel(1, 2, ("w",)), vault_of(tmp_path, 2, "always"), 2
+    vault.adopt(state(0))
+    vault.awaited = True
+    for version in range(4 * phases):
+        begun(vault, version, phases)
+        vault.log(summed(version))
+        if (version + 1) % phases == 0:
+            vault.ask(layout, version + 1)
+            comes(vault, layout, version + 1)
+    begun(vault, 4 * phases, phases)
+    base = vault.asked(partly=False)
+    assert base is not None
+    assert (base.backup.version, base.redo[0].step, base.provable) == (2, 2, True)
 
 
 @pytest.mark.parametrize(

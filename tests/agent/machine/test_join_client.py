@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from explain import lives
 
 from agent.boot.node import BECOME_WORKER, CLUSTER_VARIABLE, versions
 from agent.machine.join import __main__ as client_module
@@ -151,9 +152,9 @@ def test_the_orphans_of_a_dead_node_are_killed(tmp_path: Path, monkeypatch: pyte
     orphan = int((tmp_path / "orphan").read_text())
     node.kill()
     assert node.status() is None
-    while is_alive(orphan) and time.monotonic() < deadline_s:
+    while lives(orphan) and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert not is_alive(orphan)
+    assert not lives(orphan)
 
 
 class Words(Door):
@@ -216,7 +217,7 @@ def test_a_node_that_hangs_gives_way_to_one_of_the_next_cluster(
     door = Words(tmp_path / "hung", "two")
     ended = stays(tmp_path, monkeypatch, door, SECOND_ENDS + "echo $$ > hung; exec sleep 600", 2.0)
     assert ended == (3, ["one", "two"])
-    assert not is_alive(int((tmp_path / "hung").read_text()))
+    assert not lives(int((tmp_path / "hung").read_text()))
 
 
 def test_a_node_that_ends_in_a_cluster_that_lives_ends_its_machine(
@@ -240,13 +241,6 @@ def test_a_machine_whose_node_has_ended_and_whose_manager_is_gone_ends(
 def handed_out(cluster: str) -> dict[str, str]:
     needed = {"SPOT_HEAD": "127.0.0.1:1", "SPOT_ADDRESS": "127.0.0.1", TOKEN: "token"}
     return {CLUSTER_VARIABLE: cluster, **needed}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def a_node(

@@ -10,7 +10,9 @@ import pytest
 
 from agent.errors import WireError
 from agent.machine import worker_process
+from agent.machine.console import Stream
 from agent.machine.script_end import PastPython, ended_like_a_process
+from agent.source.parcel import Unpacked
 
 # A function of the script keeps what it has, so its files are not closed as rubbish.
 SCRIPT = """
@@ -75,7 +77,7 @@ def test_script_leaves_the_files_of_a_process(tmp_path: Path, end: str) -> None:
     subprocess.run([sys.executable, alone / "train.py"], check=False, stderr=subprocess.DEVNULL)
     if (worker := os.fork()) == 0:
         try:
-            worker_process._run(inside / "train.py")
+            worker_process._run(Unpacked(inside / "train.py", [inside], ""))
         finally:
             worker_process.END(0)
     os.waitpid(worker, 0)
@@ -89,3 +91,20 @@ def test_worker_that_is_lost_calls_nothing() -> None:
             atexit.register(called.append, 1)
             raise lost
     assert not called
+
+
+@pytest.mark.parametrize(
+    ("code", "written", "said"),
+    [
+        ("no data", "", "1: no data"),
+        (2, "usage: train.py\ntrain.py: error: no --ephocs\n", "2: train.py: error: no --ephocs"),
+        (3, "| no --ephocs |\n+---+", "3: | no --ephocs |"),
+        (3, "", "3"),
+    ],
+)
+def test_exit_is_told_with_the_last_words(code: object, written: str, said: str) -> None:
+    """Of its errors the last line that has a word in it: around others a library may draw a frame."""
+    errors = Stream(lambda _: None)
+    errors.write(written)
+    found = worker_process._of_exit(SystemExit(code), errors)
+    assert (found.kind, found.detail) == ("exit", f"the script ended itself with {said}")

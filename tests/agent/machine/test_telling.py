@@ -7,6 +7,7 @@ from crews import SECRET, Crew, until
 
 from agent.machine.actor import Telling
 from agent.messages import AgentJoined, NoticeSeen, WorkerLost
+from cloud.clock import CLOCK
 from cloud.model import Notice
 
 pytestmark = pytest.mark.processes
@@ -26,6 +27,25 @@ for step in session.steps(2):
     session.backward(loss_of, [torch.ones(2, 4)])
     optimizer.step()
 print("noticed", 60 < session.notice_s < 120)
+"""
+
+
+WAITS_UNTIL_IT_STAYS = """
+import time
+import torch
+from agent.worker import group
+from orchestrator import Session
+model = torch.nn.Linear(4, 1)
+session = Session(model, microbatches=1)
+def loss_of(x):
+    while session.notice_s is None:
+        time.sleep(0.01)
+    before, group.STAYS_S = group.STAYS_S, -1000.0  # as if that were long ago
+    assert session.notice_s is None
+    group.STAYS_S = before
+    return model(x).sum()
+for step in session.steps(1):
+    session.backward(loss_of, [torch.ones(2, 4)])
 """
 
 
@@ -61,6 +81,27 @@ def test_a_notice_reaches_the_script(crew: Crew) -> None:
     assert crew.printed() == ["noticed True"]
     assert crew.of(NoticeSeen)[0].notice == notice
     telling.close()
+
+
+@pytest.mark.parametrize("off_s", [-7200.0, 7200.0])
+def test_a_notice_counts_down_alike_where_the_clock_is_off(crew: Crew, off_s: float) -> None:
+    """Or is set by a time server meanwhile: a script that saves in its last half minute would do it at once, or never."""
+    clock = f"import time\nnow = time.time\ntime.time = lambda: now() + {off_s}\n"
+    crew.begin(1, clock + WAITS_FOR_A_NOTICE)
+    until("the worker", lambda: crew.ready)
+    notice = Notice(machine_id="m1", kind="terminate", deadline_s=time.time() + 120)
+    crew.keeper.report(NoticeSeen(at_s=time.time(), notice=notice))
+    crew.completed()
+    assert crew.printed() == ["noticed True"]
+
+
+def test_a_machine_that_was_announced_and_not_taken_stays(crew: Crew) -> None:
+    """The cloud thinks better of it and says nothing: a script that saves when it has to go would do so in every step."""
+    crew.begin(1, WAITS_UNTIL_IT_STAYS)
+    until("the worker", lambda: crew.ready)
+    notice = Notice(machine_id="m1", kind="terminate", deadline_s=CLOCK.now_s() + 120)
+    crew.keeper.report(NoticeSeen(at_s=CLOCK.now_s(), notice=notice))
+    assert crew.completed().step == 1
 
 
 def test_a_stranger_is_not_heard(crew: Crew) -> None:

@@ -4,12 +4,12 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 from crews import SECRET, Crew, until
+from explain import lives
 
 from agent.machine import environment
 from agent.machine.bounded_file import BoundedFile
@@ -104,15 +104,9 @@ def machine(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def gone(pids: list[int]) -> Callable[[], bool]:
     def look() -> bool:
-        return not any(_lives(pid) for pid in pids)
+        return not any(map(lives, pids))
 
     return look
-
-
-def _lives(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def test_worker_inherits_nothing_and_takes_its_children_along(machine: Machine) -> None:

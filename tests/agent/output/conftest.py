@@ -55,7 +55,7 @@ class Worker:
             self._send,
             lambda: self.generation,
             bounds=job.bounds,
-            strays=Strays(home, ()),
+            strays=Strays(home, home / "output"),
             say=self.said.append,
         )
         self._thread = threading.Thread(target=self._hear, daemon=True)
@@ -77,16 +77,33 @@ class Worker:
 
     def _hear(self) -> None:
         while (answer := self._answers.get()) is not None:
-            self.output.hear(answer[0])
+            self.output.hear(answer[0], memoryview(answer[1]))
 
-    def step(self, step: int, does: Callable[["Worker"], None], *, leads: bool = True) -> None:
+    def step(
+        self,
+        step: int,
+        does: Callable[["Worker"], None],
+        *,
+        leads: bool = True,
+        saved: bool = False,
+    ) -> None:
         """A step of the script with nothing to wait for in it."""
         self.output.enter(step, leads=leads, fresh=False)
         does(self)
-        self.output.scan(step, leads=leads)
+        self.output.scan(step, leads=leads, saved=saved)
 
-    def begin(self, step: int, *, leads: bool = True) -> None:
-        self.output.enter(step, leads=leads, fresh=True)
+    def begin(self, step: int, *, leads: bool = True, beside: bool = False) -> None:
+        self.output.enter(step, leads=leads, fresh=True, beside=beside)
+
+    def save(self, step: int) -> None:
+        """Send the state that step `step` begins with; what it holds is stored before."""
+        self.output.precede(step - 1, leads=True)
+
+    def leave(self, step: int, *, leads: bool) -> None:
+        """The end of the loop; it is over for all once the last to lead has handed in."""
+        self.output.leave(step)
+        if leads:
+            self.output.hand_in()
 
     def end(self, step: int) -> None:
         assert self.output.finish(step, leads=True, patience_s=30.0)

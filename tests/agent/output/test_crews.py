@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 from crews import Crew, until
+from injection import Fault, Plan
 
-from agent.messages import JobCompleted, OutputKept, WorkerFailed
+from agent.messages import JobCompleted, OutputKept, WorkerFailed, WorkerLost
 from agent.output.catalog import listed
 
 pytestmark = pytest.mark.processes
@@ -85,20 +86,49 @@ def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
     for line in metrics:
         step, loss = line.split(",")
         assert logged[int(step)] == {"loss": float(loss), "twice": 2.0 * int(step)}
-    assert "last.pt" in {file.path for file in listed(home)}
+    assert {"last.pt", "astray.txt"} <= {file.path for file in listed(home)}
     assert crew.of(OutputKept)[-1].files == len(listed(home))
     strays = [line for line in crew.noted() if "astray.txt was written" in line]
     assert len(strays) == 1
 
 
-def test_no_number_is_lost_with_all_workers(crew: Crew) -> None:
-    """What had not left is logged again by whoever goes on, from the snapshot that it begins with."""
-    workers = crew.begin(2, WRITES, backup_every_steps=3)
+def lose_all_again_and_again(crew: Crew, script: str) -> None:
+    workers = crew.begin(2, script, backup_every_steps=3)
     for step in (7, 18, 29, 40, 51):
         crew.reach(step)
         crew.kill(*workers)
         workers = crew.start(2)
     assert crew.completed().step == STEPS
+
+
+def test_no_number_is_lost_with_all_workers(crew: Crew) -> None:
+    """What had not left is logged again by whoever goes on, from the snapshot that it begins with."""
+    lose_all_again_and_again(crew, WRITES)
+    assert sorted(numbers(crew)) == list(range(STEPS))
+
+
+def test_no_line_is_lost_with_all_workers(crew: Crew) -> None:
+    """Lines leave in a script's own time, here in half a minute; those before a snapshot leave before it."""
+    rests = WRITES.replace(
+        "import time\n", "import time\nfrom agent.output import sender\n"
+    ).replace("torch.manual_seed", "sender.RESTS = 10**9\ntorch.manual_seed")
+    lose_all_again_and_again(crew, rests)
+    metrics = crew.folder / "checkpoints" / crew.job / "output" / "metrics.csv"
+    lines = metrics.read_text().splitlines()
+    assert [int(line.partition(",")[0]) for line in lines] == list(range(STEPS))
+
+
+def test_no_number_is_lost_with_the_one_that_has_handed_its_state_over(crew: Crew) -> None:
+    """The newcomer goes on from behind steps whose numbers it has not got, and nobody else lives."""
+    crew.settle = 1
+    crew.open(WRITES)
+    last = Fault(point="morph: part sent", passing=1, kind="kill")
+    plan = Plan(who="leader", ledger=str(crew.folder / "ledger"), faults=(last,))
+    crew.start(1, faults=msgspec.json.encode(plan).decode())
+    crew.reach(10)
+    crew.start(1)
+    assert crew.completed().step == STEPS
+    assert crew.of(WorkerLost)
     assert sorted(numbers(crew)) == list(range(STEPS))
 
 
@@ -120,6 +150,29 @@ def test_a_file_that_is_not_there_is_explained_with_its_traceback(crew: Crew) ->
     last = failed.detail.splitlines()[-1]
     assert last.startswith("data/missing.txt is not on this machine: ")
     assert "FileNotFoundError" in failed.detail
+
+
+FILLS = """
+import torch
+from orchestrator import Session
+
+model = torch.nn.Linear(4, 1)
+session = Session(model)
+for step in session.steps(3):
+    session.backward(lambda x: model(x).mean(), [torch.ones(2, 4)])
+    with open("/dev/full", "w") as full:
+        full.write("x")
+"""
+
+
+def test_a_full_disk_is_named_with_its_machine_behind_the_traceback(crew: Crew) -> None:
+    """One machine of many may be full, so the last line, which is the reason of the failure, says which."""
+    crew.open(FILLS)
+    crew.settle = 1
+    crew.start(1)
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert "OSError: [Errno 28]" in failed.detail
+    assert failed.detail.splitlines()[-1].startswith("the disk of m1 is full, ")
 
 
 GOES_ON = """
@@ -153,3 +206,24 @@ def test_a_script_that_does_not_end_is_named_and_ended(crew: Crew) -> None:
     assert crew.completed().step == 3
     (said,) = [line for line in crew.noted() if "after its loop" in line]
     assert said.startswith("the script of w1 has not ended 0.2 s after its loop (job.tail_s)")
+
+
+def test_the_end_of_a_script_that_no_worker_came_to_is_named_and_made_up_for(crew: Crew) -> None:
+    """The model is there, and a test of it is not: who reads only that all steps are done would look for it in vain."""
+    go = crew.folder / "go"
+    workers = crew.begin(1, GOES_ON, str(go), tail_s=1000.0)
+    roster = crew.keeper._jobs[crew.job].roster
+    until("the end to begin", lambda: roster.finishing == {*workers})
+    crew.kill(*workers)
+    done = crew.completed()
+    assert done.step == 3
+    assert done.why.startswith("no worker came to the end of the script")
+    assert done.why in crew.noted()
+    assert "--from 3" in done.why
+    assert numbers(crew)[2].keys() == {"loss"}
+    crew.job = "other"
+    go.touch()
+    crew.begin(1, GOES_ON, str(go), from_url=f"{(crew.folder / 'checkpoints' / 'job').as_uri()}#3")
+    until("the end", lambda: len(crew.of(JobCompleted)) == 2)
+    assert crew.of(JobCompleted)[1].why == ""
+    assert numbers(crew)[2]["tested"] == 1.0

@@ -31,6 +31,15 @@ def appends(step: int) -> Any:
     return does
 
 
+def both(step: int) -> Any:
+    def does(worker: Worker) -> None:
+        for name in ("headed.csv", "metrics.csv"):
+            with (worker.folder / name).open("a") as file:
+                file.write(f"{step}\n")
+
+    return does
+
+
 def nothing(worker: Worker) -> None:
     """It does not lead, and its script asks for that."""
 
@@ -116,40 +125,18 @@ def test_what_a_script_deletes_is_deleted(job: Job) -> None:
     assert sorted(p.name for p in (job.home / "output").iterdir()) == ["3.pt", "4.pt"]
 
 
-@pytest.mark.parametrize("everyone_writes", [True, False])
-def test_who_leads_next_goes_on_where_the_file_was(job: Job, everyone_writes: bool) -> None:
+def test_who_leads_next_goes_on_where_the_file_was(job: Job) -> None:
     """Its own file may lack what others wrote; in the storage nothing of that is lost or twice there."""
     one, two = job.worker("one"), job.worker("two")
     one.begin(0)
     two.begin(0, leads=False)
     for step in range(6):
         one.step(step, appends(step))
-        two.step(step, appends(step) if everyone_writes else nothing, leads=False)
+        two.step(step, nothing, leads=False)
     one.flush()
     one.cut = True
     two.generation = 1
     for step in range(6, LINES):
-        two.step(step, appends(step))
-    two.end(LINES)
-    assert job.text("metrics.csv") == expected(LINES)
-
-
-def test_a_newcomer_that_leads_loses_no_line_and_repeats_none(job: Job) -> None:
-    """It has the lines since it came, and the one that led before had delivered all but the last two."""
-    one, two = job.worker("one"), job.worker("two")
-    one.begin(0)
-    for step in range(5):
-        one.step(step, appends(step))
-    one.flush()
-    two.begin(5, leads=False)
-    for step in range(5, 10):
-        one.step(step, appends(step))
-        two.step(step, appends(step), leads=False)
-        if step == 7:
-            one.flush()
-            one.cut = True
-    two.generation = 1
-    for step in range(10, LINES):
         two.step(step, appends(step))
     two.end(LINES)
     assert job.text("metrics.csv") == expected(LINES)
@@ -223,6 +210,25 @@ def test_steps_that_are_done_again_write_their_lines_once(job: Job) -> None:
         two.step(step, appends(step))
     two.end(LINES)
     assert job.text("metrics.csv") == expected(LINES)
+
+
+def test_what_a_step_wrote_that_counts_for_nothing_begins_no_file(job: Job) -> None:
+    """The first one is lost with what it wrote; the next one has done a step before it got its state."""
+    worker = job.worker("two")
+    (worker.folder / "headed.csv").write_text("step\n")
+    worker.output.begin()
+    for name in ("headed.csv", "metrics.csv"):
+        with (worker.folder / name).open("a") as file:
+            file.write("nan\n")
+    (worker.folder / "nan.txt").write_text("nan")
+    worker.output.forget()
+    worker.begin(0)
+    for step in range(2):
+        worker.step(step, both(step))
+    worker.end(2)
+    assert job.text("headed.csv") == "step\n0\n1\n"
+    assert job.text("metrics.csv") == "0\n1\n"
+    assert "nan.txt" not in job.names()
 
 
 def test_what_is_written_in_the_step_in_flight_is_there_once(job: Job) -> None:
@@ -431,15 +437,89 @@ def test_only_what_is_being_saved_is_passed_over(job: Job) -> None:
     assert not [sent for sent in one.sent if getattr(sent, "how", "") == "gone"]
 
 
-def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
+def beside(worker: Worker, path: str) -> Path:
+    """A path in the script's working folder, in which the output folder lies."""
+    home: Path = worker.folder.parent
+    (home / path).parent.mkdir(parents=True, exist_ok=True)
+    return home / path
+
+
+def test_a_file_in_the_working_folder_is_kept_and_said_once(job: Job) -> None:
     one, two = job.worker("one"), job.worker("two")
     for worker in (one, two):
+        beside(worker, "data/images.bin").write_text("fetched before the loop")
         worker.begin(0)
         worker.step(0, lambda w: (w.folder / "fine").write_text("x"))
-        worker.step(1, lambda w: (w.folder.parent / "metrics.csv").write_text("x"))
-        worker.step(2, lambda w: (w.folder.parent / "more.csv").write_text("x"))
+        worker.step(1, lambda w: beside(w, "metrics.csv").write_text("x"))
+        worker.step(2, lambda w: beside(w, "runs/a/more.csv").write_text("y"))
+    one.end(3)
     (line,) = job.told.said
     assert line.startswith("metrics.csv was written to the script's working folder")
+    assert job.names() == {"fine": 0, "metrics.csv": 1, "runs/a/more.csv": 2}
+    assert (job.text("metrics.csv"), job.text("runs/a/more.csv")) == ("x", "y")
+
+
+def test_what_becomes_of_a_file_in_the_working_folder_becomes_of_the_kept_one(job: Job) -> None:
+    """It is written on, replaced by another, deleted, and made again, as a script does with checkpoints."""
+    one = job.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: [beside(w, f"{n}.pt").write_text(n) for n in ("on", "by", "rid", "rot")])
+
+    def goes_on(worker: Worker) -> None:
+        with beside(worker, "on.pt").open("a") as file:
+            file.write(" and on")
+        beside(worker, "draft").write_text("another")
+        beside(worker, "draft").replace(beside(worker, "by.pt"))
+        beside(worker, "rid.pt").unlink()
+        beside(worker, "rot.pt").unlink()
+
+    one.step(1, goes_on)
+    one.step(2, lambda w: beside(w, "rot.pt").write_text("new"))
+    one.end(3)
+    assert job.names() == {"on.pt": 1, "by.pt": 1, "rot.pt": 2}
+    assert [job.text(f"{name}.pt") for name in ("on", "by", "rot")] == [
+        "on and on",
+        "another",
+        "new",
+    ]
+
+
+def test_a_file_of_the_output_folder_is_never_replaced_by_a_stray_one(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+
+    def both(worker: Worker) -> None:
+        (worker.folder / "best.pt").write_text("kept")
+        beside(worker, "best.pt").write_text("beside")
+
+    one.step(0, both)
+    one.step(1, lambda w: beside(w, "best.pt").unlink())
+    one.end(2)
+    assert job.text("best.pt") == "kept"
+
+
+def test_a_log_that_was_opened_before_the_loop_is_kept_at_its_end(job: Job) -> None:
+    one = job.worker("one")
+    with beside(one, "log.txt").open("w") as file:
+        (one.folder.parent / "untouched.txt").write_text("what the script has fetched")
+        os.utime(one.folder.parent / "untouched.txt", ns=(2**62, 2**62))  # by no time of its own
+        one.begin(0)
+        one.step(0, nothing)
+        one.step(1, lambda w: print("a line", file=file, flush=True))
+    one.end(2)
+    assert job.names() == {"log.txt": 2}
+
+
+def test_a_file_that_cannot_be_linked_is_said(job: Job) -> None:
+    """As where its folder has the name of a file in the output folder."""
+    one = job.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "sub").write_text("a file"))
+    one.step(1, lambda w: beside(w, "sub/a.txt").write_text("x"))
+    one.end(2)
+    (line,) = one.said
+    assert line.startswith("session.output: 'sub/a.txt': ")
+    assert job.text("sub") == "a file"
 
 
 def test_a_stray_file_whose_name_is_no_text_is_said_and_fails_no_script(job: Job) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from agent.errors import Misuse
 from agent.messages import ENTRIES_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX, Logged, StateSeen
+from agent.output import sender
 from agent.output.metrics import KEPT_STEPS
-from agent.output.missing_file import hint
+from agent.output.missing_file import hint, no_room
 from agent.output.save import save
-from agent.protocol import Numbers, ScriptValues
+from agent.protocol import Numbers, OutputSent, ScriptValues
 from cloud.ranges import flaw_in
 
 Job = Any
@@ -85,6 +87,22 @@ def test_another_keeper_is_told_what_the_one_before_may_not_have_kept(job: Job) 
         worker.output.tell_numbers(anew=True)
     assert job.told.logged == [(0, {"loss": 1.0})]
     assert not two.sent
+
+
+def test_a_file_is_sent_again_to_another_keeper_at_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot waits for it, and has little time."""
+    monkeypatch.setattr(sender, "ASK_AGAIN_S", 3600.0)
+    worker = job.worker("w")
+    worker.begin(0)
+    worker.cut = True
+    worker.step(0, lambda one: (one.folder / "a.txt").write_text("a"))
+    until("it to be sent", lambda: any(isinstance(one, OutputSent) for one in worker.sent))
+    worker.cut = False
+    worker.output.tell_numbers(anew=True)
+    worker.flush()
+    assert job.text("a.txt") == "a"
 
 
 def test_who_leads_no_more_tells_what_waits(job: Job) -> None:
@@ -213,8 +231,14 @@ def test_too_many_names_are_refused(job: Job) -> None:
 
 def test_a_file_that_is_not_there_is_explained(tmp_path: Path) -> None:
     for name, words in [
-        ("data/x.txt", "data/x.txt is not on this machine: .*`--with data/x.txt`"),
-        ("/home/somebody/x.txt", "/home/somebody/x.txt is not on this machine: .*`--with PATH`"),
+        (
+            "data/x.txt",
+            "data/x.txt is not on this machine: .*`--with data/x.txt`.*wrote.*session.state",
+        ),
+        (
+            "/home/somebody/x.txt",
+            "/home/somebody/x.txt is not on this machine: .*`--with PATH`.*wrote.*session.state",
+        ),
         (str(tmp_path / "metrics.csv"), "metrics.csv is not in session.output on this worker"),
     ]:
         with pytest.raises(FileNotFoundError) as caught, open(name):  # noqa: PTH123
@@ -237,6 +261,17 @@ def test_a_file_that_a_library_did_not_find_is_explained_as_well() -> None:
     assert hint(PermissionError(13, "denied", "/data/x"), None).startswith("/data/x may not be")
     assert not hint(ValueError("of something else"), None)
     assert not hint(FileNotFoundError("without a name"), None)
+
+
+def test_a_disk_that_is_full_is_named_whatever_a_library_says(tmp_path: Path) -> None:
+    """torch.save says "unexpected pos" then."""
+    assert not no_room(ValueError("of something else"), tmp_path, "m1")
+    assert no_room(RuntimeError("unexpected pos 576 vs 534"), Path("/proc"), "m1")
+    with pytest.raises(OSError, match="No space left") as caught, open("/dev/full", "w") as full:  # noqa: PTH123
+        full.write("x" * 100_000)
+    line = no_room(caught.value, tmp_path, "m1")
+    assert line.startswith(f"the disk of m1 is full, {tmp_path}: ")
+    assert "aws.disk_gib" in line
 
 
 def test_a_module_that_is_not_there_is_explained() -> None:

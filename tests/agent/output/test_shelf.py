@@ -9,7 +9,7 @@ import pytest
 from agent.errors import Misuse
 from agent.output.catalog import MARKS_MAX, Shelf, listed
 from agent.output.files import Bounds, place
-from agent.protocol import OutputSent, OutputTaken
+from agent.protocol import OutputAsked, OutputSent, OutputTaken
 
 
 def sent(path: str, data: bytes, how: Any = "whole", **more: Any) -> OutputSent:
@@ -195,3 +195,14 @@ def test_a_path_from_here_on_lies_in_the_folder(tmp_path: Path) -> None:
     assert place(tmp_path, "./kept/best.pt", "save") == tmp_path / "kept" / "best.pt"
     with pytest.raises(Misuse, match=r"'./../x' cannot lie"):
         place(tmp_path, "./../x", "save")
+
+
+def test_a_job_that_goes_back_is_whole_only_as_far_as_it_has_come_again(tmp_path: Path) -> None:
+    """What it wrote in later steps is not what it writes there now."""
+    shelf = Shelf(tmp_path, Bounds())
+    put(shelf, "best.pt", b"3", step=3)
+    shelf.mark(20)
+    shelf.mark(3)
+    for step, whole in ((3, True), (4, False)):
+        given, _ = shelf.give(OutputAsked(serial=1, step=step))
+        assert given.whole is whole

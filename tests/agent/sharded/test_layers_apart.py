@@ -50,12 +50,6 @@ class Follows:
 
 
 """
-BY_ALL_NORMS = """\
-        total = sum(p.grad.norm() ** 2 for p in model.parameters() if p.grad is not None) ** 0.5
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad.mul_(1 / (1 + total))
-"""
 NOISE = """\
         for p in model.parameters():
             if p.grad is not None:
@@ -104,19 +98,16 @@ RIGHT = {
         "Follows(model)", "average.take_in(model.state_dict().values())"
     ),
 }
+LAMB_OF_ALL = optimized("Lamb(model.parameters(), normed=True)")
+# What else changes gradients or weights, or follows them, is refused alike: see test_gradients and test_averages.
 REFUSED = {
-    "Lamb makes something else of a parameter": optimized("Lamb(model.parameters(), normed=True)"),
+    "Lamb makes something else of a parameter": LAMB_OF_ALL,
     "AveragedModel takes in all weights": following(
         "torch.optim.swa_utils.AveragedModel(model)", "average.update_parameters(model)"
     ),
-    "Follows2['weights']": following("Follows(model)", "average.take_in(model.parameters())"),
+    "was changed after session.backward(...)": changed((CLIP, BY_HAND)),
 }
-SAID = "was changed after session.backward(...)"
-# What else changes gradients or weights is refused alike: see test_gradients.
-REFUSED_TEXTS = {why: (why, text) for why, text in REFUSED.items()}
-REFUSED_TEXTS["norms"] = (SAID, changed((CLIP, BY_ALL_NORMS)))
-REFUSED_TEXTS["hand"] = (SAID, changed((CLIP, BY_HAND)))
-WHOLE_TEXTS = {**REFUSED, "noise": changed((CLIP, NOISE))}
+WHOLE = {"an optimizer": LAMB_OF_ALL, "noise": changed((CLIP, NOISE))}
 
 
 def played(crew: Crew, tmp_path: Path, text: str, *, owned: bool) -> None:
@@ -133,18 +124,17 @@ def test_what_is_of_one_layer_or_of_all_is_right(crew: Crew, tmp_path: Path, wha
     played(crew, tmp_path, RIGHT[what], owned=True)
 
 
-@pytest.mark.parametrize("what", WHOLE_TEXTS)
+@pytest.mark.parametrize("what", WHOLE)
 def test_everything_is_right_where_all_layers_are(crew: Crew, tmp_path: Path, what: str) -> None:
     """Workers of a chain that keep the whole state have all gradients after `backward`."""
-    played(crew, tmp_path, WHOLE_TEXTS[what], owned=False)
+    played(crew, tmp_path, WHOLE[what], owned=False)
 
 
-@pytest.mark.parametrize("what", REFUSED_TEXTS)
-def test_what_would_be_of_a_part_is_refused(crew: Crew, what: str) -> None:
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_would_be_of_a_part_is_refused(crew: Crew, why: str) -> None:
     """With its name, and before a step that was trained with it is the state that others go on from."""
-    why, text = REFUSED_TEXTS[what]
     crew.depth, crew.owned = 2, True
-    crew.begin(2, text, STEPS, str(crew.folder / "out.pt"))
+    crew.begin(2, REFUSED[why], STEPS, str(crew.folder / "out.pt"))
     failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
     assert failed.kind == "refused"
     assert why in failed.detail

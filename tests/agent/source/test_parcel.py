@@ -24,7 +24,7 @@ def test_what_is_packed_is_unpacked(tmp_path: Path) -> None:
     """Files in folders, whatever is in them."""
     files = {"a/train.py": File(b"1"), "a/b/c.bin": File(bytes(range(256))), "run": File(b"", True)}
     parcel = read(pack("a/train.py", files), "train.py")
-    assert unpack(parcel, tmp_path) == tmp_path / "a" / "train.py"
+    assert unpack(parcel, tmp_path).path == tmp_path / "a" / "train.py"
     found = {
         str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()
     }
@@ -36,7 +36,7 @@ def test_what_is_packed_is_unpacked(tmp_path: Path) -> None:
 
 def test_a_script_alone_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     """Its bytes are the payload."""
-    assert unpack(read(b"print(1)\n", "train.py"), tmp_path).read_bytes() == b"print(1)\n"
+    assert unpack(read(b"print(1)\n", "train.py"), tmp_path).path.read_bytes() == b"print(1)\n"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_next_job_in_a_process_has_its_own_modules(tmp_path: Path) -> None:
         }
         script = unpack(read(pack("train.py", files), ""), folder)
         with at_home(folder, script):
-            assert runpy.run_path(str(script))["x"] == (number, number, str(number))
+            assert runpy.run_path(str(script.path))["x"] == (number, number, str(number))
             assert linecache.getline(str(folder / "mine.py"), 1) == f"x = {number}\n"
     assert (list(sys.path), Path.cwd()) == before
     assert not {"mine", "mine_too", "mine_too.deep"} & set(sys.modules)

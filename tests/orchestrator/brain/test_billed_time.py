@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from agent.messages import NoticeSeen
 from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
-from cloud.model import Notice, Place, Quote, Sold, Traits
+from cloud.model import Notice, Place, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain.holdings import ledger
-from orchestrator.events import BootSeen, CatalogueSeen, PartSetAside, QuotesSeen
+from orchestrator.events import BootSeen, PartSetAside
 
 EAST = Place("local", "east")
 
@@ -20,11 +20,7 @@ def bought(hand: Any, traits: Traits | None) -> tuple[Any, str]:
     """A machine that is pending, in a cloud with these traits."""
     h = hand(launch_grace_s=30.0)
     h.start()
-    sold = Sold(
-        types=tuple(h.state.types.values()),
-        pools=tuple(known.pool for known in h.state.pools.values()),
-    )
-    h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold, traits=traits))
+    h.catalogue(traits=traits)
     h.submit(slots_max=1)
     return h, h.launched(h.only(h.wait(2.0), Launch)[0], state="pending")
 
@@ -44,7 +40,7 @@ def settled(h: Any, began_s: float, ended_s: float, refunded_s: float = 0.0) -> 
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_a_pending_machine_costs_what_its_cloud_says(hand: Any, free: bool) -> None:
+def test_a_pending_machine_costs_what_its_cloud_says(hand, free):
     """It is charged from its launch until a list shows it running; then, where that is free, less."""
     h, machine_id = bought(hand, Traits(billing="local", pending_is_free=free))
     launched_s = h.at_s
@@ -54,17 +50,15 @@ def test_a_pending_machine_costs_what_its_cloud_says(hand: Any, free: bool) -> N
     spent = ledger.spent_usd(h.state.account, h.at_s)
     assert spent == pytest.approx(h.leases[0].price_usd_per_h * 40 / HOUR_S)  # nobody overspends
     h.wait(4.0)
-    h.machines[machine_id] = replace(h.machines[machine_id], state="running")
+    h.becomes(machine_id, state="running")
     h.listed()
     h.wait(100.0)
-    h.machines[machine_id] = replace(
-        h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s - 3.0
-    )
+    h.ends(machine_id, h.at_s - 3.0)
     h.listed()
     settled(h, pending_s if free else launched_s, h.at_s - 3.0)
 
 
-def test_a_machine_that_joins_before_it_is_listed_again_is_charged_from_then(hand: Any) -> None:
+def test_a_machine_that_joins_before_it_is_listed_again_is_charged_from_then(hand):
     h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
     h.wait(20.0)
     h.listed()
@@ -77,7 +71,7 @@ def test_a_machine_that_joins_before_it_is_listed_again_is_charged_from_then(han
     settled(h, began_s, h.at_s)
 
 
-def test_a_machine_whose_first_boot_is_heard_of_is_charged_from_then(hand: Any) -> None:
+def test_a_machine_whose_first_boot_is_heard_of_is_charged_from_then(hand):
     """No list shows it running before it ends, but what boots runs."""
     h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
     h.wait(20.0)
@@ -95,16 +89,14 @@ def test_a_machine_whose_first_boot_is_heard_of_is_charged_from_then(hand: Any) 
     settled(h, began_s, h.at_s)
 
 
-def test_a_machine_that_never_ran_costs_nothing_where_pending_is_free(hand: Any) -> None:
+def test_a_machine_that_never_ran_costs_nothing_where_pending_is_free(hand):
     h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
     h.wait(15.0)
     h.taken(machine_id)
     settled(h, h.at_s, h.at_s)
 
 
-def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_it(
-    hand: Any,
-) -> None:
+def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_it(hand):
     """A list may lag for a young machine, so it counts as lost only later, but it costs no more."""
     h, machine_id = bought(hand, Traits(billing="local"))
     began_s = h.at_s
@@ -126,9 +118,7 @@ def test_a_machine_that_is_not_listed_any_more_ended_at_the_first_list_without_i
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_machine_that_was_taken_between_two_lists_ended_as_announced_or_heard(
-    hand: Any, announced: bool
-) -> None:
+def test_a_machine_that_was_taken_between_two_lists_ended_as_announced_or_heard(hand, announced):
     """Its cloud says neither when nor that it did, so the list alone would charge a period more."""
     h, machine_id = bought(hand, Traits(billing="local"))
     began_s = h.at_s
@@ -147,7 +137,7 @@ def test_a_machine_that_was_taken_between_two_lists_ended_as_announced_or_heard(
     settled(h, began_s, gone_s)
 
 
-def test_a_machine_that_no_list_ever_had_ended_when_its_agent_was_heard_last(hand: Any) -> None:
+def test_a_machine_that_no_list_ever_had_ended_when_its_agent_was_heard_last(hand):
     """It is waited for as long as a list may lag, but its cost ends with its last sign of life."""
     h, machine_id = bought(hand, Traits(billing="local"))
     began_s = h.at_s
@@ -165,14 +155,14 @@ def test_a_machine_that_no_list_ever_had_ended_when_its_agent_was_heard_last(han
     settled(h, began_s, silent_s)
 
 
-def test_each_place_bills_by_the_rule_of_its_cloud(hand: Any) -> None:
+def test_each_place_bills_by_the_rule_of_its_cloud(hand):
     h, _ = bought(hand, Traits(billing="aws_today"))
     assert h.leases[0].billing == "aws_today"
     h, _ = bought(hand, None)
     assert h.leases[0].billing == "local"
 
 
-def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand: Any) -> None:
+def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand):
     """Its agent is gone, and a list that had it has it no more: nothing is waited for."""
     h, machine_id = bought(hand, Traits(billing="local"))
     h.wait(2.0)
@@ -189,7 +179,7 @@ def test_a_young_machine_that_is_silent_and_listed_no_more_is_lost_at_once(hand:
     assert h.job.market.preemptions == 1
 
 
-def test_a_young_machine_that_was_given_back_has_ended_when_no_list_has_it(hand: Any) -> None:
+def test_a_young_machine_that_was_given_back_has_ended_when_no_list_has_it(hand):
     """A list that had it has it no more, and we asked for that."""
     h, machine_id = bought(hand, Traits(billing="local"))
     began_s = h.at_s
@@ -207,14 +197,10 @@ def test_a_young_machine_that_was_given_back_has_ended_when_no_list_has_it(hand:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_job_that_is_set_aside_is_charged_what_was_reserved_for_it(
-    hand: Any, started: bool
-) -> None:
+def test_a_job_that_is_set_aside_is_charged_what_was_reserved_for_it(hand, started):
     """Its machines may run for a begun hour, or unseen, and no lease will say so any more."""
     h = hand(launch_grace_s=30.0, billing="aws_2016")
-    h.start()
-    h.submit(slots_max=1)
-    (launch,) = h.only(h.wait(2.0), Launch)
+    launch = h.orders()
     if started:
         h.launched(launch)
     h.wait(3.0)
@@ -232,14 +218,14 @@ def test_a_job_that_is_set_aside_is_charged_what_was_reserved_for_it(
         assert account.committed_usd == 0.0
 
 
-def test_a_price_that_cannot_be_true_is_not_charged_when_its_job_is_set_aside(hand: Any) -> None:
+def test_a_price_that_cannot_be_true_is_not_charged_when_its_job_is_set_aside(hand):
     h, _ = bought(hand, Traits(billing="local"))
     h.leases[0].price_usd_per_h = h.leases[0].ceiling_usd_per_h = 1e300
     h.see(PartSetAside(at_s=h.at_s, part="job", name="job", why="a test"))
     assert 0 < ledger.spent_usd(h.state.account, h.at_s) < 1.0
 
 
-def test_a_refund_that_a_list_tells_of_after_the_end_of_the_job_is_given(hand: Any) -> None:
+def test_a_refund_that_a_list_tells_of_after_the_end_of_the_job_is_given(hand):
     """We ended it, as far as we knew; its cloud had taken it before, within its first hour."""
     h, machine_id = bought(hand, Traits(billing="aws_today"))
     began_s = h.at_s
@@ -256,7 +242,7 @@ def test_a_refund_that_a_list_tells_of_after_the_end_of_the_job_is_given(hand: A
     assert not h.state.owing
 
 
-def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand: Any) -> None:
+def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand):
     """It was ended by others, or taken: what we see is that it is gone."""
     h, machine_id = bought(hand, Traits(billing="aws_today"))
     began_s = h.at_s
@@ -277,15 +263,14 @@ def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand: A
     settled(h, began_s, ended_s)
 
 
-def test_a_price_is_charged_since_its_own_date(hand: Any) -> None:
+def test_a_price_is_charged_since_its_own_date(hand):
     """It is heard of later, from a running machine and from one that has ended meanwhile."""
     h, machine_id = bought(hand, Traits(billing="local"))
     pool = h.leases[0].pool
     before = h.leases[0].price_usd_per_h
 
     def quoted(usd: float, at_s: float) -> None:
-        quote = Quote(pool=pool, at_s=at_s, price_usd_per_h=usd)
-        h.see(QuotesSeen(at_s=h.at_s, place=EAST, quotes=(quote,)))
+        h.quoted(pool, usd, at_s)
 
     h.wait(300.0)
     quoted(0.05, h.at_s - 200.0)
@@ -300,7 +285,7 @@ def test_a_price_is_charged_since_its_own_date(hand: Any) -> None:
         assert ledger.spent_usd(account, h.at_s) == pytest.approx(due_usd)
 
 
-def test_a_machine_of_a_launch_that_was_given_up_is_charged_until_it_is_gone(hand: Any) -> None:
+def test_a_machine_of_a_launch_that_was_given_up_is_charged_until_it_is_gone(hand):
     """No lease claims it any more, and its cloud bills it all the same."""
     h, machine_id = bought(hand, Traits(billing="local"))
     h.cancel()
@@ -324,15 +309,13 @@ def test_a_machine_of_a_launch_that_was_given_up_is_charged_until_it_is_gone(han
     assert ledger.spent_usd(h.state.jobs["other"].account, h.at_s) == pytest.approx(usd)
 
 
-def test_on_demand_a_machine_of_aws_costs_a_minute_at_least() -> None:
+def test_on_demand_a_machine_of_aws_costs_a_minute_at_least():
     rule = rule_of("aws_today", "aws", "on_demand")
     assert cost_usd(rule, 0.0, 5.0, [(0.0, 60.0)], "provider") == pytest.approx(1.0)
     assert rule_of(None, "aws", "on_demand") == rule
 
 
-def test_a_machine_that_outlived_no_manager_is_not_charged_for_the_time_without_one(
-    hand: Any,
-) -> None:
+def test_a_machine_that_outlived_no_manager_is_not_charged_for_the_time_without_one(hand):
     """It ended itself, so a job whose budget would not pay for a weekend goes on after it."""
     h = hand(silent_after_s=600.0).running(slots_max=1, budget_usd=1.0, max_preemptions=0)
     h.listed()
@@ -354,9 +337,7 @@ def test_a_machine_that_outlived_no_manager_is_not_charged_for_the_time_without_
     assert h.only(h.wait(2.0), Launch)
 
 
-def test_a_budget_waits_only_a_moment_for_the_first_list_after_a_time_without_a_manager(
-    hand: Any,
-) -> None:
+def test_a_budget_waits_only_a_moment_for_the_first_list_after_a_time_without_a_manager(hand):
     h = hand(silent_after_s=600.0).running(slots_max=1, budget_usd=1.0)
     h.at_s += 60 * HOUR_S
     h.start(epoch=2)
@@ -367,9 +348,7 @@ def test_a_budget_waits_only_a_moment_for_the_first_list_after_a_time_without_a_
 
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("ahead_s", [600.0, 60.0, -60.0, -600.0])
-def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(
-    hand: Any, ahead_s: float, corrected: bool
-) -> None:
+def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(hand, ahead_s, corrected):
     """A cloud's dates are by its clock; ours, once it was ahead, goes on from where it was."""
     h = hand(launch_grace_s=30.0, on_demand_allowed=False)
     true_s = h.at_s
@@ -394,12 +373,7 @@ def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(
     assert h.leases[0].state in ("noticed", "leaving")
     h.wait(59.0)
     ended_s = h.at_s
-    h.machines[machine_id] = replace(
-        h.machines[machine_id],
-        state="terminated",
-        ended_by="provider",
-        ended_at_s=ended_s - off_s,
-    )
+    h.ends(machine_id, ended_s - off_s)
     h.wait(3.0)
     h.listed()
     (lease,) = h.state.ended_leases.values()

@@ -46,7 +46,7 @@ def machines(h: Any, launch: Launch) -> list[Machine]:
     return made
 
 
-def test_sixty_four_machines_are_one_call_and_sixty_four_leases(hand: Any) -> None:
+def test_sixty_four_machines_are_one_call_and_sixty_four_leases(hand):
     h, out = asking(hand, 64)
     assert [(x.request.pool.zone, x.request.count) for x in out] == [("east-a", 64)]
     assert len(h.leases) == 64
@@ -59,9 +59,7 @@ def test_sixty_four_machines_are_one_call_and_sixty_four_leases(hand: Any) -> No
 
 
 @pytest.mark.parametrize("heard", [0, 1, 3])
-def test_a_manager_that_dies_after_the_call_adopts_each_machine_from_the_list(
-    hand: Any, heard: int
-) -> None:
+def test_a_manager_that_dies_after_the_call_adopts_each_machine_from_the_list(hand, heard):
     """However many answers it heard: none is bought twice, none is ended, none is left without a lease."""
     h, (launch,) = asking(hand, 4)
     made = machines(h, launch)
@@ -74,7 +72,7 @@ def test_a_manager_that_dies_after_the_call_adopts_each_machine_from_the_list(
     assert not h.only(h.wait(60.0), Launch)
 
 
-def test_a_gang_that_never_started_is_dropped_as_a_whole_after_the_grace(hand: Any) -> None:
+def test_a_gang_that_never_started_is_dropped_as_a_whole_after_the_grace(hand):
     h, (launch,) = asking(hand, 4)
     tokens = set(h.state.leases)
     h.at_s += h.settings.launch_grace_s + 1.0
@@ -86,7 +84,7 @@ def test_a_gang_that_never_started_is_dropped_as_a_whole_after_the_grace(hand: A
     assert {x.machine_id for x in h.only(out, Terminate)} == {machine.id for machine in late}
 
 
-def test_a_refusal_that_says_its_room_is_followed_by_a_gang_of_that_size(hand: Any) -> None:
+def test_a_refusal_that_says_its_room_is_followed_by_a_gang_of_that_size(hand):
     """5 of 8 in the first pool, the rest from the next best, and the first is not asked again."""
     h, (launch,) = asking(hand, 8)
     said = Refused("pool", "NoCapacity", "5 of 8", room=5)
@@ -98,7 +96,7 @@ def test_a_refusal_that_says_its_room_is_followed_by_a_gang_of_that_size(hand: A
     assert not [x for x in h.only(h.wait(20.0), Launch) if x.request.pool.zone == "east-a"]
 
 
-def test_an_unsure_launch_stops_buying_in_a_place_whose_refusal_left_room(hand: Any) -> None:
+def test_an_unsure_launch_stops_buying_in_a_place_whose_refusal_left_room(hand):
     """The room lasts for minutes, and still nothing is asked for until the list may have told."""
     h, (launch,) = asking(hand, 8, control_period_s=20.0)
     h.refused(launch, Refused("place", "Quota", "5 of 8", room=5))
@@ -111,9 +109,7 @@ def test_an_unsure_launch_stops_buying_in_a_place_whose_refusal_left_room(hand: 
     assert block.until_s == h.at_s + 20.0
 
 
-def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_left_alone(
-    hand: Any,
-) -> None:
+def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_left_alone(hand):
     """8, 4, 2, 1; then none for three minutes, and after that one at a time until one has joined."""
     h, (launch,) = asking(hand, 8)
     asked, at_s = [], []
@@ -130,7 +126,7 @@ def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_lef
     assert all(later - before >= 178.0 for before, later in pairwise(at_s[3:]))
 
 
-def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand: Any) -> None:
+def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand):
     """Not while one of them has yet to run, as it may be about to use it."""
     h, (launch,) = asking(hand, 2)
     first, second = machines(h, launch)
@@ -156,7 +152,7 @@ def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand: 
     assert swept() == ["disk-1"]
 
 
-def test_a_budget_for_a_part_of_a_gang_buys_that_part(hand: Any) -> None:
+def test_a_budget_for_a_part_of_a_gang_buys_that_part(hand):
     whole, _ = asking(hand, 8)
     each_usd = whole.state.account.committed_usd / 8
     h, out = asking(hand, 8, budget_usd=4.5 * each_usd)

@@ -11,9 +11,7 @@ from msgspec.structs import replace
 
 from agent.messages import (
     CheckpointFailed,
-    CheckpointWritten,
     CopyFailed,
-    JobCompleted,
     Logged,
     OutputFile,
     OutputKept,
@@ -48,7 +46,6 @@ from orchestrator.events import (
     JobBranched,
     JobCancelled,
     JobChanged,
-    JobResumed,
     ManagerStarted,
     ShutdownAsked,
 )
@@ -56,27 +53,10 @@ from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.view_builder import job_view, view_of
 
-
-def completed(h: Any, step: int = 100) -> Any:
-    return JobCompleted(
-        at_s=h.at_s, job="job", step=step, loss=1.5, weights_sha="ab", export_uri="file:x"
-    )
-
-
 # --- submission ------------------------------------------------------------------------------
 
 
-def test_a_budget_of_zero_is_refused_at_submit(hand: Any) -> None:
-    """Nothing is bought, the job has failed, and the sentence says how much is left."""
-    h = hand()
-    h.start()
-    out = h.submit(budget_usd=0.0)
-    assert h.job.status == "FAILED"
-    assert "it buys no step" in h.job.because
-    assert not h.only(out, Launch)
-
-
-def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand: Any) -> None:
+def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand):
     """Which machines, at which price, for how long, what that is, and what is left."""
     h = hand()
     h.start()
@@ -92,33 +72,27 @@ def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand: An
     assert int(found[2]) == int(found[3]) + int(found[4])
 
 
-def test_the_budget_of_everything_refuses_too(hand: Any) -> None:
-    """The limit of the deployment is a limit of every job in it."""
-    h = hand(budget_usd=0.001)
-    h.start()
-    h.submit()
-    assert h.job.status == "FAILED"
-    assert "budget is too small for one step" in h.job.because
-
-
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("settings", "spec", "says"),
     [
-        ({"slots_min": 3, "slots_max": 2}, "slots_min must not be above slots_max"),
-        ({"deadline_s": 400.0}, "its deadline passed 600 s ago"),
+        ({}, {"budget_usd": 0.0}, "it buys no step"),
+        ({"budget_usd": 0.001}, {}, "budget is too small for one step"),  # that of all jobs
+        ({}, {"slots_min": 3, "slots_max": 2}, "slots_min must not be above slots_max"),
+        ({}, {"deadline_s": 400.0}, "its deadline passed 600 s ago"),
     ],
 )
-def test_a_job_that_cannot_run_is_refused_in_one_line(hand: Any, spec: Any, says: str) -> None:
-    """Limits that contradict each other and deadlines that have passed are said at submit."""
-    h = hand()
+def test_a_job_that_cannot_run_is_refused_in_one_line(hand, settings, spec, says):
+    """Budgets, limits that contradict each other and deadlines that have passed: nothing is bought."""
+    h = hand(**settings)
     h.start()
-    h.submit(**spec)
+    out = h.submit(**spec)
     assert h.job.status == "FAILED"
     assert says in h.job.because
     assert "\n" not in h.job.because
+    assert not h.only(out, Launch)
 
 
-def test_jobs_that_are_refused_are_forgotten_like_others(hand: Any) -> None:
+def test_jobs_that_are_refused_are_forgotten_like_others(hand):
     """A script that submits again and again what cannot run fills no memory."""
     h = hand()
     h.start()
@@ -128,7 +102,7 @@ def test_jobs_that_are_refused_are_forgotten_like_others(hand: Any) -> None:
     assert "job-4" not in h.state.jobs
 
 
-def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
+def test_the_same_submission_twice_is_one_job(hand):
     """The inbox may deliver twice; the second time changes nothing."""
     h = hand()
     h.start()
@@ -137,14 +111,14 @@ def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
     assert len(h.only(h.said, OpenJob)) == 1
 
 
-def test_jobs_beyond_the_machines_wait_in_order(hand: Any) -> None:
+def test_jobs_beyond_the_machines_wait_in_order(hand):
     """With room for one job the second is pending until the first has ended, and inherits its machines."""
     h = hand(machines_max=2)
     h.running(slots_max=2)
     h.submit("next", slots_max=2)
     assert h.state.jobs["next"].status == "PENDING"
     launches = len(h.only(h.said, Launch))
-    h.see(completed(h))
+    h.completed()
     assert h.job.status == "SUCCEEDED"
     assert h.state.jobs["next"].status == "PROVISIONING"
     h.wait(2.0)
@@ -153,9 +127,7 @@ def test_jobs_beyond_the_machines_wait_in_order(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
-    hand: Any, *, joined: bool
-) -> None:
+def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(hand, *, joined):
     """The next job has ordered all that it may have. Of that it gives back what has yet to start, for the machines
     of the job that ends; and what has joined it keeps.
     """
@@ -166,7 +138,7 @@ def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
     assert ordered
     for machine_id in ordered if joined else ():
         h.joined(machine_id)
-    h.see(completed(h))
+    h.completed()
     held = {lease.token for lease in h.leases if lease.state != "ending"}
     assert (held == before) == (not joined)
     assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
@@ -178,7 +150,7 @@ def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
         assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
 
 
-def test_every_machine_that_is_there_goes_to_who_waits_for_some_to_start(hand: Any) -> None:
+def test_every_machine_that_is_there_goes_to_who_waits_for_some_to_start(hand):
     """Both machines of the job that ends are handed over: what the next one gives back for the first of them takes
     no room from the second.
     """
@@ -189,16 +161,14 @@ def test_every_machine_that_is_there_goes_to_who_waits_for_some_to_start(hand: A
     h.submit("next", slots_max=2)
     ordered = [h.launched(launch) for launch in h.only(h.wait(2.0), Launch)]
     assert len(before) == len(ordered) == 2
-    h.see(completed(h))
+    h.completed()
     assert {lease.token for lease in h.leases if lease.state != "ending"} == before
 
 
-def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: Any) -> None:
+def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand):
     """Prices move by a twentieth while it starts: what that has cost would be paid once more."""
     h = hand(on_demand_allowed=False)
-    h.start()
-    h.submit(slots_max=1)
-    (launch,) = h.only(h.wait(2.0), Launch)
+    launch = h.orders()
     machine_id = h.launched(launch)
     h.wait(20.0)
     h.price(0.03, 0.06, 0.0285, 0.07)
@@ -212,35 +182,33 @@ def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: 
 # --- running ---------------------------------------------------------------------------------
 
 
-def test_a_job_runs_from_submission_to_its_last_step(hand: Any) -> None:
-    """Provisioning, running, succeeded: each change is a sentence; machines go back at the end."""
+@pytest.mark.parametrize(
+    ("step", "why", "because"),
+    [
+        (100, "", "all of 100 steps committed, loss 1.5000"),
+        (100, "50 s have passed", "50 s have passed: all of 100 steps committed, loss 1.5000"),
+        # `break` at a patience: nobody is told that all was trained that had been asked for
+        (
+            21,
+            "",
+            "its script's loop ended after 21 of 100 steps had trained: all of these are committed, loss 1.5000",
+        ),
+        # `submit --from` of a state that has had more steps than the script asks for
+        (
+            200,
+            "",
+            "nothing was left to do: what it began from has 200 steps, and its script asks for 100",
+        ),
+    ],
+)
+def test_a_job_that_has_succeeded_says_after_how_many_steps(hand, step, why, because):
+    """Each change of its status is a sentence, and its machines go back."""
     h = hand().running(slots_max=2)
     assert h.job.status == "RUNNING"
-    out = h.see(completed(h))
-    assert h.job.status == "SUCCEEDED"
+    out = h.completed(step, why=why)
+    assert (h.job.status, h.job.because) == ("SUCCEEDED", because)
     assert h.only(out, CloseJob)
     assert {t.machine_id for t in h.only(out, Terminate)} == {le.machine_id for le in h.leases}
-    assert h.job.because == "all of 100 steps committed, loss 1.5000"
-
-
-def test_a_job_whose_script_leaves_its_loop_early_says_so(hand: Any) -> None:
-    """`break` at a patience: it has succeeded, and nobody is told that all was trained that had been asked for."""
-    h = hand().running(slots_max=2)
-    h.see(completed(h, step=21))
-    assert h.job.status == "SUCCEEDED"
-    assert h.job.because == (
-        "its script's loop ended after 21 of 100 steps had trained: all of these are committed, loss 1.5000"
-    )
-
-
-def test_a_job_that_begins_behind_its_last_step_says_so(hand: Any) -> None:
-    """`submit --from` of a state that has had more steps than the script asks for."""
-    h = hand().running(slots_max=2)
-    h.see(completed(h, step=200))
-    assert h.job.status == "SUCCEEDED"
-    assert h.job.because == (
-        "nothing was left to do: what it began from has 200 steps, and its script asks for 100"
-    )
     h.serve()
     assert not h.state.leases
     words = h.words(h.said)
@@ -248,35 +216,26 @@ def test_a_job_that_begins_behind_its_last_step_says_so(hand: Any) -> None:
         assert f"Note: {status}: " in words
 
 
-def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand: Any) -> None:
-    """The next layout comes in the same turn, with a new generation, and a fresh worker soon after."""
+def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand):
+    """The next layout comes in the same turn, with a new generation, and a fresh worker soon after. Nobody stops for
+    who joins: the layout with it holds from the next step boundary on.
+    """
     h = hand().running(slots_max=2)
     layout = h.job.layouts.current
-    out = h.lost(layout.workers[0])
-    (regroup,) = h.only(out, Regroup)
+    (regroup,) = h.only(h.lost(layout.workers[0]), Regroup)
     assert regroup.when == "now"
     assert regroup.layout.generation == layout.generation + 1
     assert regroup.layout.workers == layout.workers[1:]
     assert h.job.status == "RECOVERING"
-    fresh = h.only(h.wait(2.0), StartWorker)
-    assert fresh
-    assert fresh[0].worker not in layout.workers
-
-
-def test_a_newcomer_waits_for_a_boundary(hand: Any) -> None:
-    """Nobody stops for who joins: the layout with it holds from the next step boundary on."""
-    h = hand().running(slots_max=2)
-    h.lost(h.job.layouts.current.workers[0])
     h.committed(2)
-    h.wait(2.0)
+    (fresh,) = h.only(h.wait(2.0), StartWorker)
+    assert fresh.worker not in layout.workers
     h.serve()
-    out = h.wait(1.0)
-    (regroup,) = h.only(out, Regroup)
-    assert regroup.when == "boundary"
-    assert len(regroup.layout.workers) == 2
+    (regroup,) = h.only(h.wait(1.0), Regroup)
+    assert (regroup.when, len(regroup.layout.workers)) == ("boundary", 2)
 
 
-def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
+def test_growing_again_after_a_loss_is_no_recovery(hand):
     """The layout without the lost one has not told of its first step yet when the one with the new one is asked for: what
     a person sees is how long the loss took, and planned changes are learned apart.
     """
@@ -284,8 +243,7 @@ def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
     h.committed(10)
     h.lost(h.job.layouts.current.workers[0])
     mending = h.job.layouts.generation
-    h.wait(2.0)
-    h.serve()
+    h.served_after(2.0)
     h.wait(1.0)
     growing = h.job.layouts.generation
     assert (h.job.status, growing > mending) == ("RECOVERING", True)
@@ -296,17 +254,7 @@ def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
     assert h.job.layouts.morph_pauses_s[-1] > 6.0
 
 
-def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
-    """Silence leads to a new generation, then to fresh workers; it is said how long nothing came."""
-    h = hand(stall_s=30.0).running(slots_max=1)
-    generation = h.job.layouts.generation
-    out = h.wait(65.0)
-    assert h.job.layouts.generation > generation
-    assert "nothing was committed for" in h.words(out)
-    assert h.only(h.wait(120.0), StopWorker)
-
-
-def test_a_large_state_on_its_way_is_not_broken_off(hand: Any) -> None:
+def test_a_large_state_on_its_way_is_not_broken_off(hand):
     """84 GB take 84 s where nothing was measured, and twice that to two by one link."""
     h = hand(stall_s=30.0).running(slots_max=2)
     h.job.layouts.state_bytes = 84 * 10**9
@@ -318,10 +266,13 @@ def test_a_large_state_on_its_way_is_not_broken_off(hand: Any) -> None:
     assert h.job.layouts.generation > generation
 
 
-def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
+def test_a_step_that_takes_longer_than_patience_gets_there(hand):
     """Each time that fresh workers have not been enough they get twice as long; in the end the job fails and says so."""
     h = hand(stall_s=30.0).running(slots_max=1)
     began_s, fresh_at_s = h.at_s, []
+    generation = h.job.layouts.generation
+    assert "nothing was committed for" in h.words(h.wait(65.0))
+    assert h.job.layouts.generation > generation, "it is asked again before any worker is replaced"
     while h.job.active and h.at_s < began_s + 7200.0:
         if h.only(h.wait(5.0), StopWorker):
             fresh_at_s.append(h.at_s)
@@ -338,13 +289,10 @@ def unread(h: Any) -> None:
     h.see(RecallFailed(at_s=h.at_s, job="job", error="s3://x/job: 503"))
 
 
-def test_what_a_job_shall_go_on_from_and_cannot_is_no_fault_of_its_script(hand: Any) -> None:
+def test_what_a_job_shall_go_on_from_and_cannot_is_no_fault_of_its_script(hand):
     """It is said while it is tried. Before the first step it is soon given up: nothing is at stake, and machines cost."""
     h = hand(stall_s=30.0)
-    h.start()
-    h.submit(slots_max=1)
-    h.wait(2.0)
-    h.serve()
+    h.begun(slots_max=1)
     unread(h)
     assert "cannot be read: s3://x/job: 503" in view_of(h.state, h.at_s).jobs[0].because
     h.wait(65.0)
@@ -352,7 +300,7 @@ def test_what_a_job_shall_go_on_from_and_cannot_is_no_fault_of_its_script(hand: 
     assert "what is stored of the job cannot be read: s3://x/job: 503" in h.job.because
 
 
-def test_a_job_whose_steps_cannot_be_read_waits_with_the_workers_that_it_has(hand: Any) -> None:
+def test_a_job_whose_steps_cannot_be_read_waits_with_the_workers_that_it_has(hand):
     """New ones would read no better. When it goes on nothing is left of it; if it never does, the store is why."""
     h = hand(stall_s=30.0).running(slots_max=1)
     workers = list(h.job.workers)
@@ -368,13 +316,10 @@ def test_a_job_whose_steps_cannot_be_read_waits_with_the_workers_that_it_has(han
     assert "script hangs" not in h.job.because
 
 
-def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> None:
+def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand):
     """A worker that was not ready in time is followed by one that has twice as long."""
     h = hand(worker_timeout_s=120.0)
-    h.start()
-    h.submit(slots_max=1)
-    h.wait(2.0)
-    h.serve(ready=False)
+    h.begun(ready=False, slots_max=1)
     h.wait(125.0)
     (first,) = [worker.started_at_s for worker in h.state.workers.values()]
     h.wait(200.0)
@@ -385,7 +330,7 @@ def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> 
     assert h.job.status == "RUNNING"
 
 
-def test_a_script_that_never_comes_to_its_loop_ends_the_job(hand: Any) -> None:
+def test_a_script_that_never_comes_to_its_loop_ends_the_job(hand):
     """It waits for a person's answer, for one: a worker that had an hour for it was given enough."""
     h = hand(worker_timeout_s=120.0)
     h.start()
@@ -400,7 +345,7 @@ def test_a_script_that_never_comes_to_its_loop_ends_the_job(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: bool) -> None:
+def test_a_script_that_kills_its_own_process_ends_the_job(hand, *, begun):
     """Wherever it dies, it dies again: machines are not bought for it without end."""
     h = hand()
     if begun:
@@ -426,9 +371,7 @@ def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: b
 
 
 @pytest.mark.parametrize("cause", ["connection", "exited"])
-def test_a_script_that_crashes_before_its_first_step_soon_ends_the_job(
-    hand: Any, cause: Any
-) -> None:
+def test_a_script_that_crashes_before_its_first_step_soon_ends_the_job(hand, cause):
     """On the second machine, for the first may be to blame. Workers of a machine that die together die once."""
     h = hand()
     h.start()
@@ -448,7 +391,7 @@ def test_a_script_that_crashes_before_its_first_step_soon_ends_the_job(
     assert all(lease.deaths <= 4 for lease in h.leases)
 
 
-def test_a_network_that_is_cut_before_the_first_step_is_waited_for(hand: Any) -> None:
+def test_a_network_that_is_cut_before_the_first_step_is_waited_for(hand):
     """Whoever is silent may be well, and comes back with the network; some break their connections over it."""
     h = hand()
     h.start()
@@ -461,14 +404,13 @@ def test_a_network_that_is_cut_before_the_first_step_is_waited_for(hand: Any) ->
         for worker in list(h.job.workers):
             h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause=next(causes)))
     assert h.job.active
-    h.wait(70.0)
-    h.serve()
+    h.served_after(70.0)
     h.wait(2.0)
     h.committed(1)
     assert h.job.status == "RUNNING"
 
 
-def test_machines_that_go_before_the_first_step_end_no_job(hand: Any) -> None:
+def test_machines_that_go_before_the_first_step_end_no_job(hand):
     """That a worker has died says nothing of the script when its machine goes too, however often."""
     h = hand()
     h.start()
@@ -484,7 +426,7 @@ def test_machines_that_go_before_the_first_step_end_no_job(hand: Any) -> None:
     assert h.job.active
 
 
-def test_machines_without_an_agent_are_not_the_scripts_fault(hand: Any) -> None:
+def test_machines_without_an_agent_are_not_the_scripts_fault(hand):
     """A house that was killed took all agents with it, and the machines may be listed for a while."""
     h = hand().running(slots_max=1)
     for _ in range(30):
@@ -495,20 +437,19 @@ def test_machines_without_an_agent_are_not_the_scripts_fault(hand: Any) -> None:
     assert h.job.active
 
 
-def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
+def test_deaths_with_steps_between_them_end_nothing(hand):
     """Whoever kills workers for sport finds the job and its machine still there."""
     h = hand().running(slots_max=1)
     for _ in range(20):
         h.lost(next(iter(h.job.workers)))
-        h.wait(70.0)
-        h.serve()
+        h.served_after(70.0)
         h.wait(2.0)
         h.committed(h.job.progress.step + 1)
     assert h.job.status == "RUNNING"
     assert len({lease.machine_id for lease in h.leases}) == 1
 
 
-def test_the_line_of_a_job_says_who_was_lost_and_how(hand: Any) -> None:
+def test_the_line_of_a_job_says_who_was_lost_and_how(hand):
     """Who looks at a job that recovers again and again sees why, without reading all that happened."""
     h = hand().running(slots_max=2)
     worker = next(iter(h.job.layouts.serving))
@@ -519,7 +460,7 @@ def test_the_line_of_a_job_says_who_was_lost_and_how(hand: Any) -> None:
     assert "(exited: signal 11)" in h.job.because
 
 
-def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
+def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand):
     """Its machine was known to be gone; those who wait for its state are told to go on without it."""
     h = hand().running(slots_max=2)
     layout = h.job.layouts.current
@@ -530,7 +471,7 @@ def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> N
     assert not h.see(msgspec.structs.replace(gone, job="never-heard-of"))
 
 
-def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> None:
+def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand):
     """Late, double and foreign reports are harmless: the step stays, nothing is decided."""
     h = hand().running(slots_max=1)
     h.committed(40)
@@ -540,15 +481,15 @@ def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> 
     assert not h.see(old)
     assert not h.see(msgspec.structs.replace(old, job="never-heard-of"))
     assert h.job.progress.step == 40
-    h.see(completed(h))
-    assert not h.see(completed(h))
+    h.completed()
+    assert not h.completed()
     assert not h.see(msgspec.structs.replace(old, generation=99, step=500))
     again = Regrouped(at_s=h.at_s, job="job", generation=99, step=500, pause_s=1.0)
     assert not h.see(again)
     assert (h.job.status, h.job.progress.step) == ("SUCCEEDED", 100)
 
 
-def test_the_same_loss_twice_counts_once(hand: Any) -> None:
+def test_the_same_loss_twice_counts_once(hand):
     """The worker is forgotten with the first report; the second finds nobody."""
     h = hand().running(slots_max=2)
     worker = h.job.layouts.current.workers[0]
@@ -561,24 +502,20 @@ def test_the_same_loss_twice_counts_once(hand: Any) -> None:
 # --- failing ---------------------------------------------------------------------------------
 
 
-def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) -> None:
+def test_failures_of_the_script_are_counted_apart_from_preemptions(hand):
     """Evictions do not use up max_failures, and failures do not use up max_preemptions."""
     h = hand().running(slots_max=1, max_failures=1, max_preemptions=5)
     h.committed(10)
     for _ in range(3):
-        h.taken(next(lease.machine_id for lease in h.leases if lease.machine_id))
-        h.wait(5.0)
-        h.serve()
-        h.wait(2.0)
-        h.committed(h.job.progress.step + 1)
+        out = h.taken(next(lease.machine_id for lease in h.leases if lease.machine_id))
+        assert re.search(r"was taken by the provider.* for \$", h.words(out))
+        assert h.job.status == "RECOVERING"
+        h.goes_on()
     assert (h.job.market.preemptions, h.job.trouble.failures) == (3, 0)
     assert h.job.status == "RUNNING"
     h.failed(h.job.layouts.current.workers[0])
     assert (h.job.market.preemptions, h.job.trouble.failures) == (3, 1)
-    h.wait(5.0)
-    h.serve()
-    h.wait(2.0)
-    h.committed(h.job.progress.step + 1)
+    h.goes_on()
     out = h.failed(h.job.layouts.current.workers[0])
     assert h.job.status == "FAILED"
     assert "bad batch (the 2nd failure, and max_failures allows 1)" in h.job.because
@@ -586,7 +523,7 @@ def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) ->
     assert "ValueError: bad batch" in h.words(h.said)
 
 
-def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand: Any) -> None:
+def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand):
     """What and where, until the job runs again; a step by the script's own count, and by that of those committed."""
     h = hand().running(slots_max=2, max_failures=3)
     h.committed(8)
@@ -599,15 +536,13 @@ def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand: Any) -> Non
         h.failed(worker)
     again = "failure 2 of 3 allowed: exception outside of the loop, 8 steps committed: ValueError"
     assert h.job.because.startswith(again)
-    h.wait(5.0)
-    h.serve()
-    h.wait(2.0)
-    h.committed(9)
+    h.wait(3.0)
+    h.goes_on(9)
     assert h.job.status == "RUNNING"
     assert "failure" not in h.job.because
 
 
-def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
+def test_an_exception_of_many_words_is_cut_in_the_reason(hand):
     """Some have a tensor in them, and every table shows the reason."""
     h = hand().running(slots_max=1, max_failures=0)
     h.see(
@@ -624,55 +559,36 @@ def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
     assert len(h.job.because) < 1000
 
 
-def test_too_many_preemptions_fail_the_job(hand: Any) -> None:
-    """max_preemptions is a limit of its own, and the sentence gives both numbers."""
-    h = hand().running(slots_max=1, max_preemptions=0)
-    h.taken(h.leases[0].machine_id)
-    assert h.job.status == "FAILED"
-    assert h.job.because == "preempted: 1 machine was taken away and max_preemptions is 0"
-
-
-def test_the_limit_of_preemptions_begins_anew_when_a_job_is_resumed(hand: Any) -> None:
+def test_the_limit_of_preemptions_begins_anew_when_a_job_is_resumed(hand):
     """What people see is what the job has been through."""
     h = hand().running(slots_max=1, max_preemptions=0)
     h.taken(h.leases[0].machine_id)
     assert h.job.status == "FAILED"
-    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
-    h.wait(2.0)
-    h.serve()
+    h.resume()
+    h.served_after(2.0)
     assert h.job.active
     h.taken(h.leases[-1].machine_id)
     assert h.job.because == "preempted: 1 machine was taken away and max_preemptions is 0"
     assert h.job.market.preemptions == 2
 
 
-def test_the_time_in_which_a_job_lay_cancelled_is_none_that_it_took(hand: Any) -> None:
+def test_the_time_in_which_a_job_lay_cancelled_is_none_that_it_took(hand):
     """A person compares how long it ran; a night until somebody resumes it says nothing about that."""
     h = hand().running(slots_max=1)
     h.committed(10)
-    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.cancel()
     h.wait(60.0)
     assert h.job.status == "CANCELLED"
     took_s = view_of(h.state, h.at_s).jobs[0].took_s
     assert took_s == h.job.ended_at_s - h.job.submitted_at_s
     h.wait(1000.0)
     assert view_of(h.state, h.at_s).jobs[0].took_s == took_s
-    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    h.resume()
     assert view_of(h.state, h.at_s + 5.0).jobs[0].took_s == pytest.approx(took_s + 5.0)
 
 
-def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
-    """Four workers raise at the same step: one failure, not four."""
-    h = hand().running(slots_max=4, max_failures=1)
-    h.committed(10)
-    for worker in h.job.layouts.current.workers:
-        h.failed(worker)
-    assert h.job.trouble.failures == 1
-    assert h.job.status != "FAILED"
-
-
 @pytest.mark.parametrize("kind", ["nan", "no_session", "refused", "unsupported"])
-def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
+def test_what_would_only_repeat_fails_at_once(hand, kind):
     """A NaN loss under the policy `fail`, or a script that never calls the session: no second try."""
     h = hand().running(slots_max=1)
     out = h.failed(h.job.layouts.current.workers[0], kind)
@@ -682,13 +598,10 @@ def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["exception", "exit"])
-def test_a_script_that_fails_before_its_first_step_fails_at_once(hand: Any, kind: str) -> None:
+def test_a_script_that_fails_before_its_first_step_fails_at_once(hand, kind):
     """It never worked: its own traceback is kept, the machines go back."""
     h = hand()
-    h.start()
-    h.submit(slots_max=1)
-    h.wait(2.0)
-    h.serve()
+    h.begun(slots_max=1)
     out = h.failed(next(iter(h.state.workers)), kind)
     assert h.job.status == "FAILED"
     assert "no step was committed" in h.job.because
@@ -696,16 +609,7 @@ def test_a_script_that_fails_before_its_first_step_fails_at_once(hand: Any, kind
     assert h.only(out, Terminate)
 
 
-def test_a_checkpoint_that_fails_is_said_and_training_goes_on(hand: Any) -> None:
-    """A full disk is a sentence with its step, not an end."""
-    h = hand().running(slots_max=1)
-    failed = CheckpointFailed(at_s=h.at_s, job="job", step=9, error="No space left on device")
-    out = h.see(failed)
-    assert "the checkpoint of step 9 failed: No space left" in h.words(out)
-    assert h.job.status == "RUNNING"
-
-
-def test_machines_are_not_held_without_end_for_a_model_that_cannot_be_stored(hand: Any) -> None:
+def test_machines_are_not_held_without_end_for_a_model_that_cannot_be_stored(hand):
     """All steps are done: that is said once and shown, a person has time to make room, and then the job ends."""
     h = hand().running(slots_max=1)
     h.committed(100)
@@ -725,20 +629,22 @@ def test_machines_are_not_held_without_end_for_a_model_that_cannot_be_stored(han
     assert what in h.job.because
     assert h.only(out, CloseJob)
     assert h.only(out, Terminate)
-    h.see(JobResumed(at_s=h.at_s, job="job", by="a person"))
+    h.resume()
     failed()
     assert h.job.active
 
 
-def test_a_copy_that_fails_is_tried_again_and_of_a_job_that_has_ended_no_training_is_said(
-    hand: Any,
-) -> None:
+def test_what_fails_to_be_stored_is_said_with_what_becomes_of_the_training(hand):
+    """A full disk is a sentence with its step, not an end."""
     h = hand().running(slots_max=1)
+    full = CheckpointFailed(at_s=h.at_s, job="job", step=9, error="No space left on device")
+    assert "the checkpoint of step 9 failed: No space left" in h.words(h.see(full))
+    assert h.job.status == "RUNNING"
     failed = CopyFailed(at_s=h.at_s, job="job", step=9, error="503")
     assert "it is on this machine's disk, training goes on, and the" in h.words(h.see(failed))
     elsewhere = CopyFailed(at_s=h.at_s, job="job", step=9, error="503", on_disk=False)
     assert "it is not on this machine's disk, training goes on" in h.words(h.see(elsewhere))
-    h.see(completed(h))
+    h.completed()
     assert h.job.ended
     assert "disk, and the copy is tried again" in h.words(h.see(failed))
 
@@ -750,16 +656,18 @@ def rewound(h: Any, before: int, after: int) -> Rewound:
     return Rewound(at_s=h.at_s, job="job", from_step=before, to_step=after)
 
 
-def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None:
+def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand):
     """The step goes back to the checkpoint, once per loss; what the old generation says is fenced off."""
     h = hand().running(slots_max=1)
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.saved(30)
     h.committed(50)
     old = h.job.layouts.generation
     h.wait(1.0)
     event = rewound(h, 52, 30)
     out = h.see(event)
     assert (h.job.progress.step, h.job.progress.steps_lost) == (30, 22)
+    said = "22 steps lost with what the keeper had in memory or on its disk: back to step 30"
+    assert said in h.words(out)  # a job that is resumed is read from the disk, which may be damaged
     assert h.only(out, Regroup)
     assert not h.see(event)
     late = Progress(
@@ -771,26 +679,7 @@ def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None
     assert (h.job.progress.step, h.job.status) == (31, "RUNNING")
 
 
-def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: Any) -> None:
-    """It writes down how far it is, and that is no way back."""
-    h = hand().running(slots_max=1)
-    h.committed(50)
-    assert h.see(rewound(h, 50, 52)) == []
-    assert (h.job.progress.step, h.job.progress.steps_lost) == (50, 0)
-
-
-def test_steps_that_are_lost_are_not_laid_on_a_memory_that_was_none(hand: Any) -> None:
-    """A job that is resumed is read from the disk: a checkpoint that is damaged there is not the memory's loss."""
-    h = hand().running(slots_max=1)
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
-    h.committed(50)
-    assert (
-        "20 steps lost with what the keeper had in memory or on its disk: back to step 30"
-        in h.words(h.see(rewound(h, 50, 30)))
-    )
-
-
-def test_steps_that_could_be_lost_are_announced_once(hand: Any) -> None:
+def test_steps_that_could_be_lost_are_announced_once(hand):
     """So is what was lost, if it was."""
     h = hand().running(slots_max=1)
     h.committed(50)
@@ -814,17 +703,25 @@ def test_steps_that_could_be_lost_are_announced_once(hand: Any) -> None:
     assert job_view(h.state, h.job, h.at_s).sums_kept
 
 
-def test_a_restarted_keeper_has_sums_sent_until_it_knows_their_size(hand: Any) -> None:
-    h = hand().running(slots_max=1)
+@pytest.mark.parametrize(
+    ("spec", "then", "says"),
+    [
+        ({}, {"kept": True, "sum_bytes": 0}, "every step again: their size is not known yet"),
+        ({"sums": "never"}, {"sum_bytes": 1}, '(job.sums = "never")'),
+    ],
+)
+def test_why_sums_are_sent_or_not_is_said(hand, spec, then, says):
+    """A restarted keeper has them sent until it knows their size; who has asked for it is told so."""
+    h = hand().running(slots_max=1, **spec)
     h.committed(50)
     kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20)
-    h.see(kept)
-    said = h.words(h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=2)))
-    assert "with every step again: their size is not known yet" in said
-    assert h.job.progress.sums_kept
+    said = h.words(h.see(kept))
+    later = replace(kept, **then)
+    assert says in said + h.words(h.see(later))
+    assert h.job.progress.sums_kept == later.kept
 
 
-def test_a_state_that_passes_the_manager_by_is_announced_once(hand: Any) -> None:
+def test_a_state_that_passes_the_manager_by_is_announced_once(hand):
     """Also where sums had stayed with the workers before; and so is its return."""
     h = hand().running(slots_max=1, max_replay_s=90.0)
     h.committed(50)
@@ -836,37 +733,30 @@ def test_a_state_that_passes_the_manager_by_is_announced_once(hand: Any) -> None
     assert "the state goes there beside the training" in h.words(h.see(kept))
 
 
-def test_who_has_asked_for_it_is_told_so(hand: Any) -> None:
-    h = hand().running(slots_max=1, sums="never")
-    h.committed(50)
-    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2)
-    assert '(job.sums = "never")' in h.words(h.see(kept))
-
-
-def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
+def test_nobody_pays_for_all_of_it_again_unasked(hand):
     """There were checkpoints, and none is left: the job ends, says what to do, and gives its machines back. Whoever
     resumes it wants that, also from step 0. Where none had been stored, it begins anew by itself."""
     h = hand().running(slots_max=1)
     h.see(rewound(h, 9, 0))
     assert (h.job.progress.step, h.job.status) == (0, "RECOVERING")
     h.committed(31)
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.saved(30)
     out = h.see(rewound(h, 31, 0))
     assert (h.job.progress.step, h.job.status) == (0, "FAILED")
     assert "a checkpoint of step 30 was stored" in h.words(out)
     assert h.only(out, CloseJob)
     assert h.only(out, Terminate)
-    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    h.resume()
     h.see(rewound(h, 3, 0))
     assert h.job.status not in {"FAILED", "CANCELLED"}
 
 
-def test_what_redis_has_of_a_job_is_damaged(hand: Any) -> None:
+def test_what_redis_has_of_a_job_is_damaged(hand):
     """It ends, says which key it is and what to do, and gives its machines back. Whoever resumes it goes on from its newest
     checkpoint, and steps behind that are heard of."""
     h = hand().running(slots_max=1)
     h.committed(31)
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=20, state_bytes=9, uri="x"))
+    h.saved(20)
     damaged = RecordsDamaged(at_s=h.at_s, job="job", error="orch:commit:job in Redis is gone")
     out = h.see(damaged)
     assert (h.job.progress.step, h.job.progress.steps_lost, h.job.status) == (20, 11, "FAILED")
@@ -876,10 +766,14 @@ def test_what_redis_has_of_a_job_is_damaged(hand: Any) -> None:
     assert h.see(damaged) == []
 
 
-def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
-    """The report comes after commits that are newer than it: they stand."""
+def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand):
+    """The report comes after commits that are newer than it: they stand. Nor does one of a keeper whose memory reaches
+    further than Redis: it writes down how far it is.
+    """
     h = hand().running(slots_max=1)
     h.committed(20)
+    assert h.see(rewound(h, 20, 22)) == []
+    assert (h.job.progress.step, h.job.progress.steps_lost) == (20, 0)
     event = rewound(h, 20, 10)
     h.wait(5.0)
     h.committed(25)
@@ -887,7 +781,7 @@ def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
     assert h.job.progress.step == 25
 
 
-def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
+def test_the_keeper_is_heard_although_its_clock_was_set_back(hand):
     """A house starts an hour before what the journal has seen: a loss takes steps back, and who was
     cancelled ends with its checkpoint."""
     h = hand().running(slots_max=1)
@@ -896,34 +790,34 @@ def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
     h.start(epoch=2)
     h.see(rewound(h, 50, 30))
     assert h.job.progress.step == 30
-    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.cancel()
+    h.saved(30)
     assert h.job.status == "CANCELLED"
 
 
 # --- stopping and coming back ----------------------------------------------------------------
 
 
-def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
+def test_cancel_saves_then_gives_back_and_resume_goes_on(hand):
     """A checkpoint first, then the end; resume buys again and goes on from the newest step of all."""
     h = hand().running(slots_max=1)
     h.committed(42)
-    out = h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    out = h.cancel()
     assert h.only(out, WriteCheckpoint)
     assert h.job.status == "DRAINING"
     assert not h.only(out, Terminate)
     h.wait(1.0)
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=40, state_bytes=9, uri="w"))
+    h.saved(40)
     assert h.job.status == "DRAINING", "that one was on its way already, and has less in it"
-    out = h.see(CheckpointWritten(at_s=h.at_s, job="job", step=43, state_bytes=9, uri="x"))
+    out = h.saved(43)
     assert h.job.status == "CANCELLED"
     assert "cancelled by ann; resume continues from the last committed step" in h.job.because
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=44, state_bytes=9, uri="y"))
+    h.saved(44)
     assert h.job.progress.step == 44, "two more were committed before the keeper closed it"
     assert h.only(out, Terminate)
     h.serve()
-    assert not h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
-    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    assert not h.cancel()
+    h.resume()
     assert (h.job.status, h.job.progress.step) == ("PROVISIONING", 44)
     assert "resumed by bob from step 44" in h.words(h.said)
     assert h.only(h.wait(2.0), Launch)
@@ -934,20 +828,17 @@ def come_back(h: Any) -> None:
     h.cancel()
     h.wait(1.0)
     step = h.job.progress.step + 1
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=step, state_bytes=9, uri="x"))
+    h.saved(step)
     h.serve()
-    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
-    h.wait(2.0)
-    h.serve()
+    h.resume()
+    h.served_after(2.0)
     h.wait(2.0)
     h.committed(step + 1)
     assert h.job.status == "RUNNING"
 
 
 @pytest.mark.parametrize("away_s", [2.0, 100.0])
-def test_a_manager_that_restarts_while_a_job_is_saved_asks_for_the_checkpoint_again(
-    hand: Any, away_s: float
-) -> None:
+def test_a_manager_that_restarts_while_a_job_is_saved_asks_for_the_checkpoint_again(hand, away_s):
     """The order may not have been carried out; and the job is not ended before the keeper could be heard."""
     h = hand(on_demand_allowed=False).running(slots_max=1)
     h.cancel()
@@ -959,7 +850,7 @@ def test_a_manager_that_restarts_while_a_job_is_saved_asks_for_the_checkpoint_ag
     assert h.job.status == "CANCELLED"
 
 
-def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand: Any) -> None:
+def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand):
     h = hand().running(slots_max=1)
     h.committed(42)
     whole_s = 0.75 * h.settings.drain_s
@@ -974,7 +865,7 @@ def test_a_job_that_is_cancelled_again_has_all_its_time_to_save_its_state(hand: 
     assert h.job.status == "CANCELLED"
 
 
-def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand: Any) -> None:
+def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand):
     def stalls(resumes: int) -> list[float]:
         h = hand().running(slots_max=1)
         h.committed(42)
@@ -983,8 +874,7 @@ def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand: An
         from_s, said = h.at_s, len(h.said)
         found: list[float] = []
         while h.job.active:
-            h.wait(1.0)
-            h.serve()
+            h.served_after(1.0)
             heard = h.words(h.said[said:]).count("nothing was committed")
             found += [h.at_s - from_s] * (heard > len(found))
         assert "its script hangs" in h.job.because
@@ -993,13 +883,16 @@ def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand: An
     assert stalls(3) == pytest.approx(stalls(0), abs=20.0)
 
 
-def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand: Any) -> None:
+def branched(h: Any) -> JobBranched:
+    url = "file:///c/job#40"
+    return JobBranched(at_s=h.at_s, job="job", name="job-2", step=40, from_url=url, by="ann")
+
+
+def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand):
     """It has the same order but for its name and where it begins; the other one goes on, and asking twice makes one."""
     h = hand().running(slots_max=1, budget_usd=9.0, deadline_s=1e9)
     h.committed(42)
-    asked = JobBranched(
-        at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
-    )
+    asked = branched(h)
     out = h.see(asked)
     made = h.state.jobs["job-2"]
     assert made.spec == replace(h.job.spec, job="job-2", from_url="file:///c/job#40")
@@ -1013,12 +906,10 @@ def test_a_new_job_begins_from_a_step_that_another_one_has_stored(hand: Any) -> 
     assert set(h.state.jobs) == {"job", "job-2"}
 
 
-def test_the_step_of_a_branch_is_kept_while_it_waits_for_its_turn(hand: Any) -> None:
+def test_the_step_of_a_branch_is_kept_while_it_waits_for_its_turn(hand):
     """The keeper knows the branch from the wish on, and forgets it if it ends before its turn."""
     h = hand(machines_max=1).running(slots_max=1)
-    asked = JobBranched(
-        at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c/job#40", by="ann"
-    )
+    asked = branched(h)
     (opened,) = h.only(h.see(asked), OpenJob)
     assert h.state.jobs["job-2"].status == "PENDING"
     assert opened.order.from_url == "file:///c/job#40"
@@ -1026,16 +917,14 @@ def test_the_step_of_a_branch_is_kept_while_it_waits_for_its_turn(hand: Any) -> 
     assert [closed.job for closed in h.only(out, CloseJob)] == ["job-2"]
 
 
-def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand: Any) -> None:
+def test_a_deadline_that_has_passed_does_not_hinder_a_new_job(hand):
     h = hand().running(slots_max=1, deadline_s=hand().at_s + 5.0)
     h.wait(10.0)
-    h.see(
-        JobBranched(at_s=h.at_s, job="job", name="job-2", step=40, from_url="file:///c#4", by="ann")
-    )
+    h.see(branched(h))
     assert h.state.jobs["job-2"].spec.deadline_s is None
 
 
-def test_a_job_that_is_late_goes_on_though_a_launch_is_refused(hand: Any) -> None:
+def test_a_job_that_is_late_goes_on_though_a_launch_is_refused(hand):
     """Its machine is taken after the deadline, and the next one is refused once: it waits, as before the deadline."""
     h = hand()
     h.steps_total = 10**5
@@ -1050,8 +939,7 @@ def test_a_job_that_is_late_goes_on_though_a_launch_is_refused(hand: Any) -> Non
     h.wait(4.0)
     assert h.job.active
     h.serve()
-    h.wait(200.0)
-    h.serve()
+    h.served_after(200.0)
     assert h.leases
 
 
@@ -1061,7 +949,7 @@ def changed(h: Any, budget_usd: float | None, deadline_s: float | None = None) -
     )
 
 
-def test_another_budget_holds_from_now_on(hand: Any) -> None:
+def test_another_budget_holds_from_now_on(hand):
     """The sentence names both bounds and who set them; a lower budget ends the job in time, and a higher one lets it
     be resumed."""
     h = hand().running(slots_max=1, budget_usd=10.0)
@@ -1073,17 +961,15 @@ def test_another_budget_holds_from_now_on(hand: Any) -> None:
     owed = spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
     h.see(changed(h, owed + 1e-6))
     assert h.job.status == "DRAINING"
-    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=43, state_bytes=9, uri="x"))
+    h.saved(43)
     assert (h.job.status, h.job.spec.deadline_s) == ("FAILED", None)
     h.see(changed(h, 10.0))
-    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    h.resume()
     assert h.job.active
     assert job_view(h.state, h.job, h.at_s).budget_usd == 10.0
 
 
-def test_who_raises_the_budget_of_a_job_that_ends_hears_that_it_ends_all_the_same(
-    hand: Any,
-) -> None:
+def test_who_raises_the_budget_of_a_job_that_ends_hears_that_it_ends_all_the_same(hand):
     """The wish says it before and the note says it after; the budget holds once it is resumed."""
     h = hand().running(slots_max=1, budget_usd=10.0)
     h.committed(10)
@@ -1100,7 +986,7 @@ def test_who_raises_the_budget_of_a_job_that_ends_hears_that_it_ends_all_the_sam
     assert told not in h.words(h.see(changed(h, 9.0)))
 
 
-def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
+def test_bounds_that_are_over_already_change_nothing(hand):
     """What is spent or reserved cannot be taken back, and no deadline lies in the past."""
     h = hand().running(slots_max=1, budget_usd=10.0)
     h.committed(10)
@@ -1116,16 +1002,16 @@ def test_bounds_that_are_over_already_change_nothing(hand: Any) -> None:
     assert not h.see(msgspec.structs.replace(changed(h, 1.0), job="nobody"))
 
 
-def test_a_keeper_that_never_answers_does_not_hold_a_cancelled_job(hand: Any) -> None:
+def test_a_keeper_that_never_answers_does_not_hold_a_cancelled_job(hand):
     """The checkpoint is waited for only so long as it was reserved for."""
     h = hand(drain_s=40.0).running(slots_max=1)
-    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.cancel()
     out = h.wait(11.0)
     assert h.job.status == "CANCELLED"
     assert h.only(out, Terminate)
 
 
-def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand: Any) -> None:
+def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand):
     """At every moment spent + committed stays within the cap, and the machines are back before it."""
     h = hand().running(slots_max=2, budget_usd=0.03)
     account, cap = h.job.account, 0.03
@@ -1141,13 +1027,17 @@ def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand: Any) -> 
     assert not h.state.leases
 
 
-def test_shutting_down_gives_back_everything_and_then_stops(hand: Any) -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_shutting_down_gives_back_everything_and_then_stops(hand, *, cancelled):
     """Stop comes only when no lease is left and a list that was asked for afterwards is empty."""
     h = hand().running(slots_max=2)
+    if cancelled:
+        h.cancel()  # so it is being saved already
     out = h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
     assert not h.only(out, Stop)
     for _ in range(20):
         h.wait(2.0)
+        h.resume()  # nothing is: it would wait for ever, and the manager for it
         h.serve()
     assert not h.state.leases
     assert h.only(h.said, Stop)
@@ -1157,23 +1047,10 @@ def test_shutting_down_gives_back_everything_and_then_stops(hand: Any) -> None:
     assert "shutting down" in h.state.jobs["late"].because
 
 
-def test_nothing_is_resumed_while_the_manager_shuts_down(hand: Any) -> None:
-    """A job that came back then would wait for ever, and the manager for it."""
-    h = hand().running(slots_max=1)
-    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
-    h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
-    for _ in range(20):
-        h.wait(2.0)
-        h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
-        h.serve()
-    assert h.job.status == "CANCELLED"
-    assert h.only(h.said, Stop)
-
-
 # --- what people see -------------------------------------------------------------------------
 
 
-def test_the_view_shows_it_all_and_encodes(hand: Any) -> None:
+def test_the_view_shows_it_all_and_encodes(hand):
     """Job, machines, pools, money and the newest sentences, carried on to the moment of looking."""
     h = hand(manager_usd_per_h=0.01).running(slots_max=2, budget_usd=5.0)
     h.committed(10)
@@ -1190,12 +1067,11 @@ def test_the_view_shows_it_all_and_encodes(hand: Any) -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
 
 
-def test_each_job_has_its_own_money_in_the_view(hand: Any) -> None:
+def test_each_job_has_its_own_money_in_the_view(hand):
     """Of two jobs each shows what its own machines cost and saved; the two together are the total."""
     h = hand().running(slots_max=1)
     h.submit("other", slots_max=2)
-    h.wait(4.0)
-    h.serve()
+    h.served_after(4.0)
     view = view_of(h.state, h.at_s + 3600.0)
     one, other = view.jobs
     assert (one.machines, other.machines) == (1, len(view.machines) - 1)
@@ -1209,23 +1085,11 @@ def test_each_job_has_its_own_money_in_the_view(hand: Any) -> None:
         assert job.saved_usd == pytest.approx(job.on_demand_usd - job.spent_usd)
 
 
-def test_what_a_job_waits_for_is_in_the_view(hand: Any) -> None:
-    """Without capacity the page says what it waits for, not only that it does."""
-    h = hand(penalty_s=600.0, on_demand_allowed=False)
-    h.start()
-    h.submit(slots_max=1)
-    for _ in range(8):
-        for launch in h.only(h.wait(2.0), Launch):
-            h.refused(launch)
-    (job,) = view_of(h.state, h.at_s).jobs
-    assert "waiting for" in job.because
-
-
-def test_ended_machines_stay_visible_with_their_reason_and_bounded(hand: Any) -> None:
+def test_ended_machines_stay_visible_with_their_reason_and_bounded(hand):
     """The newest of what was given back is shown with why and what it cost."""
     h = hand().running(slots_max=2)
     h.wait(60.0)
-    h.see(completed(h))
+    h.completed()
     h.serve()
     view = view_of(h.state, h.at_s)
     assert view.machines
@@ -1243,7 +1107,7 @@ def test_ended_machines_stay_visible_with_their_reason_and_bounded(hand: Any) ->
         {"drain_s": 400.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong):
     """One line that names the setting and the value."""
     with pytest.raises(ValueError, match=rf"^settings: {next(iter(wrong))}[^\n]+$"):
         Settings(**wrong)  # type: ignore[arg-type]
@@ -1259,7 +1123,7 @@ def test_another_house_is_not_the_one_that_was_told_to_stop():
     assert not state.stopping
 
 
-def test_machines_lost_together_cost_one_layout(hand: Any) -> None:
+def test_machines_lost_together_cost_one_layout(hand):
     """All but one are missing in one list: the job is laid out once, without any of them."""
     h = hand().running(slots_max=8)
     first, *gone = sorted(h.machines)
@@ -1267,26 +1131,21 @@ def test_machines_lost_together_cost_one_layout(hand: Any) -> None:
     left = set(h.state.leases[h.state.machines[first]].workers.values())
     before = h.job.layouts.generation
     for machine_id in gone[1:]:
-        h.machines[machine_id] = msgspec.structs.replace(
-            h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s
-        )
+        h.ends(machine_id, h.at_s)
     (regroup,) = h.only(h.taken(gone[0]), Regroup)
     assert (regroup.when, set(regroup.layout.workers)) == ("now", left)
     assert h.job.layouts.generation == before + 1
     assert h.state.unsettled == {}
 
 
-def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatches(
-    hand: Any,
-) -> None:
+def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatches(hand):
     """The first does not know how many there are, and says so; the second of the same script does."""
     h = hand(machines_max=64).running(slots_max=12)
     assert "machines for 12 slots are bought; its first worker tells" in h.words(h.said)
     assert sum(lease.type.slots for lease in h.leases) >= 8  # of microbatches
-    h.see(completed(h))
+    h.completed()
     h.serve()
-    h.wait(30.0)
-    h.serve()
+    h.served_after(30.0)
     assert h.leases == []
     h.wait(0.0)
     h.submit("again", slots_max=12)
@@ -1297,9 +1156,7 @@ def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatch
     assert len(h.only(h.wait(3.0), Launch)) > len(bought)
 
 
-def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(
-    hand: Any,
-) -> None:
+def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(hand):
     """Twelve slots at least, for eight microbatches: it says so once, with the remedy, and runs on eight."""
     h = hand(on_demand_allowed=False)
     h.running(slots_min=12, slots_max=16)
@@ -1310,7 +1167,7 @@ def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_c
     assert "lower slots_min" in said
 
 
-def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
+def test_what_a_script_logs_and_writes_is_on_its_row(hand):
     """The newest; the last files may come behind the end, and of a job that nobody knows nothing is kept."""
     h = hand()
     h.start()
@@ -1341,7 +1198,7 @@ def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
     assert (view.output_files, view.output_bytes, view.output) == (2, 30, (file,))
 
 
-def test_who_serves_the_tables_of_a_job_is_on_its_row(hand: Any) -> None:
+def test_who_serves_the_tables_of_a_job_is_on_its_row(hand):
     """Each worker under its machine; who is gone says so; a job that has ended serves nothing."""
     h = hand().running(slots_max=1)
     (worker,) = h.job.workers
@@ -1360,18 +1217,18 @@ def test_who_serves_the_tables_of_a_job_is_on_its_row(hand: Any) -> None:
         (lease.machine_id, 5, 0, 4),
         ("gone", 3, 0, 0),
     ]
-    h.see(JobCancelled(at_s=h.at_s, job=h.job.id, by="me"))
+    h.cancel()
     h.wait(200.0)
     ended = job_view(h.state, h.job, h.at_s)
     assert (h.job.ended, ended.tables_stage, ended.servers) == (True, 0, ())
 
 
-def test_a_job_of_served_tables_has_no_loop_to_speak_of(hand: Any) -> None:
+def test_a_job_of_served_tables_has_no_loop_to_speak_of(hand):
     """Neither where its script fails between two steps, nor where it ends before its last one."""
     h = hand().running(slots_max=1)
     h.see(TablesServed(at_s=h.at_s, job=h.job.id, stage=1, partitions=2, nodes=()))
     h.committed(8)
     h.failed(h.job.layouts.current.workers[0])
     assert "exception, 8 steps committed: ValueError" in h.job.because
-    h.see(completed(h, step=21))
+    h.completed(21)
     assert h.job.because.startswith("its training ended after 21 of 100 steps")

@@ -42,20 +42,20 @@ def after(asked: Question, choice: Choice) -> Question:
     )
 
 
-def test_without_a_profile_it_is_data_parallel() -> None:
+def test_without_a_profile_it_is_data_parallel():
     """Equal workers share the microbatches as evenly as they go, in the order in which they came."""
     asked = question(3)
     found = layout_choice.laid_out(1, asked, layout_choice.choose(asked))
     assert found == data_parallel(1, 8, ("w0", "w1", "w2"))
 
 
-def test_more_workers_than_microbatches_are_left_out() -> None:
+def test_more_workers_than_microbatches_are_left_out():
     """Nobody is in a layout to do nothing."""
     found = layout_choice.choose(question(5, microbatches=2))
     assert [replica.workers for replica in found.replicas] == [("w0",), ("w1",)]
 
 
-def test_a_person_can_ask_for_a_depth_before_anything_is_measured() -> None:
+def test_a_person_can_ask_for_a_depth_before_anything_is_measured():
     """Chains of that depth, cut by the workers themselves; too few workers are a sentence."""
     found = layout_choice.choose(question(5, depth=2, stages_max=4))
     assert [replica.workers for replica in found.replicas] == [("w0", "w1"), ("w2", "w3")]
@@ -63,7 +63,7 @@ def test_a_person_can_ask_for_a_depth_before_anything_is_measured() -> None:
         layout_choice.choose(question(1, depth=2, stages_max=4))
 
 
-def test_a_script_that_cannot_be_cut_is_not_cut(profile: Any) -> None:
+def test_a_script_that_cannot_be_cut_is_not_cut(profile):
     """The depth that was asked for is refused with the reason, and the job trains all the same."""
     why = "train.py:7: float(loss) looks at a value"
     for measured in (None, profile(4)):
@@ -72,7 +72,7 @@ def test_a_script_that_cannot_be_cut_is_not_cut(profile: Any) -> None:
         assert f"depth 2 was asked for, but {why}" in found.because
 
 
-def test_with_a_profile_the_book_decides_and_names_the_next_best(profile: Any) -> None:
+def test_with_a_profile_the_book_decides_and_names_the_next_best(profile):
     """The answer is the book's own, with what it would take and what the runner-up would."""
     measured = profile(4)
     found = layout_choice.choose(question(6, profile=measured, stages_max=4))
@@ -83,14 +83,14 @@ def test_with_a_profile_the_book_decides_and_names_the_next_best(profile: Any) -
     assert "ms a step; next best" in found.because
 
 
-def test_the_depth_that_was_asked_for_beats_the_book(profile: Any) -> None:
+def test_the_depth_that_was_asked_for_beats_the_book(profile):
     """Only plans of that depth are compared."""
     for depth in (1, 2, 4):
         found = layout_choice.choose(question(4, profile=profile(4), stages_max=4, depth=depth))
         assert {len(replica.workers) for replica in found.replicas} == {depth}
 
 
-def test_what_does_not_fit_is_never_chosen(profile: Any) -> None:
+def test_what_does_not_fit_is_never_chosen(profile):
     """With little memory only deep chains fit; with less nothing does, and the least that would is said."""
     state = 4 / 3 * (1 << 20)  # weights, gradients and optimizer
     little = profile(4, memory=0.6 * state)
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_never_chosen(profile: Any) -> None:
         layout_choice.choose(question(4, profile=profile(4, memory=1e5), stages_max=4))
 
 
-def test_workers_keep_the_whole_state_unless_it_does_not_fit(profile: Any) -> None:
+def test_workers_keep_the_whole_state_unless_it_does_not_fit(profile):
     """Deep with room: all keep all, and the plan says so in bytes. Without: each its own, and the sentence says it."""
     state = 4 / 3 * (1 << 20)
     asked = question(4, profile=profile(4), stages_max=4, depth=2)
@@ -122,7 +122,7 @@ def test_workers_keep_the_whole_state_unless_it_does_not_fit(profile: Any) -> No
         assert layout_choice.choose(after(asked, tight)).moved_bytes == 0
 
 
-def test_a_newcomer_to_owned_stages_brings_what_its_stage_needs(profile: Any) -> None:
+def test_a_newcomer_to_owned_stages_brings_what_its_stage_needs(profile):
     """Of 2x2 one is lost: only half of the state has to move; into a layout where all have all, nothing."""
     state = 4 / 3 * (1 << 20)
     asked = question(4, profile=profile(4, memory=0.7 * state), stages_max=4, depth=2)
@@ -136,7 +136,7 @@ def test_a_newcomer_to_owned_stages_brings_what_its_stage_needs(profile: Any) ->
     assert layout_choice.choose(before).moved_bytes == 0
 
 
-def test_unlike_workers_get_unlike_shares(profile: Any) -> None:
+def test_unlike_workers_get_unlike_shares(profile):
     """Whoever takes twice as long gets about half as much, with a profile and without."""
     fast, slow = seats(2), seats(4, pace=2.0)[2:]
     for measured in (None, profile(1)):
@@ -147,7 +147,7 @@ def test_unlike_workers_get_unlike_shares(profile: Any) -> None:
         assert counts == {"w0": 4, "w1": 4, "w2": 2, "w3": 2}
 
 
-def test_a_slow_worker_is_left_out_only_when_its_share_was_cut_before(profile: Any) -> None:
+def test_a_slow_worker_is_left_out_only_when_its_share_was_cut_before(profile):
     """First it gets fewer; once it had fewer it goes, if the others are faster alone and enough."""
     for measured in (None, profile(1)):
         for eased, left_out in ((False, ()), (True, ("w3",))):
@@ -161,7 +161,7 @@ def test_a_slow_worker_is_left_out_only_when_its_share_was_cut_before(profile: A
     assert kept.left_out == ()
 
 
-def test_stages_of_a_chain_are_neighbours(profile: Any) -> None:
+def test_stages_of_a_chain_are_neighbours(profile):
     """Six workers on three machines in a muddle: every chain of two is on one machine."""
     muddled = list(seats(6, machines=3))
     Random(3).shuffle(muddled)
@@ -174,7 +174,7 @@ def test_stages_of_a_chain_are_neighbours(profile: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_same_question_again_changes_nothing(profile: Any, seed: int) -> None:
+def test_the_same_question_again_changes_nothing(profile, seed):
     """Whatever was chosen is chosen again while it runs: nobody is moved for nothing."""
     dice = Random(seed)
     some = tuple(
@@ -196,7 +196,7 @@ def test_the_same_question_again_changes_nothing(profile: Any, seed: int) -> Non
     assert layout_choice.choose(again).moved_bytes == 0
 
 
-def test_a_newcomer_takes_the_place_of_the_lost(profile: Any) -> None:
+def test_a_newcomer_takes_the_place_of_the_lost(profile):
     """Of 2x2 one is lost: those who stay keep their stages, and only the newcomer needs state."""
     asked = question(4, profile=profile(4), stages_max=4, depth=2)
     running = layout_choice.choose(asked)
@@ -211,7 +211,7 @@ def test_a_newcomer_takes_the_place_of_the_lost(profile: Any) -> None:
     assert found.moving == "1 MB move, pause about 0 ms"
 
 
-def test_workers_are_told_where_to_cut_and_what_to_play(profile: Any) -> None:
+def test_workers_are_told_where_to_cut_and_what_to_play(profile):
     """The cuts are the profile's nodes; every replica finds a program for its own share."""
     asked = question(4, microbatches=9, profile=profile(4), stages_max=4, depth=2)
     choice = layout_choice.choose(asked)
@@ -225,7 +225,7 @@ def test_workers_are_told_where_to_cut_and_what_to_play(profile: Any) -> None:
     assert whole == layout
 
 
-def test_a_model_that_nobody_has_built_gets_a_chain_that_has_room_for_it() -> None:
+def test_a_model_that_nobody_has_built_gets_a_chain_that_has_room_for_it():
     """By its size alone, before anything is measured: as deep as it takes, each with its own stages; no deeper."""
     large: dict[str, Any] = {"training_bytes": 1e10, "uncuttable": UNRECORDED}
     asked = question(6, room_bytes=5e9, **large)
@@ -237,7 +237,7 @@ def test_a_model_that_nobody_has_built_gets_a_chain_that_has_room_for_it() -> No
     assert (found.depth, found.owned) == (1, False)
 
 
-def test_a_model_that_nobody_has_room_for_is_a_sentence() -> None:
+def test_a_model_that_nobody_has_room_for_is_a_sentence():
     """Too few workers, too few places to cut it at, or none: what it takes, and what is there."""
     large: dict[str, Any] = {"training_bytes": 1e10, "room_bytes": 5e9}
     with pytest.raises(
@@ -251,7 +251,7 @@ def test_a_model_that_nobody_has_room_for_is_a_sentence() -> None:
         layout_choice.choose(question(4, uncuttable="train.py:7: float(loss)", **large))
 
 
-def test_what_is_likely_is_thought_of_before_it_is_asked(profile: Any) -> None:
+def test_what_is_likely_is_thought_of_before_it_is_asked(profile):
     """Of unlike workers any machine can go, or come, or a zone: when it does, nothing is searched any more."""
     slow = Seat(worker="w9", machine="m9", zone="west", pace=2.0)
     here = (*seats(3), slow)
@@ -265,7 +265,7 @@ def test_what_is_likely_is_thought_of_before_it_is_asked(profile: Any) -> None:
     assert found == before
 
 
-def test_what_is_likely_is_bounded() -> None:
+def test_what_is_likely_is_bounded():
     """A thousand machines of one kind are one kind; and nobody asks for fewer than the least."""
     asked = question(1000, microbatches=1000, seats_min=1000)
     assert [len(one.seats) for one in layout_choice.likely(asked)] == [1000]

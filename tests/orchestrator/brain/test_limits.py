@@ -58,9 +58,7 @@ def held_usd_per_h(h: Any) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(moves, st.sampled_from([0.05, 0.1, 0.14, 0.3]), st.sampled_from([1, 2, 4]))
-def test_whatever_prices_do_the_limit_per_hour_holds(
-    hand: Any, many: list[Any], most: float, least: int
-) -> None:
+def test_whatever_prices_do_the_limit_per_hour_holds(hand, many, most, least):
     """What rises above the limit is given back at once, in the same turn in which its price is learned."""
     h = hand(usd_per_h_max=most, manager_usd_per_h=0.01)
     h.steps_total = 10**6
@@ -72,9 +70,7 @@ def test_whatever_prices_do_the_limit_per_hour_holds(
 
 @settings(max_examples=60, deadline=None)
 @given(moves, st.sampled_from(["local", "aws_today", "aws_2016"]), st.sampled_from([0.0, 0.02]))
-def test_whatever_prices_do_no_budget_is_passed(
-    hand: Any, many: list[Any], billing: str, disk: float
-) -> None:
+def test_whatever_prices_do_no_budget_is_passed(hand, many, billing, disk):
     """Spent and promised together stay within the cap of the job, under every rule, disks included."""
     h = hand(billing=billing, disk_usd_per_h=disk)
     h.steps_total = 10**6
@@ -85,7 +81,7 @@ def test_whatever_prices_do_no_budget_is_passed(
         assert promised <= CAP * (1 + 1e-6)
 
 
-def test_what_rises_above_the_limit_per_hour_goes_at_once_and_says_so(hand: Any) -> None:
+def test_what_rises_above_the_limit_per_hour_goes_at_once_and_says_so(hand):
     """Machines fill the limit and get dearer: one of them goes in the same turn. The other stays, though what
     goes is paid until it has gone.
     """
@@ -102,7 +98,7 @@ def test_what_rises_above_the_limit_per_hour_goes_at_once_and_says_so(hand: Any)
     assert len([lease for lease in h.leases if lease.stays]) == before - 1 > 0
 
 
-def test_a_lease_closes_under_the_rule_under_which_it_began(hand: Any) -> None:
+def test_a_lease_closes_under_the_rule_under_which_it_began(hand):
     """The settings name another billing rule after a restart: what ran before is billed as it was bought."""
     h = hand(billing="aws_today", on_demand_allowed=False).running(slots_max=1)
     (lease,) = h.leases

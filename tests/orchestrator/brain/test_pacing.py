@@ -8,12 +8,11 @@ import pytest
 from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, WorkerReady
 from agent.profile import Link, Network, Profile
-from cloud.model import Quote, Sold
 from orchestrator import preview
 from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.brain.layouts.forecast import speed_of
 from orchestrator.config import Config
-from orchestrator.events import JobCancelled, JobResumed, JobSpec
+from orchestrator.events import JobSpec
 from orchestrator.planner.drift import WINDOW, refit_ring
 from orchestrator.settings import Settings
 
@@ -36,12 +35,21 @@ def trained(
     return h
 
 
+def weighing(made: Profile, each_bytes: float) -> Profile:
+    """The same model, whose sections have so many bytes of parameters each."""
+    sections = tuple(
+        msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
+        for s in made.sections
+    )
+    return msgspec.structs.replace(made, sections=sections)
+
+
 def slow_for(hand: Any, seconds: float, **slow: float) -> list[Any]:
     """Beats say so, and it lasts."""
     return [*hand.paced(**slow), *hand.wait(seconds), *hand.paced(**slow)]
 
 
-def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> None:
+def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand):
     """One of four takes three times as long: not at once, but after a while its share is cut, and it is told."""
     h = trained(hand, slots_max=4)
     slow = h.job.layouts.current.workers[1]
@@ -54,9 +62,7 @@ def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> 
     assert f"{slow} takes 3.0 times as long for a microbatch as its peers" in h.words(out)
 
 
-def test_a_straggler_that_steps_have_shown_first_gets_fewer_all_the_same(
-    hand: Any, profile: Any
-) -> None:
+def test_a_straggler_that_steps_have_shown_first_gets_fewer_all_the_same(hand, profile):
     """Some steps are slow before its beats say who it is: that is not counted twice, and then no other layout pays."""
     h = trained(hand, slots_max=4)
     h.profiled(profile(1))
@@ -67,7 +73,7 @@ def test_a_straggler_that_steps_have_shown_first_gets_fewer_all_the_same(
     assert shares(regroup.layout)[slow] == 1
 
 
-def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
+def test_a_moment_of_slowness_and_noise_change_nothing(hand):
     """What does not last, and what is within the noise, is not acted upon."""
     h = trained(hand, slots_max=4)
     slow = h.job.layouts.current.workers[1]
@@ -77,7 +83,7 @@ def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
     assert not h.only(out, Regroup)
 
 
-def test_between_two_thresholds_it_stays_what_it_was(hand: Any) -> None:
+def test_between_two_thresholds_it_stays_what_it_was(hand):
     """Hysteresis: what became slow at a factor of 2 is still slow at 1.6, and well again at 1.0."""
     h = trained(hand, slots_max=4)
     slow = h.job.layouts.current.workers[1]
@@ -93,7 +99,7 @@ def test_between_two_thresholds_it_stays_what_it_was(hand: Any) -> None:
     assert set(shares(h.job.layouts.current).values()) == {2}
 
 
-def test_it_is_left_out_later_tried_again_and_taken_back(hand: Any) -> None:
+def test_it_is_left_out_later_tried_again_and_taken_back(hand):
     """Six times slower: first fewer, then out with the reason, then probed; recovered, it is in for good."""
     h = trained(hand, slots_max=4)
     slow = h.job.layouts.current.workers[2]
@@ -112,7 +118,7 @@ def test_it_is_left_out_later_tried_again_and_taken_back(hand: Any) -> None:
     assert h.state.workers[slow].eased == 0
 
 
-def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand: Any) -> None:
+def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand):
     """Still slow when it is tried again: out at once, and the next try comes twice as late."""
     h = trained(hand, slots_max=4)
     slow = h.job.layouts.current.workers[2]
@@ -125,7 +131,7 @@ def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand: Any) -> None:
     assert f"it is tried again in {2 * PROBE_S:.0f} s" in h.words(out)
 
 
-def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand: Any, profile: Any) -> None:
+def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand, profile):
     """Of a model that fits only in two pieces, the layout becomes deep; the sentence has the runner-up."""
     h = trained(hand, stages=4, slots_max=4)
     h.profiled(profile(4, memory=0.6 * 4 / 3 * (1 << 20)))
@@ -139,9 +145,7 @@ def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand: Any, profi
     assert "a step; next best" in h.job.because
 
 
-def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_not(
-    hand: Any, profile: Any
-) -> None:
+def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_not(hand, profile):
     """The work is nearly done: a newcomer is not taken in any more. When the other is lost, it is."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
@@ -149,8 +153,7 @@ def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_n
     gone, alone = h.job.layouts.current.workers
     h.lost(gone)
     h.committed(h.steps_total - 2, step_s=0.7)
-    h.wait(3.0)
-    h.serve()
+    h.served_after(3.0)
     h.wait(3.0)
     assert len(h.job.workers) == 2
     assert h.job.layouts.current.workers == (alone,)
@@ -159,13 +162,10 @@ def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_n
     assert (regroup.when, regroup.layout.width) == ("now", 1)
 
 
-def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand: Any, profile: Any) -> None:
+def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand, profile):
     """Before its first step no layout fits what is there: no order is given, and the status names the memory."""
     h = hand()
-    h.start()
-    h.submit(slots_max=2)
-    h.wait(2.0)
-    h.serve()
+    h.begun(slots_max=2)
     h.profiled(profile(1, memory=1e5))
     h.wait(0.0)
     h.lost(h.job.layouts.current.workers[0])
@@ -175,7 +175,7 @@ def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand: Any, profil
     assert sum("the least that would do" in note.because for note in h.only(out, Note)) <= 1
 
 
-def test_what_has_run_fits_whatever_a_profile_says(hand: Any, profile: Any) -> None:
+def test_what_has_run_fits_whatever_a_profile_says(hand, profile):
     """A profile that nothing fits neither releases the machines of a job that runs nor keeps it from going on."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1, memory=1e5))
@@ -185,7 +185,7 @@ def test_what_has_run_fits_whatever_a_profile_says(hand: Any, profile: Any) -> N
     assert regroup.layout.describe() == "1x1"
 
 
-def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: Any) -> None:
+def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand, profile):
     """Steps take twice what was predicted: times are scaled, and the prediction is what is measured."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
@@ -197,9 +197,7 @@ def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: 
     assert not h.only(h.wait(10.0), Regroup)
 
 
-def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
-    hand: Any, profile: Any
-) -> None:
+def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(hand, profile):
     """Microbatches take what was predicted, steps twice that: more workers are not expected to shorten the rest."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
@@ -221,9 +219,7 @@ def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
     assert h.job.layouts.plan.step_s == pytest.approx(2 * before.step_s, rel=0.05)
 
 
-def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(
-    hand: Any, profile: Any
-) -> None:
+def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(hand, profile):
     """All that came before it is in it. Until a whole one was seen, what was predicted is reckoned with."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
@@ -235,9 +231,7 @@ def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(
     assert h.job.layouts.watch == watch
 
 
-def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(
-    hand: Any, profile: Any
-) -> None:
+def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(hand, profile):
     """The same profile again with other links: what steps have shown of its times is kept; without news nothing is said."""
     h = trained(hand, slots_max=2)
     measured = profile(1, key="model")
@@ -263,9 +257,7 @@ def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitt
     assert "between machines" not in words  # that was told before
 
 
-def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
-    hand: Any, profile: Any
-) -> None:
+def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(hand, profile):
     """Alone steps take what was predicted, two take longer: what was seen alone still counts, and the ring is scaled."""
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
@@ -283,8 +275,7 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
         h.committed(h.job.progress.step + 1, step_s=h.job.layouts.plan.step_s)
     assert h.job.layouts.profile.sections[0].forward_s == compute_s
     h.state.settings = msgspec.structs.replace(h.state.settings, settle_s=1.0)
-    h.wait(10.0)
-    h.serve()
+    h.served_after(10.0)
     h.wait(20.0)
     h.committed(h.job.progress.step + 1, step_s=h.job.layouts.plan.step_s)
     assert h.job.layouts.current.width == 2
@@ -298,37 +289,19 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
     assert slower.bandwidth_bytes_per_s < ring.bandwidth_bytes_per_s / 2
 
 
-def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
-    hand: Any, profile: Any
-) -> None:
+def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(hand, profile):
     """The whole model fits into what was measured, but not into what is sold: the plan cuts it as the job will be."""
     h = hand()
     h.start()
-    types, pools = tuple(h.state.types.values()), tuple(k.pool for k in h.state.pools.values())
-    places = {pools[0].place: Sold(types=types, pools=pools)}
     made = profile(4, memory=64e9, instance_type="")
-    for each_bytes, room in ((6e7, types[0].memory_bytes), (2e9, 64e9)):
-        sections = tuple(
-            msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
-            for s in made.sections
-        )
-        model = preview.Model(
-            job="before",
-            profile=msgspec.structs.replace(made, sections=sections),
-            microbatches=8,
-            stages_max=4,
-            uncuttable="",
-        )
-        quotes = tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools)
-        sold = preview.PlannedSale(places=places, quotes=quotes, source="")
+    for each_bytes, room in ((6e7, h.kinds[0].memory_bytes), (2e9, 64e9)):
+        sold, model = h.planned(weighing(made, each_bytes))
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
         _, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
         assert job.layouts.profile.memory_bytes == room
 
 
-def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
-    hand: Any, profile: Any
-) -> None:
+def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(hand, profile):
     """A newcomer tells what is stored already: the ring stays scaled to real steps. What is new, counts."""
     h = trained(hand, slots_max=4)
     measured = profile(4, key="key", network_from="measured")
@@ -344,9 +317,7 @@ def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
     assert h.job.layouts.profile.network == network
 
 
-def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
-    hand: Any, profile: Any
-) -> None:
+def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(hand, profile):
     """Steps per second of every footprint as planned, of unlike types between two counts; the book says
     nothing about a job that has run though no layout of the book fits."""
     h = trained(hand, slots_max=4)
@@ -365,9 +336,7 @@ def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
     assert speed_of(h.state, h.job) is None
 
 
-def test_a_job_that_has_run_goes_on_after_a_loss_though_no_layout_fits_its_profile(
-    hand: Any, profile: Any
-) -> None:
+def test_a_job_that_has_run_goes_on_after_a_loss_though_no_layout_fits_its_profile(hand, profile):
     """Its machines stay, the lost worker is replaced; after a cancel it can be resumed as well."""
     h = trained(hand, slots_min=1, slots_max=4)
     h.profiled(profile(4, memory=1e5))
@@ -377,36 +346,28 @@ def test_a_job_that_has_run_goes_on_after_a_loss_though_no_layout_fits_its_profi
     h.train(60.0)
     assert {lease.token for lease in h.leases} == held
     assert (h.job.status, len(h.job.layouts.current.workers)) == ("RUNNING", 4)
-    h.see(JobCancelled(at_s=h.at_s, job="job", by="me"))
-    h.wait(60.0)
-    h.serve()
-    h.see(JobResumed(at_s=h.at_s, job="job", by="me"))
+    h.cancel()
+    h.served_after(60.0)
+    h.resume()
     h.train(60.0)
     assert (h.job.status, len(h.job.layouts.current.workers)) == ("RUNNING", 4)
 
 
-def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(
-    hand: Any, profile: Any
-) -> None:
+def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(hand, profile):
     """Sold with 1 GiB a slot, it runs a model of 3 GiB: the room is what was measured. A smaller model keeps
     to what is sold."""
     for each_bytes, room in ((2e8, 64e9), (1e6, 1 << 30)):
         h = trained(hand, prices=(0.03, 0.9, 0.9, 0.9), slots_min=1, slots_max=4)
-        made = profile(4, memory=64e9)
-        sections = tuple(
-            msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
-            for s in made.sections
-        )
+        made = weighing(profile(4, memory=64e9), each_bytes)
         worker = h.job.layouts.current.workers[0]
         assert h.state.leases[h.state.workers[worker].token].type.slots == 1
-        made = msgspec.structs.replace(made, sections=sections)
         h.see(JobProfiled(at_s=h.at_s, job="job", worker=worker, profile=made))
         assert h.job.layouts.profile.memory_bytes == room
         h.train(60.0)
         assert h.job.layouts.plan is not None
 
 
-def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
+def test_a_change_during_a_change_ends_in_the_newest_layout(hand):
     """A loss while a slower change is on its way: the newest generation is without the lost, and works."""
     h = trained(hand, slots_max=4)
     first, slow = h.job.layouts.current.workers[:2]
@@ -419,7 +380,7 @@ def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
     assert h.job.layouts.acknowledged == h.job.layouts.generation
 
 
-def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any) -> None:
+def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand):
     """Such a step ends in no layout of this depth, so no boundary is waited for; and it is cut no more."""
     h = trained(hand, 4, slots_max=4, depth=2)
     assert h.job.layouts.current.depth == 2
@@ -471,9 +432,7 @@ def alone(hand: Any, steps: int, profile: Profile) -> tuple[Any, StartWorker]:
     return h, first
 
 
-def test_what_is_measured_says_what_a_machine_is_worth_though_its_layout_has_to_wait(
-    hand: Any, profile: Any
-) -> None:
+def test_what_is_measured_says_what_a_machine_is_worth_though_its_layout_has_to_wait(hand, profile):
     """Two workers would be a little faster than one, which is not worth the machine; and the gate is still shut."""
     link = Link(bandwidth_bytes_per_s=1e10, latency_s=1e-6)
     slow = msgspec.structs.replace(link, latency_s=0.125)
@@ -482,8 +441,7 @@ def test_what_is_measured_says_what_a_machine_is_worth_though_its_layout_has_to_
     assert "stays as it is instead of 1x2: a pause of 1.0 s would be more than 3%" in h.words(
         h.said
     )
-    h.wait(4.0)
-    h.serve()
+    h.served_after(4.0)
     assert "adds no work that is worth its price" in h.words(h.said)
     (lease,) = h.leases
     assert first.worker in lease.workers.values()
@@ -491,8 +449,8 @@ def test_what_is_measured_says_what_a_machine_is_worth_though_its_layout_has_to_
 
 @pytest.mark.parametrize(("steps", "kept"), [(35, False), (1000, True)])
 def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the_end(
-    hand: Any, profile: Any, *, steps: int, kept: bool
-) -> None:
+    hand, profile, *, steps, kept
+):
     """One worker began alone, and the gate lets the others in after half a minute. A job that ends before gives
     their machines back and buys none; a longer one says that it keeps them, and takes them in.
     """
@@ -500,15 +458,13 @@ def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the
     bought = len(h.leases)
     assert f"; {bought - 1} machines have nothing to do until then" in h.words(h.said)
     for step in range(2, 30):
-        h.wait(0.8)
-        h.serve()
+        h.served_after(0.8)
         h.committed(step, step_s=0.8)
     held = [lease.token for lease in h.leases]
     assert (len(held), len(h.only(h.said, Launch))) == (bought if kept else 1, bought)
     assert h.job.layouts.current.workers == (first.worker,)
     assert ("the job ends before its layout may change" in h.words(h.said)) is not kept
     for step in range(30, 60 if kept else 30):
-        h.wait(0.8)
-        h.serve()
+        h.served_after(0.8)
         h.committed(step, step_s=0.8)
     assert len(h.job.layouts.current.workers) == (4 if kept else 1)

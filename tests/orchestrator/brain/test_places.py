@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cloud.errors import CloudError, Misconfigured, NotAllowed, Refused, Throttled, Unknown
+from cloud.errors import Misconfigured, NotAllowed, Refused, Throttled, Unknown
 from cloud.model import (
     DEPLOYMENT_TAG,
     Leftover,
@@ -18,16 +18,13 @@ from cloud.model import (
     Ref,
     Refusal,
     Room,
-    Sold,
     Traits,
 )
 from orchestrator.actions import Launch, ListMachines, Terminate
 from orchestrator.brain.holdings import leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.events import (
-    CatalogueSeen,
     EndFailed,
-    JobCancelled,
     Listed,
     ListFailed,
     QuotesSeen,
@@ -40,10 +37,8 @@ ABROAD = Pool(cloud="local", region="west", zone="west-a", type="small")
 
 
 def sell_west(h: Any, **more: Any) -> None:
-    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,), **more)
-    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold))
-    quote = Quote(pool=ABROAD, at_s=h.at_s, price_usd_per_h=0.02)
-    h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
+    h.catalogue(ABROAD, **more)
+    h.quoted(ABROAD, 0.02)
 
 
 def listed(h: Any, place: Place, *leftovers: Leftover) -> list[Any]:
@@ -58,15 +53,13 @@ def first_launch(h: Any, **spec: Any) -> Launch:
     return h.only(h.wait(2.0), Launch)[0]
 
 
-def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand: Any) -> None:
+def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand):
     """Its machines work on: none is lost, ended or bought again, whatever other regions list."""
     h = hand(launch_grace_s=30.0)
     h.start()
     sell_west(h)
     h.submit(slots_max=3)
-    for _ in range(3):
-        h.wait(2.0)
-        h.serve()
+    h.served_after(2.0, times=3)
     held, said = {lease.token for lease in h.leases}, len(h.said)
     away = {lease.pool.place for lease in h.leases}
     assert WEST in away
@@ -81,7 +74,7 @@ def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand: Any) -> Non
     assert {lease.token for lease in h.leases} == held
 
 
-def test_nothing_is_bought_where_what_is_held_is_not_known(hand: Any) -> None:
+def test_nothing_is_bought_where_what_is_held_is_not_known(hand):
     """A machine that is in no list could not be found again, were the answer to its launch lost."""
     h = hand()
     h.start()
@@ -94,7 +87,7 @@ def test_nothing_is_bought_where_what_is_held_is_not_known(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_nothing_is_bought_where_nothing_can_be_ended(hand: Any, refused: bool) -> None:
+def test_nothing_is_bought_where_nothing_can_be_ended(hand, refused):
     """A role that may buy and may not end is said with the cloud's word, until an end is seen."""
     h = hand()
     h.running(slots_max=1)
@@ -119,7 +112,7 @@ def test_nothing_is_bought_where_nothing_can_be_ended(hand: Any, refused: bool) 
     assert h.only(h.said[before:], Launch)
 
 
-def test_what_another_manager_of_our_name_launches_is_not_touched(hand: Any) -> None:
+def test_what_another_manager_of_our_name_launches_is_not_touched(hand):
     """Its tokens are of no life of ours; what was there before we looked is left from a lost journal."""
     h = hand(launch_grace_s=30.0)
     h.start()
@@ -140,13 +133,12 @@ def test_what_another_manager_of_our_name_launches_is_not_touched(hand: Any) -> 
     assert "another manager" not in h.words(after)
 
 
-def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:
+def test_every_place_is_asked_for_its_list_at_its_own_pace(hand):
     h = hand()
     h.start()
     sell_west(h)
     pace = Pace(list_s=60.0, offers_s=300.0, sold_s=3600.0, grace_s=120.0, boot_s=600.0)
-    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,))
-    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold, pace=pace))
+    h.catalogue(ABROAD, pace=pace)
     h.state.stopping = True  # lists are wanted all the time
     asked = []
     for _ in range(60):
@@ -160,7 +152,7 @@ def test_every_place_is_asked_for_its_list_at_its_own_pace(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_an_end_that_was_refused_is_looked_at_in_a_list(hand: Any, ended: bool) -> None:
+def test_an_end_that_was_refused_is_looked_at_in_a_list(hand, ended):
     """The refusal may come after the list that settled the machine, and there is no list else."""
     h = hand()
     h.running(slots_max=1)
@@ -196,9 +188,7 @@ def test_an_end_that_was_refused_is_looked_at_in_a_list(hand: Any, ended: bool) 
         (Misconfigured("x", "cloud"), True, True, True),
     ],
 )
-def test_a_refusal_reaches_as_far_as_it_says(
-    hand: Any, error: CloudError, spot: bool, on_demand: bool, elsewhere: bool
-) -> None:
+def test_a_refusal_reaches_as_far_as_it_says(hand, error, spot, on_demand, elsewhere):
     """A spot refusal leaves the same pool on demand, which is when it is wanted."""
     h = hand()
     launch = first_launch(h)
@@ -213,7 +203,7 @@ def test_a_refusal_reaches_as_far_as_it_says(
 
 
 @pytest.mark.parametrize("error", [NotAllowed("no key"), Misconfigured("no such image")])
-def test_what_can_never_work_is_asked_once_in_ten_minutes(hand: Any, error: CloudError) -> None:
+def test_what_can_never_work_is_asked_once_in_ten_minutes(hand, error):
     """One call and one sentence; then new settings, a new recipe, or ten minutes."""
     h = hand()
     launch = first_launch(h)
@@ -223,26 +213,22 @@ def test_what_can_never_work_is_asked_once_in_ten_minutes(hand: Any, error: Clou
     assert h.only(h.wait(20.0), Launch)
 
 
-def test_new_settings_and_a_new_recipe_are_tried_at_once(hand: Any) -> None:
+def test_new_settings_and_a_new_recipe_are_tried_at_once(hand):
     h = hand()
     h.refused(first_launch(h), NotAllowed("no key"))
     h.settings = replace(h.settings, machines_max=7)
     h.start(epoch=2)
     (launch,) = h.only(h.wait(4.0), Launch)
     h.refused(launch, Misconfigured("no such image"))
-    kinds, pools = tuple(h.state.types.values()), tuple(k.pool for k in h.state.pools.values())
     recipe = Recipe({"image": "ami-2"})
-    sold = Sold(types=kinds, pools=pools, recipe=recipe)
-    h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold))
+    h.catalogue(recipe=recipe)
     (launch,) = h.only(h.wait(4.0), Launch)
     assert launch.request.recipe == recipe.digest != Recipe({"image": "ami-1"}).digest
 
 
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_launch_that_failed_after_its_answer_is_a_refusal(
-    hand: Any, ended: bool, answered: bool
-) -> None:
+def test_a_launch_that_failed_after_its_answer_is_a_refusal(hand, ended, answered):
     """No preemption, no cost; the pool is left alone, and what was made of it is ended."""
     h = hand()
     launch = first_launch(h, max_preemptions=0)
@@ -256,7 +242,7 @@ def test_a_launch_that_failed_after_its_answer_is_a_refusal(
     h.at_s += 20.0
     no = Refusal(scope="pool", code="AllocationFailed", said="none left")
     failed = {"state": "failed", "refusal": no, "ended_at_s": h.at_s if ended else None}
-    h.machines[one] = replace(h.machines[one], **failed)
+    h.becomes(one, **failed)
     out = h.listed()
     assert h.job.status == "PROVISIONING"
     assert h.job.market.preemptions == 0
@@ -267,7 +253,7 @@ def test_a_launch_that_failed_after_its_answer_is_a_refusal(
     assert [e.ref.id for e in h.only(out, Terminate)] == ([] if ended else [h.machines[one].id])
 
 
-def test_a_machine_that_ended_before_it_was_seen_to_run_is_no_preemption(hand: Any) -> None:
+def test_a_machine_that_ended_before_it_was_seen_to_run_is_no_preemption(hand):
     h = hand()
     launch = first_launch(h, max_preemptions=0)
     h.taken(h.launched(launch))
@@ -275,16 +261,16 @@ def test_a_machine_that_ended_before_it_was_seen_to_run_is_no_preemption(hand: A
     assert h.job.market.preemptions == 0
 
 
-def test_a_stopped_machine_is_ended_because_it_still_costs(hand: Any) -> None:
+def test_a_stopped_machine_is_ended_because_it_still_costs(hand):
     h = hand().running(slots_max=1)
     (lease,) = h.leases
-    h.machines[lease.machine_id] = replace(h.machines[lease.machine_id], state="stopped")
+    h.becomes(lease.machine_id, state="stopped")
     (end,) = h.only(h.listed(), Terminate)
     assert end.ref == Ref(EAST, lease.machine_id)
     assert lease.state == "ending"
 
 
-def test_leftovers_of_ours_are_swept_after_the_grace_and_no_others(hand: Any) -> None:
+def test_leftovers_of_ours_are_swept_after_the_grace_and_no_others(hand):
     h = hand(launch_grace_s=30.0).running(slots_max=1)
     (lease,) = h.leases
     ours, theirs = {DEPLOYMENT_TAG: "test"}, {DEPLOYMENT_TAG: "theirs"}
@@ -299,16 +285,13 @@ def test_leftovers_of_ours_are_swept_after_the_grace_and_no_others(hand: Any) ->
     assert [e.ref.id for e in h.only(listed(h, EAST, *disks), Terminate)] == ["of-ours"]
 
 
-def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
+def test_what_a_quota_does_not_leave_is_not_offered(hand):
     """What was bought since the quota was read counts as well."""
     h = hand()
     h.start()
     kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
-    pools = tuple(known.pool for known in h.state.pools.values())
     room = Room(place=EAST, market="spot", family="g", vcpus_max=14, vcpus_used=4)
-    h.see(
-        CatalogueSeen(at_s=h.at_s, place=EAST, sold=Sold(types=kinds, pools=pools, rooms=(room,)))
-    )
+    h.catalogue(types=kinds, rooms=(room,))
     h.submit(slots_max=1)
     (launch,) = h.only(h.wait(2.0), Launch)
     most = {(o.type.name, o.market): o.machines_max for o in situation.offers(h.state, h.job)}
@@ -319,29 +302,24 @@ def test_what_a_quota_does_not_leave_is_not_offered(hand: Any) -> None:
 
 
 @pytest.mark.parametrize("gone_before", [False, True])
-def test_what_a_quota_counted_of_ours_comes_back_when_it_has_ended(
-    hand: Any, gone_before: bool
-) -> None:
+def test_what_a_quota_counted_of_ours_comes_back_when_it_has_ended(hand, gone_before):
     """A machine that was in the reading is replaced at once; one that was gone by then freed nothing."""
     h = hand(on_demand_allowed=False)
     h.start()
     kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
-    pools = tuple(known.pool for known in h.state.pools.values())
 
     def read(used: int) -> None:
         room = Room(place=EAST, market="spot", family="g", vcpus_max=4, vcpus_used=used)
-        sold = Sold(types=kinds, pools=pools, rooms=(room,))
-        h.see(CatalogueSeen(at_s=h.at_s, place=EAST, sold=sold))
+        h.catalogue(types=kinds, rooms=(room,))
 
     read(0)
     h.submit(slots_max=1)
-    h.wait(2.0)
-    h.serve()
+    h.served_after(2.0)
     (lease,) = h.leases
     h.wait(60.0)
     if gone_before:
         ended = {"state": "terminated", "ended_by": "provider", "ended_at_s": h.at_s - 1.0}
-        h.machines[lease.machine_id] = replace(h.machines[lease.machine_id], **ended)
+        h.becomes(lease.machine_id, **ended)
     read(4)
     assert not situation.offers(h.state, h.job)
     h.wait(2.0)
@@ -356,16 +334,14 @@ def test_what_a_quota_counted_of_ours_comes_back_when_it_has_ended(
         assert not situation.offers(h.state, h.job)
 
 
-def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand: Any) -> None:
+def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand):
     """What the view says of a pool is what the bidder was given and what it found; of a job that ends, nothing."""
     h = hand()
     h.start()
     kinds = tuple(replace(k, vcpus=4 * k.slots, family="g") for k in h.state.types.values())
     pools = tuple(known.pool for known in h.state.pools.values())
     room = Room(place=EAST, market="spot", family="g", vcpus_max=14, vcpus_used=4)
-    h.see(
-        CatalogueSeen(at_s=h.at_s, place=EAST, sold=Sold(types=kinds, pools=pools, rooms=(room,)))
-    )
+    h.catalogue(types=kinds, rooms=(room,))
     small = next(pool.key for pool in pools if pool.type == "small")
     before = view_of(h.state, h.at_s)
     shown = {pool.pool: pool for pool in before.pools}
@@ -392,11 +368,11 @@ def test_people_see_the_quota_and_the_prices_of_work_that_the_decision_had(hand:
     assert view.thought is not None
     assert (view.thought.job, view.thought.at_s) == (h.job.id, h.at_s)
     assert "next best" in view.thought.because
-    h.see(JobCancelled(at_s=h.at_s, job=h.job.id, by="me"))
+    h.cancel()
     assert view_of(h.state, h.at_s).thought is None
 
 
-def test_what_refuses_on_demand_is_shown_with_its_time(hand: Any) -> None:
+def test_what_refuses_on_demand_is_shown_with_its_time(hand):
     h = hand()
     h.start()
     key = next(iter(h.state.pools))
@@ -411,7 +387,7 @@ def test_what_refuses_on_demand_is_shown_with_its_time(hand: Any) -> None:
     assert (shown.on_demand_blocked_until_s, shown.on_demand_blocked_because) == (None, "")
 
 
-def test_a_quote_on_demand_replaces_the_price_of_the_table(hand: Any) -> None:
+def test_a_quote_on_demand_replaces_the_price_of_the_table(hand):
     h = hand()
     h.start()
     sell_west(h)
@@ -421,16 +397,14 @@ def test_a_quote_on_demand_replaces_the_price_of_the_table(hand: Any) -> None:
     assert h.state.pools[ABROAD.key].spot_usd_per_h == 0.02
 
 
-def test_each_place_bills_by_its_own_clouds_rule_and_reserves_for_its_own_grace(hand: Any) -> None:
+def test_each_place_bills_by_its_own_clouds_rule_and_reserves_for_its_own_grace(hand):
     """One cloud by the hour with a list that lags two minutes, one by the second; the settings say a third."""
     h = hand(billing="azure", budget_usd=100.0, launch_grace_s=30.0)
     h.start()
     hourly = Traits(billing="aws_2016", bids="required", region_usd_per_gb=0.05)
     pace = Pace(list_s=60.0, offers_s=300.0, sold_s=3600.0, grace_s=120.0, boot_s=600.0)
-    sold = Sold(types=tuple(h.state.types.values()), pools=(ABROAD,))
-    h.see(CatalogueSeen(at_s=h.at_s, place=WEST, sold=sold, traits=hourly, pace=pace))
-    quote = Quote(pool=ABROAD, at_s=h.at_s, price_usd_per_h=0.02)
-    h.see(QuotesSeen(at_s=h.at_s, place=WEST, quotes=(quote,)))
+    h.catalogue(ABROAD, traits=hourly, pace=pace)
+    h.quoted(ABROAD, 0.02)
     assert situation.rule_at(h.state, WEST, "spot").name == "aws_2016"
     assert situation.rule_at(h.state, EAST, "spot").name == "azure"
     far, near = leases.terms_of(h.state, WEST), leases.terms_of(h.state, EAST)
@@ -449,7 +423,7 @@ def test_each_place_bills_by_its_own_clouds_rule_and_reserves_for_its_own_grace(
     assert offers == {WEST: "aws_2016", EAST: "azure"}
 
 
-def test_one_notice_that_comes_by_two_ways_is_one_notice(hand: Any) -> None:
+def test_one_notice_that_comes_by_two_ways_is_one_notice(hand):
     """From the machine and from the cloud, seconds apart: the earlier deadline holds, and it is said once."""
     h = hand(on_demand_allowed=False).running(slots_max=1)
     machine = h.leases[0].machine_id
@@ -462,7 +436,7 @@ def test_one_notice_that_comes_by_two_ways_is_one_notice(hand: Any) -> None:
     assert h.words(h.notice(machine, 60.0))
 
 
-def test_what_is_left_of_a_lost_journal_is_ended_however_late_it_is_listed(hand: Any) -> None:
+def test_what_is_left_of_a_lost_journal_is_ended_however_late_it_is_listed(hand):
     """It was made before we first looked, so no living manager has made it."""
     h = hand(launch_grace_s=30.0)
     h.start()

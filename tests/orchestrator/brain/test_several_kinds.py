@@ -9,26 +9,12 @@ from msgspec.structs import replace
 from agent.messages import BackupHeld, JobOrder, SumsKept, WorkerProving, WorkerReady
 from orchestrator.actions import Launch, OpenJob, StartWorker, Terminate
 from orchestrator.brain.holdings import alike
-from orchestrator.events import JobResumed, ManagerStarted
+from orchestrator.events import ManagerStarted
 from orchestrator.state import Kind, Lease, Shut
 from orchestrator.world import decode_state, encode_state
 
 FAST, SLOW = "torch 2; AVX512; EPYC", "torch 2; AVX2; EPYC"
 NEW = "; new driver"
-
-
-def bought(actions: Any) -> list[str]:
-    return [a.request.pool.type for a in actions if isinstance(a, Launch)]
-
-
-def types_in(h: Any) -> set[str]:
-    """Of what the job's layout is made."""
-    layout = h.job.layouts.current
-    return {
-        h.state.leases[h.state.workers[w].token].type.name
-        for w in layout.workers
-        if w in h.state.workers
-    }
 
 
 def went_on(h: Any) -> list[str]:
@@ -43,56 +29,44 @@ def apart(hand: Any, **settings: Any) -> Any:
     return h
 
 
-def only(h: Any, *names: str) -> None:
-    """Only these types are sold."""
-    for known in h.state.pools.values():
-        known.sold = known.pool.type in names
-
-
 def one_of_two(hand: Any) -> tuple[Any, Lease]:
     """A job that needs two small machines has lost one; the keeper has no sums of its newest steps."""
     h = apart(hand)
     h.start()
-    only(h, "small")
+    h.sells("small")
     h.submit(slots_max=3, slots_min=2)
-    h.wait(2.0)
-    h.serve()
-    h.wait(2.0)
-    h.committed(1)
+    h.goes_on(1)
     h.train(60.0)
     h.job.market.told["large"] = {"elsewhere": [SLOW]}
     h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
     h.see(SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20))
     for _ in range(100):
         h.committed(h.job.progress.step + 1, step_s=60.0)
-    only(h, "large")
+    h.sells("large")
     *lost, left = h.leases
     for lease in lost:
         h.taken(lease.machine_id)
     return h, left
 
 
-def test_the_newest_steps_are_not_given_up_for_another_kind(hand: Any) -> None:
+def test_the_newest_steps_are_not_given_up_for_another_kind(hand):
     """Only what is left of its own kind has them: it stays until they are safe, or as old as it takes to redo them."""
     h, left = one_of_two(hand)
     out = h.wait(2 * alike.LACKS_S)
     assert left.token in h.state.leases and not h.only(out, Terminate) and not went_on(h)
     h.see(BackupHeld(at_s=h.at_s, job="job", step=h.job.progress.step, state_bytes=9))
-    h.wait(20.0)
-    h.serve()
-    h.wait(20.0)
-    h.serve()
+    h.served_after(20.0)
+    h.served_after(20.0)
     assert len(went_on(h)) == 1
     h.train(30.0)
-    assert types_in(h) == {"large"}
+    assert h.types_in() == {"large"}
 
 
-def test_steps_that_are_sooner_done_again_than_waited_for_hold_nothing_up(hand: Any) -> None:
+def test_steps_that_are_sooner_done_again_than_waited_for_hold_nothing_up(hand):
     """No backup comes: it goes on when doing them again would have been done."""
     h, left = one_of_two(hand)
     again_s = h.job.progress.step * h.job.progress.step_s
-    h.wait(again_s + 60.0)
-    h.serve()
+    h.served_after(again_s + 60.0)
     assert left.token not in h.state.leases and len(went_on(h)) == 1
 
 
@@ -109,42 +83,38 @@ def strange(hand: Any, **settings: Any) -> tuple[Any, Lease]:
     return h, own
 
 
-def test_machines_of_another_kind_that_came_long_ago_say_nothing_of_today(hand: Any) -> None:
+def test_machines_of_another_kind_that_came_long_ago_say_nothing_of_today(hand):
     """It had its own kind all the time; when that goes, another zone sells more of it."""
     h, own = strange(hand)
     h.keys = {"small": FAST, "large": SLOW}
     (elsewhere,) = (p for p in h.state.pools if own.type.name in p and p != own.pool.key)
     h.job.market.told[own.type.name][elsewhere] = [own.hardware]
-    only(h, "small", "large")
+    h.sells("small", "large")
     h.taken(own.machine_id)
-    for _ in range(10):
-        h.wait(3.0)
-        h.serve()
+    h.served_after(3.0, times=10)
     h.train(30.0)
-    assert not went_on(h) and types_in(h) == {own.type.name}
+    assert not went_on(h) and h.types_in() == {own.type.name}
 
 
-def test_a_machine_that_will_be_taken_works_until_then(hand: Any) -> None:
+def test_a_machine_that_will_be_taken_works_until_then(hand):
     """Another kind is bought when it is gone: as long as steps are committed, nothing is lacking."""
     h, own = strange(hand)
-    only(h, "large")
+    h.sells("large")
     h.notice(own.machine_id, left_s=120.0)
     out = h.train(60.0)
     ended = [action.machine_id for action in h.only(out, Terminate)]
     assert own.machine_id not in ended and not went_on(h)
     h.taken(own.machine_id)
-    for _ in range(90):
-        h.wait(10.0)
-        h.serve()
+    h.served_after(10.0, times=90)
     h.train(30.0)
     assert len(went_on(h)) == 1
 
 
-def test_machines_that_never_join_do_not_put_off_the_end_of_the_wait(hand: Any) -> None:
+def test_machines_that_never_join_do_not_put_off_the_end_of_the_wait(hand):
     """They are bought of its own kind, again and again; ten minutes, the last of them, and it goes on."""
     h = apart(hand).running(slots_max=2, slots_min=2)
     own = h.leases
-    (other,) = h.keys.keys() - types_in(h)
+    (other,) = h.keys.keys() - h.types_in()
     h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
     h.job.market.shut["elsewhere"] = Shut(1, h.at_s)
     handled = len(h.said)
@@ -163,19 +133,16 @@ def test_machines_that_never_join_do_not_put_off_the_end_of_the_wait(hand: Any) 
 
 
 @pytest.mark.parametrize("slots_min", [1, 2])
-def test_whichever_kind_comes_first_is_gone_on_with(hand: Any, slots_min: int) -> None:
+def test_whichever_kind_comes_first_is_gone_on_with(hand, slots_min):
     """What a pool told once is no promise: a machine that could train is not given back for yet another one."""
     h = apart(hand)
     h.start()
-    only(h, "small")
+    h.sells("small")
     h.submit(slots_max=2, slots_min=slots_min)
-    h.wait(2.0)
-    h.serve()
-    h.wait(2.0)
-    h.committed(1)
+    h.goes_on(1)
     h.job.market.told["large"] = {"elsewhere": [SLOW]}
     h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
-    only(h, "large")
+    h.sells("large")
     for lease in h.leases[slots_min - 1 :]:
         h.taken(lease.machine_id)
     h.keys["large"] = SLOW + NEW
@@ -184,18 +151,18 @@ def test_whichever_kind_comes_first_is_gone_on_with(hand: Any, slots_min: int) -
         h.serve()
         h.wait(5.0)
     h.train(60.0)
-    assert len(went_on(h)) == 1 and types_in(h) == {"large"}
+    assert len(went_on(h)) == 1 and h.types_in() == {"large"}
     assert h.job.layouts.kind == h.job.layouts.trained == Kind("cpu", SLOW + NEW)
     assert h.job.layouts.unlike_step == 1
 
 
-def test_a_kind_that_no_step_was_computed_on_costs_no_other_its_machines(hand: Any) -> None:
+def test_a_kind_that_no_step_was_computed_on_costs_no_other_its_machines(hand):
     """Its first machine was taken before a step, and others boot for long: they are what it wants now."""
     h = apart(hand, boot_timeout_s=3600.0)
     small, large = h.kinds
     h.kinds = (replace(small, accelerator="T4"), replace(large, accelerator="a10g"))
     h.start()
-    only(h, "small")
+    h.sells("small")
     h.submit(slots_max=2, slots_min=2)
     h.wait(2.0)
     launches = h.only(h.said, Launch)
@@ -203,46 +170,45 @@ def test_a_kind_that_no_step_was_computed_on_costs_no_other_its_machines(hand: A
     (start,) = h.only(h.said, StartWorker)
     h.ready(start)
     assert h.job.layouts.kind == Kind("t4", FAST)
-    only(h, "large")
+    h.sells("large")
     for launch in launches[1:]:
         h.refused(launch)
-    for lease in h.leases:
-        h.taken(lease.machine_id)
+    h.taken()
     h.wait(5.0)
     (launch,) = (a for a in h.said if isinstance(a, Launch) and a.request.pool.type == "large")
     h.launched(launch)
-    only(h, "small", "large")
+    h.sells("small", "large")
     out = h.wait(2 * alike.LACKS_S)
     assert not h.only(out, Terminate) and not went_on(h)
 
 
-def test_a_resumed_job_does_not_remember_what_came_before_its_end(hand: Any) -> None:
+def test_a_resumed_job_does_not_remember_what_came_before_its_end(hand):
     """Three unlike machines of last month do not make it give its kind up at once."""
     h = apart(hand).running(slots_max=1)
     (own,) = h.leases
     (other,) = h.keys.keys() - {own.type.name}
     h.taken(own.machine_id)
-    only(h, other)
+    h.sells(other)
     h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
     h.job.market.shut["elsewhere"] = Shut(9, h.at_s)
     h.job.market.strangers = alike.STRANGERS_MAX
     h.cancel()
     h.wait(7200.0)
     h.job.spec = replace(h.job.spec, slots_max=2)
-    h.see(JobResumed(at_s=h.at_s, job="job", by="a test"))
-    assert bought(h.wait(60.0)) == [] and not went_on(h)
+    h.resume()
+    assert h.bought(h.wait(60.0)) == [] and not went_on(h)
 
 
-def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand: Any) -> None:
+def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand):
     """It begins on it all the same: whoever comes then and rounds differently is not trained with."""
     h = apart(hand)
     h.start()
-    only(h, "small")
+    h.sells("small")
     h.submit(slots_max=1)
     h.wait(2.0)
     h.serve(ready=False)
     (own,) = h.leases
-    only(h, "large")
+    h.sells("large")
     h.job.spec = replace(h.job.spec, slots_max=2)
     h.notice(own.machine_id, left_s=120.0)
     (start,) = h.only(h.said, StartWorker)
@@ -252,64 +218,57 @@ def test_a_job_keeps_to_the_kind_of_a_machine_that_will_be_taken(hand: Any) -> N
     assert h.job.layouts.kind == Kind("cpu", FAST)
     h.serve()
     h.train(30.0)
-    assert types_in(h) == {"small"}
+    assert h.types_in() == {"small"}
     assert any("cannot train with those" in s.because for s in h.state.sentences)
 
 
-def test_machines_of_another_kind_in_one_zone_are_no_reason_while_another_sells_its_own(
-    hand: Any,
-) -> None:
+def test_machines_of_another_kind_in_one_zone_are_no_reason_while_another_sells_its_own(hand):
     """One zone got a new image, and is the cheapest: the other one is asked before the kind is given up."""
     h = apart(hand).running(slots_max=2, slots_min=2)
     mine = h.leases
-    (kind,) = types_in(h)
+    (kind,) = h.types_in()
     here, there = (key for key, known in h.state.pools.items() if known.pool.type == kind)
     h.job.market.told[kind] = {here: [h.keys[kind] + NEW] * 3, there: [h.keys[kind]]}
     (other,) = h.keys.keys() - {kind}
     h.job.market.told[other] = {"elsewhere": [h.keys[other]]}
     h.job.market.shut = {here: Shut(1, h.at_s), "elsewhere": Shut(9, h.at_s)}
-    only(h)
+    h.sells()
     for lease in mine:
         h.taken(lease.machine_id)
     h.job.market.strangers = alike.STRANGERS_MAX
     for known in h.state.pools.values():
         known.sold = known.pool.type != kind or known.pool.key == there
-    h.wait(10.0)
-    h.serve()
+    h.served_after(10.0)
     h.wait(5.0)
     h.train(10.0)
-    assert not went_on(h) and types_in(h) == {kind}
+    assert not went_on(h) and h.types_in() == {kind}
 
 
 @pytest.mark.parametrize("alike_too", [True, False])
-def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(
-    hand: Any, alike_too: bool
-) -> None:
+def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(hand, alike_too):
     """Forty that are given back would cost forty starts; if it is of the kind the others follow."""
     h, own = strange(hand)
     (other,) = h.keys.keys() - {own.type.name}
     h.keys = {own.type.name: own.hardware, other: own.hardware if alike_too else SLOW + NEW}
-    only(h, other)
+    h.sells(other)
     for known in h.state.pools.values():
         known.sold = known.pool.type == other and known.pool.zone == "east-a"
     h.job.spec = replace(h.job.spec, slots_max=7)
-    first = bought(h.wait(30.0))
+    first = h.bought(h.wait(30.0))
     h.serve()
     assert first == [other]
-    assert len(bought(h.wait(30.0))) == (2 if alike_too else 0)
+    assert len(h.bought(h.wait(30.0))) == (2 if alike_too else 0)
 
 
-def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_once(
-    hand: Any,
-) -> None:
+def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_once(hand):
     """Both told their keys while they proved themselves; the first that was ready chose."""
     h = apart(hand)
     h.at_s = 1e6
     h.start()
-    only(h, "small")
+    h.sells("small")
     h.submit(slots_max=1)
     h.wait(2.0)
-    only(h, "large")
+    h.sells("large")
     h.job.spec = replace(h.job.spec, slots_max=3)
     h.wait(5.0)
     h.serve(ready=False)
@@ -326,33 +285,30 @@ def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_onc
         h.see(proving)
     out = h.ready(starts[0])
     assert "1 machine (large, AVX2 against AVX512) cannot train" in h.words(out)
-    assert bought(out) == [] and bought(h.train(300.0)) == []
+    assert h.bought(out) == [] and h.bought(h.train(300.0)) == []
 
 
-def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand: Any) -> None:
+def test_a_pool_of_another_kind_is_tried_again_with_one_machine_ever_more_seldom(hand):
     """A cloud sells several processors under one name: what it sold is no proof of what it sells."""
     h, own = strange(hand, control_period_s=60.0, rethink_s=60.0, stall_s=3600.0)
     tries = [0] * 8
     for hour in range(len(tries)):
         for _ in range(180):
-            tries[hour] += len(bought(h.wait(20.0)))
+            tries[hour] += len(h.bought(h.wait(20.0)))
             h.serve()
             h.committed(h.job.progress.step + 1)
     assert tries == [1, 0, 1, 0, 0, 0, 1, 0]
     assert [lease.token for lease in h.leases] == [own.token]
     h.keys = {"small": FAST, "large": SLOW}
     while len(h.leases) < 4 and h.at_s < own.intended_at_s + 16 * 3600.0:
-        h.wait(20.0)
-        h.serve()
+        h.served_after(20.0)
         h.committed(h.job.progress.step + 1)
     assert len(h.leases) == 4
     assert {lease.hardware for lease in h.leases} == {own.hardware}
 
 
 @pytest.mark.parametrize("accelerators", [("cpu", "cpu"), ("t4", "a10g")])
-def test_a_job_that_has_long_trained_on_several_kinds_keeps_its_machines(
-    hand: Any, accelerators: tuple[str, str]
-) -> None:
+def test_a_job_that_has_long_trained_on_several_kinds_keeps_its_machines(hand, accelerators):
     """A journal of before kinds were known: nothing is given back, nothing is bought twice, and one sentence says it."""
     h = apart(hand)
     small, large = h.kinds
@@ -361,18 +317,15 @@ def test_a_job_that_has_long_trained_on_several_kinds_keeps_its_machines(
         for kind, name in zip((small, large), accelerators, strict=True)
     )
     keys, h.keys = h.keys, {}
-    h.start()
-    h.submit(slots_max=2, exact=False, haste=1000.0)
-    h.wait(2.0)
-    h.serve()
+    h.begun(slots_max=2, exact=False, haste=1000.0)
     h.wait(2.0)
     h.committed(1)
     (first,) = {lease.type.name for lease in h.leases}
     h.job.spec = replace(h.job.spec, slots_max=6)
-    only(h, *(keys.keys() - {first}))
+    h.sells(*(keys.keys() - {first}))
     h.train(120.0)
-    only(h, "small", "large")
-    before = types_in(h), sorted(h.state.leases)
+    h.sells("small", "large")
+    before = h.types_in(), sorted(h.state.leases)
     assert before[0] == {"small", "large"}
     old = msgspec.json.decode(encode_state(h.state))
     del old["jobs"]["job"]["spec"]["exact"]
@@ -402,17 +355,17 @@ def test_a_job_that_has_long_trained_on_several_kinds_keeps_its_machines(
     h.keys = keys
     out += h.lost(h.job.layouts.current.workers[-1])
     out += h.train(300.0)
-    assert not h.only(out, Terminate) and not bought(out)
-    assert (types_in(h), sorted(h.state.leases)) == before
+    assert not h.only(out, Terminate) and not h.bought(out)
+    assert (h.types_in(), sorted(h.state.leases)) == before
     said = [s for s in h.state.sentences if "as it did before that was known" in s.because]
     assert len(said) == 1
 
 
-def test_of_a_machine_with_unlike_cards_one_kind_trains(hand: Any) -> None:
+def test_of_a_machine_with_unlike_cards_one_kind_trains(hand):
     """The other has nothing to do, and a sentence names the slot; the layout has one key."""
     h = apart(hand)
     h.start()
-    only(h, "large")
+    h.sells("large")
     h.submit(slots_max=2)
     h.wait(2.0)
     h.serve(ready=False)

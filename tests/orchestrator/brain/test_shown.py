@@ -26,7 +26,7 @@ def shown(h: Any) -> list[str]:
     return [job.id for job in view_of(h.state, h.at_s).jobs]
 
 
-def test_each_live_job_is_shown_however_many_there_are(hand: Any) -> None:
+def test_each_live_job_is_shown_however_many_there_are(hand):
     """Cancel and submit look for a job in the view: one that is not there could not be ended."""
     h = hand()
     names = [f"job-{n}" for n in range(MANY)]
@@ -38,7 +38,7 @@ def test_each_live_job_is_shown_however_many_there_are(hand: Any) -> None:
     assert shown(h)[-1] == names[-1], "how it ended is shown beside many that live"
 
 
-def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(hand: Any) -> None:
+def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(hand):
     """Who follows a long job learns how it ended, whatever short ones came and went meanwhile."""
     h = hand()
     h.submit("blocker")
@@ -53,7 +53,7 @@ def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(
     assert "long" in shown(h)
 
 
-def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
+def test_what_the_last_bits_are_is_said_in_a_line(hand):
     """Exact or not and why, and the first step that machines of another kind have computed."""
     h = hand()
     h.keys = {"small": "a", "large": "b"}
@@ -64,10 +64,7 @@ def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
         return job_view(h.state, h.job, h.at_s)
 
     assert (shown().exact, shown().bits) == (True, "exact: only machines that round alike train it")
-    h.wait(2.0)
-    h.serve()
-    h.wait(2.0)
-    h.committed(1)
+    h.goes_on(1)
     assert shown().bits == "exact: only machines that round alike train it (cpu)"
     h.job.layouts.unlike_step = 1200
     assert (shown().unlike_step, shown().bits.partition(":")[0]) == (
@@ -83,7 +80,7 @@ def test_what_the_last_bits_are_is_said_in_a_line(hand: Any) -> None:
     assert "job.exact = false" in shown().bits
 
 
-def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand: Any) -> None:
+def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand):
     """Its money and time are those of its own steps, also after it went back to a version of its own."""
     h = hand().running(slots_max=1)
     h.see(
@@ -94,8 +91,7 @@ def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand: Any)
     h.see(Recalled(at_s=h.at_s, job="job-2", step=40, because="version 40 from its store"))
     branch = h.state.jobs["job-2"]
     assert job_view(h.state, branch, h.at_s).steps_done == 0
-    h.wait(2.0)
-    h.serve()
+    h.served_after(2.0)
     h.committed(43, "job-2")
     h.see(Recalled(at_s=h.at_s, job="job-2", step=42, because="version 42 from the disk"))
     seen = job_view(h.state, branch, h.at_s)
@@ -104,9 +100,7 @@ def test_what_a_job_has_done_itself_is_told_apart_from_where_it_began(hand: Any)
     assert job_view(h.state, h.job, h.at_s).begun_step == 0
 
 
-def test_machines_that_are_not_listed_are_counted(
-    hand: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machines_that_are_not_listed_are_counted(hand, monkeypatch):
     """Of a thousand machines two hundred are listed, and a chart of them showed two hundred."""
     h = hand().running(slots_max=4)
     for token, lease in list(h.state.leases.items()):

@@ -7,7 +7,7 @@ import pytest
 from agent.messages import JobCompleted, Progress, Regrouped
 from bidding.model import Acquire, Purchase
 from cloud.clock import HOUR_S
-from cloud.model import Quote, Sold, Traits
+from cloud.model import Traits
 from orchestrator import preview
 from orchestrator.actions import Launch
 from orchestrator.brain.holdings import leases, ledger
@@ -56,7 +56,7 @@ def starts(h: Any) -> None:
             h.ready(start)
 
 
-def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: Any) -> None:
+def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand):
     """Two slots, 1 MiB of state: two thirds of a MiB of gradients a step at $0.0002 a GB."""
     h = split(hand, 0.0002)
     assert zones_of(h) == {"east-a", "east-b"}
@@ -87,7 +87,7 @@ def test_a_second_zone_costs_what_its_layout_sends_and_the_ledger_says_it(hand: 
     assert h.job.account.traffic_usd == pytest.approx(h.job.layouts.sent_usd)
 
 
-def test_steps_of_each_layout_cost_its_own_traffic(hand: Any) -> None:
+def test_steps_of_each_layout_cost_its_own_traffic(hand):
     """What a layout in two zones has committed is heard of after one in one zone was asked for."""
     h = split(hand, 0.0002, rounds=0)
     while not h.job.layouts.step_usd:
@@ -122,7 +122,7 @@ def test_steps_of_each_layout_cost_its_own_traffic(hand: Any) -> None:
     assert h.job.layouts.sent_usd == pytest.approx(10 * step_usd)
 
 
-def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand: Any) -> None:
+def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand):
     """Its two slots are too few without the lost machine, and no pool sells it one for long."""
     h = split(hand, 0.0002, slots_min=2)
     assert h.job.status == "RUNNING"
@@ -137,20 +137,18 @@ def test_a_job_that_waits_for_a_worker_is_charged_no_traffic(hand: Any) -> None:
     assert ledger.traffic_usd(h.job.account, h.at_s) == pytest.approx(lost_usd, rel=1e-9)
 
 
-def test_a_dear_second_zone_is_not_used(hand: Any) -> None:
+def test_a_dear_second_zone_is_not_used(hand):
     """It trains with one machine while no zone sells two."""
     h = split(hand, 1e3)
     assert len(h.job.layouts.current.workers) == 1
     assert h.job.layouts.step_usd == 0.0
 
 
-def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profile: Any) -> None:
+def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand, profile):
     """Of machines in two zones it uses one, or says what the second one sends."""
     h = hand()
     h.start()
     pools = tuple(known.pool for known in h.state.pools.values())
-    made = profile(4, memory=64e9)
-    model = preview.Model(job="before", profile=made, microbatches=8, stages_max=4, uncuttable="")
     small = {pool.zone: pool for pool in pools if pool.type == "small"}
     parts = tuple(
         Acquire(pool=pool, market="spot", bid_usd_per_h=None, count=1, because="a test")
@@ -158,12 +156,8 @@ def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profil
     )
     wanted = Purchase(acquire=parts, release=(), because="", runner_up="", cost_usd_per_work=None)
     for usd_per_gb, workers in ((0.0, 2), (1e-4, 2), (1e3, 1)):
-        sold = preview.PlannedSale(
-            places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
-            quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
-            source="",
-            traits={"local": Traits(billing="local", zone_usd_per_gb=usd_per_gb)},
-        )
+        traits = {"local": Traits(billing="local", zone_usd_per_gb=usd_per_gb)}
+        sold, model = h.planned(profile(4, memory=64e9), traits=traits)
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64, slots_max=2)
         state, job = preview.ask_the_brain(Config(), sold, spec, preview.PlannedWork(), model)
         choice = choose(preview._question(state, job, wanted))
@@ -171,21 +165,11 @@ def test_a_plan_prices_its_layout_by_zones_as_the_manager_does(hand: Any, profil
         assert (choice.traffic_usd > 0) == (usd_per_gb == 1e-4)
 
 
-def test_a_plan_prices_a_slot_hour_alike_whether_a_step_was_timed_or_not(
-    hand: Any, profile: Any
-) -> None:
+def test_a_plan_prices_a_slot_hour_alike_whether_a_step_was_timed_or_not(hand, profile):
     """The profile alone tells how long a step takes; it was shown as if each took a second."""
     h = hand()
     h.start()
-    pools = tuple(known.pool for known in h.state.pools.values())
-    model = preview.Model(
-        job="before", profile=profile(4), microbatches=8, stages_max=4, uncuttable=""
-    )
-    sold = preview.PlannedSale(
-        places={pools[0].place: Sold(types=tuple(h.state.types.values()), pools=pools)},
-        quotes=tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools),
-        source="",
-    )
+    sold, model = h.planned(profile(4))
     spec = JobSpec(job="job", script="train.py", script_sha="0" * 64, slots_max=2)
     shown = []
     untimed = preview.PlannedWork()
@@ -200,7 +184,7 @@ def test_a_plan_prices_a_slot_hour_alike_whether_a_step_was_timed_or_not(
         assert one == pytest.approx(other, rel=0.12), pool  # 1 / took_s is more
 
 
-def test_where_traffic_is_free_nothing_is_said_of_zones(hand: Any) -> None:
+def test_where_traffic_is_free_nothing_is_said_of_zones(hand):
     h = split(hand, 0.0)
     assert zones_of(h) == {"east-a", "east-b"}
     assert h.job.layouts.step_usd == 0.0
@@ -232,9 +216,7 @@ def seats(zones: str, usd_per_gb: float = 0.02) -> tuple[Seat, ...]:
         ("aabb", 4e9, "aa"),
     ],
 )
-def test_a_layout_uses_the_seats_whose_work_pays(
-    zones: str, gradient_bytes: float, inside: str
-) -> None:
+def test_a_layout_uses_the_seats_whose_work_pays(zones, gradient_bytes, inside):
     asked = Question(
         microbatches=12,
         seats=seats(zones),

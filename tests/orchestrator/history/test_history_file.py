@@ -13,7 +13,6 @@ from orchestrator.history.reader import History
 from orchestrator.history.recorder import Recorder
 from orchestrator.history.records import Happening
 from orchestrator.history.writer import Writer
-from orchestrator.paths import Places
 from orchestrator.redis_client import connect
 from orchestrator.view import Sentence
 
@@ -32,14 +31,14 @@ def happening(number: int, at_s: float, job: str = "") -> Happening:
     )
 
 
-def test_before_there_is_a_file_every_answer_is_empty(places: Places) -> None:
+def test_before_there_is_a_file_every_answer_is_empty(places):
     history = History.open(places)
     assert history.names() == history.events() == history.money() == history.machines() == []
     assert history.series("spent_usd", 0.0, T0) == []
     assert history.span() is None
 
 
-def test_a_zoom_from_hours_to_a_month_keeps_the_range_and_the_newest_value(places: Places) -> None:
+def test_a_zoom_from_hours_to_a_month_keeps_the_range_and_the_newest_value(places):
     """A peak of one reading is in every picture that shows its time; each ends with the last value."""
     made, end_s = Writer(places.history), T0 + 40 * HOUR_S
     for number in range(40 * 360):
@@ -66,7 +65,7 @@ def test_a_zoom_from_hours_to_a_month_keeps_the_range_and_the_newest_value(place
     made.close()
 
 
-def test_a_value_that_does_not_change_is_few_rows_and_holds(places: Places) -> None:
+def test_a_value_that_does_not_change_is_few_rows_and_holds(places):
     made = Writer(places.history)
     for number in range(2000):
         made.note("price/pool", T0 + 10.0 * number, 0.3 if number < 1500 else 0.4)
@@ -80,7 +79,7 @@ def test_a_value_that_does_not_change_is_few_rows_and_holds(places: Places) -> N
     assert {point.last for point in found} == {0.3}
 
 
-def test_events_are_found_by_time_job_and_kind_and_come_once(places: Places) -> None:
+def test_events_are_found_by_time_job_and_kind_and_come_once(places):
     for _ in range(2):  # a second writer reads the same again
         made = Writer(places.history)
         for number in range(100):
@@ -95,7 +94,7 @@ def test_events_are_found_by_time_job_and_kind_and_come_once(places: Places) -> 
     assert history.events(kind=("buy", "eviction")) == []
 
 
-def test_tables_are_bounded(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_bounded(places, monkeypatch):
     monkeypatch.setattr(store, "EVENTS_MAX", 10)
     monkeypatch.setattr(store, "SERIES_MAX", 3)
     made = Writer(places.history)
@@ -113,7 +112,7 @@ def test_tables_are_bounded(places: Places, monkeypatch: pytest.MonkeyPatch) -> 
     assert history.names() == ["series-47", "series-48", "series-49"]
 
 
-def test_a_file_that_is_no_history_is_put_aside(places: Places) -> None:
+def test_a_file_that_is_no_history_is_put_aside(places):
     places.history.write_bytes(b"this is no database at all, not by any means" * 100)
     made = Writer(places.history)
     made.tell(happening(1, T0))
@@ -126,12 +125,12 @@ def test_a_file_that_is_no_history_is_put_aside(places: Places) -> None:
     assert places.history.with_name("history.db.unreadable").exists()
 
 
-def test_nobody_else_reads_it(places: Places) -> None:
+def test_nobody_else_reads_it(places):
     Writer(places.history).close()
     assert places.history.stat().st_mode & 0o077 == 0
 
 
-def test_a_turn_that_fails_leaves_the_file_as_it_was(places: Places) -> None:
+def test_a_turn_that_fails_leaves_the_file_as_it_was(places):
     made = Writer(places.history)
     made.tell(happening(1, T0))
     made.flush()
@@ -147,8 +146,8 @@ def test_a_turn_that_fails_leaves_the_file_as_it_was(places: Places) -> None:
 
 @pytest.mark.processes
 def test_a_file_that_is_damaged_inside_says_so_and_is_put_aside_by_the_recorder(
-    server, publisher, places: Places
-) -> None:
+    server, publisher, places
+):
     """Its first page is sound, so it opens; what is published still is read again into the new one."""
     client = connect(server.url)
     said = Sentence(at_s=T0, who="m-1", what="note", because="it is so")
@@ -174,3 +173,24 @@ def test_a_file_that_is_damaged_inside_says_so_and_is_put_aside_by_the_recorder(
     assert found["m-1"] == "it is so"
     assert "put aside as history.db.unreadable" in found["history"]
     assert places.history.with_name("history.db.unreadable").stat().st_size == size
+
+
+@pytest.mark.processes
+def test_a_file_that_somebody_removes_is_brought_back_with_all_that_was_in_it(
+    server, publisher, places
+):
+    """Else the recorder would write on where nobody reads, and all would be gone with its end."""
+    recorder = Recorder(connect(server.url), places.history)
+    recorder._writer.tell(happening(1, T0, "a"))
+    recorder.look(T0, last=True)
+    for file in places.history.parent.glob("history.db*"):
+        file.unlink()
+    recorder._writer.tell(happening(2, T0, "a"))
+    recorder.look(T0 + 9.0, last=True)
+    recorder._writer.tell(happening(3, T0, "a"))
+    recorder.look(T0 + 18.0, last=True)
+    recorder.close()
+    assert {one.id for one in History.open(places).events()} >= {
+        happening(1, T0, "a").id,
+        happening(3, T0, "a").id,
+    }

@@ -42,7 +42,7 @@ def shown(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_the_text_is_well_formed_and_says_what_the_view_says(view: View) -> None:
+def test_the_text_is_well_formed_and_says_what_the_view_says(view):
     found = shown(metrics.text(view))
     assert found["spot_up"] == ["spot_up 1"]
     assert found["spot_spent_usd"] == [f"spot_spent_usd {view.cost.spent_usd!r}"]
@@ -52,7 +52,7 @@ def test_the_text_is_well_formed_and_says_what_the_view_says(view: View) -> None
     assert set(found) <= metrics.names()
 
 
-def test_names_of_jobs_give_no_orders_and_their_number_is_bounded(view: View) -> None:
+def test_names_of_jobs_give_no_orders_and_their_number_is_bounded(view):
     evil = msgspec.structs.replace(
         view.jobs[0], id='a"} 1\nspot_up 0 \\' + "x" * 500, loss=float("nan")
     )
@@ -64,7 +64,7 @@ def test_names_of_jobs_give_no_orders_and_their_number_is_bounded(view: View) ->
     assert max(len(line) for lines in found.values() for line in lines) < 300
 
 
-def test_without_a_view_it_says_so() -> None:
+def test_without_a_view_it_says_so():
     assert shown(metrics.text(None)) == {"spot_up": ["spot_up 0"]}
 
 
@@ -76,7 +76,7 @@ def asked() -> list[str]:
 
 
 @pytest.mark.parametrize("expression", asked())
-def test_every_metric_that_is_asked_for_is_there(expression: str) -> None:
+def test_every_metric_that_is_asked_for_is_there(expression):
     used = set(NAME.findall(expression))
     assert used and used <= metrics.names()
     assert expression.count("(") == expression.count(")")
@@ -84,7 +84,7 @@ def test_every_metric_that_is_asked_for_is_there(expression: str) -> None:
         assert set(status.split("|")) <= set(metrics.STATUSES)
 
 
-def test_rules_say_what_is_wrong_and_panels_do_not_overlap() -> None:
+def test_rules_say_what_is_wrong_and_panels_do_not_overlap():
     rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
     assert all(rule["annotations"]["summary"] and rule["labels"]["severity"] for rule in rules)
     taken: set[tuple[int, int]] = set()

@@ -45,8 +45,8 @@ class Mortal:
 
 
 def test_a_recorder_that_is_killed_again_and_again_writes_every_line_once(
-    server, publisher, places: Places
-) -> None:
+    server, publisher, places
+):
     dice, states = Random(7), list[State]()
     mortal = Mortal(server.url, places)
     mortal.start()
@@ -85,7 +85,7 @@ def test_a_recorder_that_is_killed_again_and_again_writes_every_line_once(
     )
 
 
-def test_events_know_their_job_and_their_kind(server, publisher, places: Places) -> None:
+def test_events_know_their_job_and_their_kind(server, publisher, places):
     """Evictions, notices and ends are found by kind as often as the manager counted them."""
     recorder, states = Recorder(connect(server.url), places.history), list[State]()
     now_s = 0.0

@@ -169,9 +169,7 @@ def journal_of(seed: int, path: Path) -> list[Entry]:
     ("seed", "kinds"),
     [(0, "loss notice change"), (1, "loss notice change"), (4, "loss"), (7, "change")],
 )
-def test_every_layout_that_worked_is_told_once_in_a_wild_deployment(
-    seed: int, kinds: str, tmp_path
-):
+def test_every_layout_that_worked_is_told_once_in_a_wild_deployment(seed, kinds, tmp_path):
     """The brain decides again, and what it acknowledges is compared: after a loss it is RECOVERING."""
     entries = journal_of(seed, tmp_path / "journal.jsonl")
     state, worked = State(), dict[str, dict[int, str]]()

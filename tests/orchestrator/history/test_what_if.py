@@ -25,7 +25,7 @@ def running() -> bytes:
     return found[0]
 
 
-def test_as_it_is_nothing_is_asked_for_twice(running: bytes) -> None:
+def test_as_it_is_nothing_is_asked_for_twice(running):
     """The decision of now is foreseen with its end and its cost, and the state stays as it was."""
     state = decode_state(running)
     found = what_if(state, "job-0", Terms())
@@ -37,7 +37,7 @@ def test_as_it_is_nothing_is_asked_for_twice(running: bytes) -> None:
     assert found.because
 
 
-def test_other_regions_and_fewer_slots_change_what_is_held(running: bytes) -> None:
+def test_other_regions_and_fewer_slots_change_what_is_held(running):
     now = what_if(decode_state(running), "job-0", Terms())
     fewer = what_if(decode_state(running), "job-0", Terms(slots_max=2))
     assert fewer.machines < now.machines
@@ -47,14 +47,14 @@ def test_other_regions_and_fewer_slots_change_what_is_held(running: bytes) -> No
     assert all("zone-1" in one.pool or "zone-4" in one.pool for one in moved.buys)
 
 
-def test_a_budget_that_is_spent_buys_nothing_and_a_near_end_is_seen(running: bytes) -> None:
+def test_a_budget_that_is_spent_buys_nothing_and_a_near_end_is_seen(running):
     poor = what_if(decode_state(running), "job-0", Terms(budget_usd=0.0, slots_max=9))
     assert not poor.buys
     short = what_if(decode_state(running), "job-0", Terms(budget_usd=1.0))
     assert short.over_budget == (short.final_usd is not None and short.final_usd > 1.0)
 
 
-def test_a_job_that_has_ended_decides_nothing(running: bytes) -> None:
+def test_a_job_that_has_ended_decides_nothing(running):
     state = decode_state(running)
     state.jobs["job-0"].status = "FAILED"
     assert "has ended: FAILED" in what_if(state, "job-0", Terms()).because

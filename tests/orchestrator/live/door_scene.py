@@ -36,8 +36,8 @@ class Scene:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.redis = folder, redis.Redis.from_url(url)
         self._url = url
-        self.signer = Signer(folder)
-        self.verifiers: dict[str, Verifier] = {"local": LocalIdentity.at(folder)}
+        self.verifiers: dict[str, Verifier] = {"local": LocalIdentity(folder)}
+        self.signer = Signer(folder)  # the cloud begins after the door
         self.desk = Desk("ours", self.verifiers)
         self.fingerprint = certificate.make_if_missing(folder / "door.token")
         if not (folder / "boot.token").exists():

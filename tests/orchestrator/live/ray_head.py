@@ -58,7 +58,6 @@ class RayHead:
         asked = HeadOrder(
             host=ADDRESS,
             port=self.port,
-            dashboard_port=None,
             folder=str(self.directory),
             object_store_bytes=80_000_000,
             boot=str(boot),

@@ -31,6 +31,18 @@ from orchestrator.state import State
 WEST = Place("local", "local-west")
 
 
+CLOUD = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours")
+POOL = CLOUD.sold(WEST).pools[0]
+REQUEST = LaunchRequest(token="t", pool=POOL, market="spot", bid_usd_per_h=None, tags={})
+
+
+def living(clock: VirtualClock, *providers: Any) -> LiveWorld:
+    """A manager's world that has these clouds, or none."""
+    parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
+    named = dict(zip(("local",), providers, strict=False))
+    return LiveWorld(store=Store(), providers=named, clock=clock, **parts)
+
+
 class Errant(SimulatedProvider):
     """One region sells; of the other, and of every call, the SDK knows nothing good."""
 
@@ -59,21 +71,16 @@ class Store:
 @pytest.mark.parametrize(
     "error", [KeyError("Reservations"), TypeError("x"), OSError("ssl"), Unknown("no answer")]
 )
-def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error: Exception) -> None:
+def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error):
     """Lists fail, launches are unknown, closed places are said, and what works goes on."""
 
     async def play() -> None:
         clock = VirtualClock(1.0)
-        cloud = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours")
-        provider, store = Errant(cloud, clock), Store()
+        provider = Errant(CLOUD, clock)
         provider.error = error
-        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
-        world = LiveWorld(store=store, providers={"local": provider}, clock=clock, **parts)
-        follow = asyncio.create_task(world._follow_places(provider))
-        pool = cloud.sold(WEST).pools[0]
-        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        world, follow = following(provider, clock)
         for _ in range(3):
-            await world.perform(Launch(request=request, because="a test"))
+            await world.perform(Launch(request=REQUEST, because="a test"))
             await world.perform(ListMachines(place=WEST, because="a test"))
         await world.perform(Terminate(ref=Ref(WEST, "i-1"), because="a test"))
         found: list[Any] = []
@@ -89,7 +96,7 @@ def test_an_exception_that_nobody_foresaw_is_an_unknown_outcome(error: Exception
         assert not any(event.refused for event in found if isinstance(event, EndFailed))
         failed = [event for event in found if isinstance(event, LaunchFailed)]
         assert {(one.code, one.refusal) for one in failed} == {("Unknown", None)}
-        said = [line for line in store.lines if b"no answer that is known" in line]
+        said = [line for line in world._store.lines if b"no answer that is known" in line]
         assert len(said) == (0 if isinstance(error, Unknown) else 1)
 
     asyncio.run(play())
@@ -108,15 +115,12 @@ class Away(SimulatedProvider):
         return await super().places()
 
 
-def test_a_cloud_that_was_not_reached_is_asked_again_at_once() -> None:
+def test_a_cloud_that_was_not_reached_is_asked_again_at_once():
     """A manager that starts while its cloud is away sees what is sold as soon as it is back."""
 
     async def play() -> None:
         clock = VirtualClock(1.0)
-        provider = Away(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
-        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
-        world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
-        follow = asyncio.create_task(world._follow_places(provider))
+        world, follow = following(Away(CLOUD, clock), clock)
         async with asyncio.timeout(20):
             while not isinstance((await world._queue.get())[1], CatalogueSeen):
                 pass
@@ -150,18 +154,17 @@ class Shop(SimulatedProvider):
 
 
 def following(provider: Any, clock: VirtualClock) -> tuple[LiveWorld, "asyncio.Task[None]"]:
-    parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
-    world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
+    world = living(clock, provider)
     return world, asyncio.create_task(world._follow_places(provider))
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_a_quota_that_is_full_is_read_again_within_minutes(full: bool) -> None:
+def test_a_quota_that_is_full_is_read_again_within_minutes(full):
     """What others end, and a quota that was raised, is not waited for until the next day."""
 
     async def play() -> None:
         clock = VirtualClock(1.0)
-        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider = Shop(CLOUD, clock)
         provider.rooms = (
             Room(place=WEST, market="spot", vcpus_max=4, vcpus_used=4 if full else 3),
         )
@@ -181,14 +184,14 @@ def test_a_quota_that_is_full_is_read_again_within_minutes(full: bool) -> None:
     asyncio.run(play())
 
 
-def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatch: Any) -> None:
+def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatch):
     """A permission that is taken away freezes neither bills nor the prices at which is bought."""
     monkeypatch.setattr(world, "QUOTES_S", 0.005)
     monkeypatch.setattr(world, "QUOTES_S_MAX", 0.01)
 
     async def play() -> None:
         clock = VirtualClock(1.0)
-        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider = Shop(CLOUD, clock)
         lives, follow = following(provider, clock)
         async with asyncio.timeout(20):
             while not isinstance((await lives._queue.get())[1], QuotesSeen):
@@ -208,13 +211,13 @@ def test_prices_are_followed_while_a_place_does_not_say_what_it_sells(monkeypatc
     asyncio.run(play())
 
 
-def test_a_region_that_opens_again_is_bought_from_again(monkeypatch: Any) -> None:
+def test_a_region_that_opens_again_is_bought_from_again(monkeypatch):
     """Keys had expired and were renewed; what it sells is what it was."""
     monkeypatch.setattr(world, "CLOSED_S", 0.01)
 
     async def play() -> None:
         clock = VirtualClock(1.0)
-        provider = Shop(SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours"), clock)
+        provider = Shop(CLOUD, clock)
         provider.pace = replace(provider.pace, sold_s=0.02)
         lives, follow = following(provider, clock)
         state, was = State(), []
@@ -233,15 +236,13 @@ def test_a_region_that_opens_again_is_bought_from_again(monkeypatch: Any) -> Non
     asyncio.run(play())
 
 
-def test_what_nobody_heard_was_refused_and_not_perhaps_done() -> None:
+def test_what_nobody_heard_was_refused_and_not_perhaps_done():
     """Else it would be waited for until a list shows that it never started."""
 
     async def play() -> None:
         provider = LocalProvider("http://127.0.0.1:1", "token", "ours")
-        pool = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours").sold(WEST).pools[0]
-        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
         with pytest.raises(Refused) as raised:
-            await provider.launch(request)
+            await provider.launch(REQUEST)
         await provider.close()
         assert raised.value.refusal.scope == "place"
         assert raised.value.refusal.retry_s == 1.0
@@ -249,17 +250,13 @@ def test_what_nobody_heard_was_refused_and_not_perhaps_done() -> None:
     asyncio.run(play())
 
 
-def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it() -> None:
+def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it():
     async def play() -> None:
         clock = VirtualClock(1.0)
-        cloud = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours")
-        provider = Errant(cloud, clock)
+        provider = Errant(CLOUD, clock)
         provider.error = Refused("market", "OperationNotAllowed", "low priority cores", 3600.0)
-        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
-        world = LiveWorld(store=Store(), providers={"local": provider}, clock=clock, **parts)
-        pool = cloud.sold(WEST).pools[0]
-        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
-        await world.perform(Launch(request=request, because="a test"))
+        world = living(clock, provider)
+        await world.perform(Launch(request=REQUEST, because="a test"))
         async with asyncio.timeout(10):
             _, event = await world._queue.get()
         await world.close()
@@ -268,23 +265,19 @@ def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it() -> None:
     asyncio.run(play())
 
 
-def test_a_cloud_that_was_switched_off_ends_no_manager() -> None:
+def test_a_cloud_that_was_switched_off_ends_no_manager():
     """Its machines are in the journal still: what is asked of it fails, and is said once."""
 
     async def play() -> None:
-        clock, store = VirtualClock(1.0), Store()
-        pool = SimulatedCloud(SpotMarket(LOCAL, tempo=0), "ours").sold(WEST).pools[0]
-        parts: dict[str, Any] = {"journal": None, "engine": None, "quotes": None}
-        world = LiveWorld(store=store, providers={}, clock=clock, **parts)
-        request = LaunchRequest(token="t", pool=pool, market="spot", bid_usd_per_h=None, tags={})
+        world = living(VirtualClock(1.0))
         await world.perform(Terminate(ref=Ref(WEST, "i-1"), because="a test"))
         await world.perform(ListMachines(place=WEST, because="a test"))
-        await world.perform(Launch(request=request, because="a test"))
+        await world.perform(Launch(request=REQUEST, because="a test"))
         async with asyncio.timeout(10):
             found = [(await world._queue.get())[1] for _ in range(3)]
         await world.close()
         assert world._broken is None
         assert {type(event) for event in found} == {EndFailed, ListFailed, LaunchFailed}
-        assert len([line for line in store.lines if b"off in the settings" in line]) == 1
+        assert len([line for line in world._store.lines if b"off in the settings" in line]) == 1
 
     asyncio.run(play())

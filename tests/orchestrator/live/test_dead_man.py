@@ -34,7 +34,6 @@ from cloud.provider import Provider, all_machines
 from orchestrator.clouds import providers
 from orchestrator.config import load
 from orchestrator.door.guests import Guest
-from orchestrator.supervisor.redis_server import RedisServer
 
 BOOT = Path(__file__).parents[3] / "cloud" / "boot.sh"
 SILENT_S = 15.0  # longer than a busy computer lets a machine or its door wait
@@ -184,9 +183,7 @@ def head() -> Iterator[RayHead]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(590)
-def test_a_machine_whose_manager_is_gone_ends_its_own_bill(
-    head: RayHead, server: RedisServer, tmp_path: Path
-):
+def test_a_machine_whose_manager_is_gone_ends_its_own_bill(head, server, tmp_path):
     """On all three clouds it joins and becomes a node; then its raylet hangs, and nobody speaks.
 
     On EC2 only the manager is dead, on the others the whole house is.
@@ -201,7 +198,7 @@ def test_a_machine_whose_manager_is_gone_ends_its_own_bill(
 
 
 @pytest.mark.processes
-def test_a_machine_with_a_wrong_token_does_not_join(head: RayHead, tmp_path: Path):
+def test_a_machine_with_a_wrong_token_does_not_join(head, tmp_path):
     """Ray refuses its raylet; the script ends, and the machine with it, instead of costing money."""
     told = head.boot_environment(tmp_path / "ray.token", "0" * 32)
     with local_account(tmp_path / "account", BOOT.read_text, told) as account:
@@ -249,7 +246,7 @@ def left_alone(cloud: str, folder: Path, scene: Scene, head: RayHead, stack: Exi
 
 def verifier(cloud: str, folder: Path) -> Any:
     if cloud == "local":
-        return LocalIdentity.at(folder)
+        return LocalIdentity(folder)
     certificates = read_certificates(folder / "certificates.pem")
     return (
         AwsIdentity(certificates) if cloud == "aws" else AzureIdentity(certificates, SUBSCRIPTION)

@@ -82,7 +82,7 @@ def test_where_nothing_can_be_bought_what_is_held_is_listed_and_ended():
             asyncio.run(verb(place))
 
 
-def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tmp_path: Path):
+def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tmp_path):
     config = loaded(tmp_path, NO_LOCAL, PRIVATE, AWS, AZURE, "lists_lag_s = 7\n")
     assert enabled(config) == ["aws", "azure"]
     found = providers(config, tmp_path, script)
@@ -100,7 +100,7 @@ def test_each_enabled_cloud_is_a_provider_with_the_first_boot_of_its_machines(tm
         assert provider.traits.pending_is_free
 
 
-def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Path):
+def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path):
     """Unless the cloud is on this machine itself, as a fake one is."""
     found = providers(loaded(tmp_path, NO_LOCAL, AWS, AZURE), tmp_path, script)
     for provider in found.values():
@@ -112,7 +112,7 @@ def test_a_head_that_only_this_machine_reaches_closes_a_real_cloud(tmp_path: Pat
     assert found["aws"]._settings.endpoint_url
 
 
-def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Path):
+def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path):
     """Without the certificates that its documents are signed by, no machine of it could join."""
     without = AWS.replace('certificates = "aws.pem"\n', "")
     found = providers(loaded(tmp_path, NO_LOCAL, PRIVATE, without, AZURE), tmp_path, script)
@@ -136,7 +136,7 @@ def test_a_cloud_whose_machines_cannot_prove_who_they_are_is_closed(tmp_path: Pa
     assert verifiers(order, Places(tmp_path)) == {}
 
 
-def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path: Path):
+def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_path):
     def doorless(cloud: str) -> str:
         if cloud == "aws":
             raise OrchestratorError("the join door is not known")
@@ -147,7 +147,7 @@ def test_a_cloud_without_a_door_for_its_machines_is_closed_and_no_other_one(tmp_
     assert not hasattr(found["azure"], "_because")
 
 
-def test_status_imports_no_sdk(tmp_path: Path):
+def test_status_imports_no_sdk(tmp_path):
     """Nor do the settings of both clouds; a provider imports its SDK with its first call."""
     (tmp_path / "orchestrator.toml").write_text(PRIVATE + AWS + AZURE)
     code = (
@@ -193,7 +193,7 @@ print("SDKs", {"boto3", "azure.mgmt.compute"} <= set(sys.modules), (rss() - befo
 """
 
 
-def test_both_sdks_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_both_sdks_take_little_memory(tmp_path, monkeypatch):
     """A manager that buys from both clouds has at most 150 MB more than one that buys from none."""
     here = 'endpoint_url = "http://127.0.0.1:1"\n'
     azure = 'endpoint = "http://127.0.0.1:1"\nprices_endpoint = "http://127.0.0.1:1"\n'

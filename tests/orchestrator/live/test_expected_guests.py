@@ -28,7 +28,7 @@ def held(hand: Any) -> Any:
     return h, machine_id
 
 
-def test_a_machine_is_expected_from_its_launch_until_it_is_given_back(hand: Any) -> None:
+def test_a_machine_is_expected_from_its_launch_until_it_is_given_back(hand):
     """By what its cloud signs, and with the address that the cloud lists, once it does."""
     h, machine_id = held(hand)
     cloud = h.leases[0].pool.cloud
@@ -41,7 +41,7 @@ def test_a_machine_is_expected_from_its_launch_until_it_is_given_back(hand: Any)
     assert guests_of(h.state).machines == ()
 
 
-def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
+def test_the_phases_of_a_first_boot_are_shown(hand):
     """A machine that has proved who it is boots, whatever the list says; each phase is told once."""
     h, machine_id = held(hand)
     lease = h.leases[0]
@@ -60,7 +60,7 @@ def test_the_phases_of_a_first_boot_are_shown(hand: Any) -> None:
     assert h.see(other) == []
 
 
-def test_a_machine_with_another_image_goes_back_and_its_region_waits(hand: Any) -> None:
+def test_a_machine_with_another_image_goes_back_and_its_region_waits(hand):
     """All machines there have that image: each would be paid for until it finds out by itself."""
     h, machine_id = held(hand)
     why = "this machine has Python 3.11 and the manager Python 3.12"
@@ -74,7 +74,7 @@ def test_a_machine_with_another_image_goes_back_and_its_region_waits(hand: Any) 
     assert not h.only(h.wait(2.0), Launch)
 
 
-def test_a_machine_without_a_driver_leaves_types_without_cards_to_be_bought(hand: Any) -> None:
+def test_a_machine_without_a_driver_leaves_types_without_cards_to_be_bought(hand):
     h = hand()
     with_cards = {"accelerators": 1, "accelerator": "a10g", "family": "g5", "speed": 9.0}
     first, *others = h.kinds
@@ -103,7 +103,7 @@ class Journal:
         self.said.append(said)
 
 
-def test_the_newest_state_is_published_though_no_event_follows(hand: Any) -> None:
+def test_the_newest_state_is_published_though_no_event_follows(hand):
     """A machine that was launched a moment after the last publication need not wait for the next event."""
     h = hand()
     h.start()

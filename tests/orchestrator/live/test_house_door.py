@@ -1,15 +1,19 @@
 """The house's part in the join door: its port outlives houses, and its process may die."""
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.machine.environment import of_worker
+from agent.machine.join.door import Door, NoAnswer
 from cloud.http_server import bound
 from orchestrator.config import load
 from orchestrator.door.address import read_door
 from orchestrator.supervisor import supervisor
 from orchestrator.supervisor.supervisor import House
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def open_door(folder: Path) -> str:
     return known.address
 
 
-def test_the_door_keeps_its_port_from_house_to_house(tmp_path: Path, said: list[str]):
+def test_the_door_keeps_its_port_from_house_to_house(tmp_path, said):
     """The system gives no outgoing connection that port while no house runs."""
     first = open_door(tmp_path)
     assert int(first.rpartition(":")[2]) in supervisor.PORTS
@@ -45,7 +49,7 @@ def test_the_door_keeps_its_port_from_house_to_house(tmp_path: Path, said: list[
     assert said == []
 
 
-def test_a_door_that_has_to_move_says_what_that_ends(tmp_path: Path, said: list[str]):
+def test_a_door_that_has_to_move_says_what_that_ends(tmp_path, said):
     """The machines that are there know the old address only, so a person has to hear of it."""
     first = open_door(tmp_path)
     host, _, port = first.rpartition(":")
@@ -57,9 +61,7 @@ def test_a_door_that_has_to_move_says_what_that_ends(tmp_path: Path, said: list[
     assert "end themselves after 600 s" in line
 
 
-def test_a_door_that_cannot_live_ends_no_house(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_door_that_cannot_live_ends_no_house(tmp_path, said, monkeypatch):
     """Its process is started again at a pace, and its log holds why it ended."""
     monkeypatch.setattr(supervisor, "RESTARTS_MAX", 0)
     monkeypatch.setattr(supervisor, "PACE_S", 0.0, raising=False)
@@ -79,9 +81,30 @@ def test_a_door_that_cannot_live_ends_no_house(
         house.stop()
 
 
-def test_machines_look_for_a_bucket_where_the_manager_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_door_opens_before_the_local_cloud_has_begun(tmp_path, said):
+    """The cloud makes its papers when it starts, which on a busy machine is after the door."""
+    house = a_house(tmp_path)
+    try:
+        house._env = house._environment()
+        house._open_door()
+        house._start_door()
+        known = read_door(house.places)
+        assert known is not None
+        client = Door(known.address, known.fingerprint)
+        until("a nonce", lambda: _answer(client), 60)
+        assert house._children["door"].poll() is None
+        assert not house.places.cloud_dir.exists()
+    finally:
+        house.stop()
+
+
+def _answer(client: Door) -> Any:
+    with contextlib.suppress(NoAnswer):
+        return client.call("GET", "/nonce", None, 5.0)
+    return None
+
+
+def test_machines_look_for_a_bucket_where_the_manager_does(tmp_path, monkeypatch):
     """Workers write large states there themselves, and S3 answers only in the bucket's region."""
     for name, given in (("AWS_REGION", "eu-west-1"), ("AWS_DEFAULT_REGION", "eu-north-1")):
         monkeypatch.delenv("AWS_REGION", raising=False)

@@ -53,7 +53,7 @@ def events(scene: Scene) -> list[dict]:
     return [msgspec.json.decode(fields[b"e"]) for _, fields in scene.redis.xrange(INBOX)]
 
 
-def test_the_expected_machine_gets_in_once(scene: Scene):
+def test_the_expected_machine_gets_in_once(scene):
     """Its own process may ask again, since an answer may be lost; every other one is refused."""
     scene.expect(GUEST)
     answer = ask(scene, took_s=1.5)
@@ -122,7 +122,7 @@ EXPECTED = (
 )
 
 
-def test_there_are_many_ways_in_that_are_none(scene: Scene):
+def test_there_are_many_ways_in_that_are_none(scene):
     """Each over a connection as a machine makes it; after them all, the genuine one gets in."""
     scene.expect(*EXPECTED)
 
@@ -137,7 +137,7 @@ def test_there_are_many_ways_in_that_are_none(scene: Scene):
     assert call(join=scene.application(scene.machine(), call()))["machine_id"] == "i-1"
 
 
-def test_of_a_thousand_others_none_gets_in(scene: Scene):
+def test_of_a_thousand_others_none_gets_in(scene):
     """Drawn from the same ways, at the application itself, which is faster."""
     scene.expect(*EXPECTED)
     draw = random.Random(7)
@@ -168,7 +168,7 @@ async def answer(door: Door, source: str, join: dict | None) -> httpx.Response:
         return await (client.get("/nonce") if join is None else client.post("/join", json=join))
 
 
-def test_a_nonce_expires(scene: Scene):
+def test_a_nonce_expires(scene):
     """A minute after it was given, by the door's own clock."""
     now_s = time.time()
     made = scene.desk.ticket("127.0.0.1", now_s - 61)
@@ -181,7 +181,7 @@ def test_a_nonce_expires(scene: Scene):
 @pytest.mark.parametrize(
     "said", [None, [], {"cloud": "local"}, {"ticket": {"seal": "é"}}, "x" * 300_000]
 )
-def test_nonsense_is_answered_without_a_line_in_the_log(scene: Scene, said: object, capfd):
+def test_nonsense_is_answered_without_a_line_in_the_log(scene, said, capfd):
     with pytest.raises(NoAnswer):
         scene.client().call("POST", "/join", said, TIMEOUT_S)
     with pytest.raises(NoAnswer):
@@ -189,7 +189,7 @@ def test_nonsense_is_answered_without_a_line_in_the_log(scene: Scene, said: obje
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene):
+def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene):
     """Only news of the manager is a word: what it wrote before the door began is none.
 
     Nor is there one for a machine that it does not expect any more, and perhaps cannot end.
@@ -212,7 +212,7 @@ def test_a_machine_that_is_in_hears_when_the_manager_was_last_alive(scene: Scene
         client.call("POST", "/word", {**sign, "claim": "d" * 64}, TIMEOUT_S)
 
 
-def test_a_machine_that_is_in_hears_which_cluster_there_is(scene: Scene):
+def test_a_machine_that_is_in_hears_which_cluster_there_is(scene):
     """None while a head starts: what an earlier one handed out is gone then."""
     scene.expect(GUEST)
     ask(scene)
@@ -225,7 +225,7 @@ def test_a_machine_that_is_in_hears_which_cluster_there_is(scene: Scene):
     assert client.call("POST", "/word", sign, TIMEOUT_S)["cluster"] == ""
 
 
-def test_what_a_machine_says_again_and_again_fills_no_inbox(scene: Scene):
+def test_what_a_machine_says_again_and_again_fills_no_inbox(scene):
     """The inbox keeps so many entries, and forgets what others have said for a newer one."""
     scene.expect(GUEST)
     ask(scene)
@@ -237,7 +237,7 @@ def test_what_a_machine_says_again_and_again_fills_no_inbox(scene: Scene):
     assert (events(scene)[-1]["phase"], events(scene)[-1]["why"]) == ("unlike", "old")
 
 
-def test_no_machine_that_lives_is_forgotten(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+def test_no_machine_that_lives_is_forgotten(scene, monkeypatch):
     """However many have joined since; those that no lease expects any more are forgotten."""
     monkeypatch.setattr(app, "JOINED_MAX", 1)
     ids = ["i-gone", "i-old", "i-1"]
@@ -253,7 +253,7 @@ def test_no_machine_that_lives_is_forgotten(scene: Scene, monkeypatch: pytest.Mo
     assert scene.redis.hlen(JOINED) == 2
 
 
-def test_without_its_store_the_door_lets_nobody_in(scene: Scene, server):
+def test_without_its_store_the_door_lets_nobody_in(scene, server):
     """Redis is where it would note who has joined; the machine asks again."""
     scene.expect(GUEST)
     server.stop()
@@ -261,7 +261,7 @@ def test_without_its_store_the_door_lets_nobody_in(scene: Scene, server):
         ask(scene)
 
 
-def test_a_machine_tells_its_door_from_another(scene: Scene, tmp_path: Path):
+def test_a_machine_tells_its_door_from_another(scene, tmp_path):
     """It sends nothing to a door that has not the certificate that its user data names."""
     scene.expect(GUEST)
     other = certificate.make_if_missing(tmp_path / "other.token")
@@ -270,7 +270,7 @@ def test_a_machine_tells_its_door_from_another(scene: Scene, tmp_path: Path):
         client.call("GET", "/nonce", None, TIMEOUT_S)
 
 
-def test_door_that_closes_hangs_up_on_handshakes(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+def test_door_that_closes_hangs_up_on_handshakes(scene, monkeypatch):
     """They are no connections yet, and would otherwise outlive the door."""
     monkeypatch.setattr(http_server, "REQUEST_S_MAX", 600.0)
 
@@ -294,9 +294,7 @@ def test_door_that_closes_hangs_up_on_handshakes(scene: Scene, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("said", "count"), [(b"", IDLE), (b"\x16\x03\x01", 300), (b"GET / HTTP/1.1\r\n\r\n", 300)]
 )
-def test_idle_strangers_keep_no_machine_out(
-    scene: Scene, said: bytes, count: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_idle_strangers_keep_no_machine_out(scene, said, count, monkeypatch):
     """However many connect and say nothing, half a handshake, or no handshake at all.
 
     None of them is late yet, so the machine gets in because the oldest of them goes.

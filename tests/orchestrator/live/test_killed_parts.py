@@ -50,7 +50,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Killing:
     return kill_next
 
 
-def test_local_cloud_killed_while_it_starts_is_started_again(house: House, killing: Killing):
+def test_local_cloud_killed_while_it_starts_is_started_again(house, killing):
     """A storm of kills met a house that had just been started, and it ended."""
     killed = killing(STARTS - 1)
     house._start_cloud()
@@ -59,7 +59,7 @@ def test_local_cloud_killed_while_it_starts_is_started_again(house: House, killi
 
 
 def test_local_cloud_killed_at_every_start_of_a_living_house_is_tried_by_the_next_round(
-    house: House, killing: Killing, monkeypatch: pytest.MonkeyPatch
+    house, killing, monkeypatch
 ):
     said: list[str] = []
     monkeypatch.setattr(supervisor, "_say", said.append)
@@ -73,7 +73,7 @@ def test_local_cloud_killed_at_every_start_of_a_living_house_is_tried_by_the_nex
     assert house._children["cloud"].poll() is None
 
 
-def test_redis_killed_while_it_starts_is_started_again(house: House, killing: Killing):
+def test_redis_killed_while_it_starts_is_started_again(house, killing):
     killed = killing(STARTS - 1)
     house._start_redis()
     assert len(killed) == STARTS - 1
@@ -81,7 +81,7 @@ def test_redis_killed_while_it_starts_is_started_again(house: House, killing: Ki
     assert house._redis.alive()
 
 
-def test_head_killed_while_it_waits_for_the_house_is_started_again(house: House):
+def test_head_killed_while_it_waits_for_the_house_is_started_again(house):
     house._begin_head()
     house._children["ray"].kill()
     house._children["ray"].wait()
@@ -93,7 +93,7 @@ def test_head_killed_while_it_waits_for_the_house_is_started_again(house: House)
     house.places.given_back.touch()  # so that it leaves no memory of a keeper
 
 
-def test_parts_of_a_house_keep_what_python_compiles(tmp_path: Path):
+def test_parts_of_a_house_keep_what_python_compiles(tmp_path):
     """A restart took a third longer in a shell that forbids it: each process compiled anew."""
     log, words = tmp_path / "log", "import sys; print(sys.dont_write_bytecode)"
     env = {**os.environ, processes.UNCACHED: "1"}
@@ -101,7 +101,7 @@ def test_parts_of_a_house_keep_what_python_compiles(tmp_path: Path):
     assert log.read_text() == "False\n"
 
 
-def test_local_cloud_that_cannot_start_is_started_once(house: House, tmp_path: Path):
+def test_local_cloud_that_cannot_start_is_started_once(house, tmp_path):
     """A status that it returned itself tells against its settings, so it is said at once."""
     started: list[str] = []
     real = house._python

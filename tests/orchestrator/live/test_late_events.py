@@ -7,7 +7,7 @@ import pytest
 
 from agent.messages import UNRECORDED, AgentJoined, Progress, WorkerReady
 from cloud.clock import VirtualClock
-from orchestrator.actions import Launch, Regroup, StartWorker, StopWorker, Terminate
+from orchestrator.actions import Regroup, StartWorker, StopWorker, Terminate
 from orchestrator.events import BootSeen, Launched, ManagerStarted, Tick
 from orchestrator.live.world import LiveWorld
 
@@ -23,13 +23,9 @@ def world_at(clock: VirtualClock) -> Any:
     return LiveWorld(journal=Journal(), providers={}, clock=clock, **parts)  # type: ignore[arg-type]
 
 
-def test_a_machine_that_began_while_the_manager_stood_still_is_charged_from_its_launch(
-    hand: Any,
-) -> None:
+def test_a_machine_that_began_while_the_manager_stood_still_is_charged_from_its_launch(hand):
     h = hand()
-    h.start()
-    h.submit(slots_max=1)
-    (launch,) = h.only(h.wait(2.0), Launch)
+    launch = h.orders()
     clock = VirtualClock(h.at_s)
     world = world_at(clock)
     world._before_tick = 0  # its first event was long ago
@@ -51,7 +47,7 @@ def test_a_machine_that_began_while_the_manager_stood_still_is_charged_from_its_
     assert lease.prices[0][0] == pytest.approx(h.at_s - 1.0)
 
 
-def test_the_first_event_is_first_and_ticks_that_are_due_let_others_through() -> None:
+def test_the_first_event_is_first_and_ticks_that_are_due_let_others_through():
     clock = VirtualClock(100.0)
     world = world_at(clock)
     for number in range(3):
@@ -65,9 +61,7 @@ def test_the_first_event_is_first_and_ticks_that_are_due_let_others_through() ->
 
 
 @pytest.mark.parametrize("tick_s", [0.1, 1.9, 3.0])
-def test_what_waits_is_heard_soon_also_where_a_tick_takes_longer_than_its_period(
-    tick_s: float,
-) -> None:
+def test_what_waits_is_heard_soon_also_where_a_tick_takes_longer_than_its_period(tick_s):
     """All that waited when a tick had come is heard before the next one."""
     clock = VirtualClock(0.0)
     world, period_s, event_s, events = world_at(clock), 2.0, 0.01, 1000
@@ -90,9 +84,7 @@ def test_what_waits_is_heard_soon_also_where_a_tick_takes_longer_than_its_period
 
 def news_that_waits(h: Any, kind: str) -> list[Any]:
     """What a machine, a worker or the keeper says in time, just before the manager hears it."""
-    h.start()
-    h.submit(slots_max=1)
-    (launch,) = h.only(h.wait(2.0), Launch)
+    launch = h.orders()
     machine = h.launched(launch)
     if kind == "joined":
         return [AgentJoined(at_s=h.at_s + 20, machine_id=machine, address="1", slots=1)]
@@ -129,9 +121,7 @@ KINDS = ("joined", "came back", "ready", "steps")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("still_s", [61.0, 130.0])
-def test_news_that_waited_is_heard_before_the_manager_gives_anything_up(
-    hand: Any, kind: str, still_s: float
-) -> None:
+def test_news_that_waited_is_heard_before_the_manager_gives_anything_up(hand, kind, still_s):
     h = hand()
     waiting = news_that_waits(h, kind)
     said, clock = len(h.said), VirtualClock(h.at_s)
@@ -153,9 +143,7 @@ def test_news_that_waited_is_heard_before_the_manager_gives_anything_up(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_news_that_waited_for_the_next_manager_is_heard_before_it_gives_anything_up(
-    hand: Any, kind: str
-) -> None:
+def test_news_that_waited_for_the_next_manager_is_heard_before_it_gives_anything_up(hand, kind):
     h = hand()
     waiting = news_that_waits(h, kind)
     said = len(h.said)
@@ -169,9 +157,7 @@ def test_news_that_waited_for_the_next_manager_is_heard_before_it_gives_anything
     assert h.job.status != "RECOVERING"
 
 
-def test_a_manager_that_hears_nothing_after_it_stood_still_gives_up_all_the_same(
-    hand: Any,
-) -> None:
+def test_a_manager_that_hears_nothing_after_it_stood_still_gives_up_all_the_same(hand):
     h = hand()
     news_that_waits(h, "joined")
     said = len(h.said)

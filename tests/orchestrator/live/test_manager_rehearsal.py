@@ -34,7 +34,7 @@ print("\\n".join(sorted(versions() - before)))
 """
 
 
-def test_no_decision_is_the_first_to_need_a_function() -> None:
+def test_no_decision_is_the_first_to_need_a_function():
     """On a machine that has never run it, compiling takes seconds in which the loop would say nothing."""
     done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

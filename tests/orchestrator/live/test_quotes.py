@@ -1,8 +1,6 @@
 """Prices that were seen: kept bounded beside the state, read again after a restart, and turned into bids."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,7 +39,7 @@ def keep(*seen: Quote, bids: bool = False) -> KeepQuotes:
     return KeepQuotes(quotes=seen, types=(KIND,), bids=bids, because="now and then")
 
 
-def test_prices_outlive_the_manager_and_the_backtest_reads_them(tmp_path: Path) -> None:
+def test_prices_outlive_the_manager_and_the_backtest_reads_them(tmp_path):
     """What one life has seen, the next adds to; the folder is a market with its types."""
     assert QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3), quote(9.0, 0.4)), 10.0).error == ""
     second = QuoteStore(tmp_path)
@@ -54,7 +52,7 @@ def test_prices_outlive_the_manager_and_the_backtest_reads_them(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == {FILE, "types.csv"}
 
 
-def test_absurd_prices_are_not_kept(tmp_path: Path) -> None:
+def test_absurd_prices_are_not_kept(tmp_path):
     """Zero, below zero, a billion, and what is no number at all are left out."""
     store = QuoteStore(tmp_path)
     odd = (0.0, -1.0, 1e9, math.inf, math.nan)
@@ -64,7 +62,7 @@ def test_absurd_prices_are_not_kept(tmp_path: Path) -> None:
     assert series.value.tolist() == [0.3]
 
 
-def test_the_history_of_a_pool_is_bounded(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_history_of_a_pool_is_bounded(tmp_path, monkeypatch):
     """The newest points stay."""
     monkeypatch.setattr(price_files, "POINTS_KEPT", 5)
     store = QuoteStore(tmp_path)
@@ -75,9 +73,7 @@ def test_the_history_of_a_pool_is_bounded(tmp_path: Path, monkeypatch: Any) -> N
 
 
 @pytest.mark.parametrize("junk", [b"", b"PK\x03\x04", b"PK no archive PK", bytes(range(256)) * 40])
-def test_a_history_that_cannot_be_read_is_put_aside_in_one_line(
-    tmp_path: Path, junk: bytes
-) -> None:
+def test_a_history_that_cannot_be_read_is_put_aside_in_one_line(tmp_path, junk):
     """The broken file is kept under another name, a new one begins, and one line says so, once."""
     (tmp_path / FILE).write_bytes(junk)
     store = QuoteStore(tmp_path)
@@ -90,7 +86,7 @@ def test_a_history_that_cannot_be_read_is_put_aside_in_one_line(
     assert series.value.tolist() == [0.3, 0.4]
 
 
-def test_a_type_that_this_life_has_not_seen_is_still_known(tmp_path: Path) -> None:
+def test_a_type_that_this_life_has_not_seen_is_still_known(tmp_path):
     """After a restart another type is seen: the folder is a market with both."""
     other = msgspec.structs.replace(KIND, name="other", on_demand_usd_per_h=2.0)
     pool = Pool("aws", "r", "ra", "other")
@@ -101,7 +97,7 @@ def test_a_type_that_this_life_has_not_seen_is_still_known(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["types.csv", "other.csv", "other.json"])
-def test_a_broken_file_beside_the_prices_costs_no_price(tmp_path: Path, name: str) -> None:
+def test_a_broken_file_beside_the_prices_costs_no_price(tmp_path, name):
     """Types that cannot be read are put aside with a line, what is not ours is left alone; the prices stay."""
     QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3)), 10.0)
     (tmp_path / name).write_text("type,slots\nkind,what")
@@ -112,14 +108,14 @@ def test_a_broken_file_beside_the_prices_costs_no_price(tmp_path: Path, name: st
     assert series.value.tolist() == [0.3, 0.5]
 
 
-def test_a_full_disk_is_said_with_the_place(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_with_the_place(tmp_path):
     """A write that fails says of no file that it was the one: the folder is named instead."""
     (tmp_path / "prices.part").symlink_to("/dev/full")
     said = QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3)), 10.0)
     assert said.error.startswith(f"{tmp_path}: prices cannot be kept: No space left")
 
 
-def test_a_disk_that_takes_nothing_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing_is_said_and_the_rest_goes_on(tmp_path):
     """Where a file stands in the way of the folder, the answer is one line, and odds come all the same."""
     (tmp_path / "quotes").write_text("in the way")
     store = QuoteStore(tmp_path / "quotes")
@@ -129,7 +125,7 @@ def test_a_disk_that_takes_nothing_is_said_and_the_rest_goes_on(tmp_path: Path) 
     assert POOL.key in said.odds
 
 
-def test_what_a_bid_means_depends_on_when_the_price_last_moved() -> None:
+def test_what_a_bid_means_depends_on_when_the_price_last_moved():
     """A price that rises every six hours takes a low bid just before it does, not just after."""
     hours = np.arange(0.0, 96.0, 6.0)
     price = Series(at_s=hours * HOUR_S, value=0.3 + np.arange(16) / 100)
@@ -137,7 +133,7 @@ def test_what_a_bid_means_depends_on_when_the_price_last_moved() -> None:
     assert after.evicted_in_1h < 0.6 * before.evicted_in_1h
 
 
-def test_quotes_go_into_the_history_every_few_minutes_at_most(hand: Any) -> None:
+def test_quotes_go_into_the_history_every_few_minutes_at_most(hand):
     """However often prices move, the history is written once in five minutes, with all that was seen."""
     h = hand()
     h.start()
@@ -152,12 +148,10 @@ def test_quotes_go_into_the_history_every_few_minutes_at_most(hand: Any) -> None
     assert "a damaged file" in h.state.sentences[-1].because
 
 
-def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(hand: Any) -> None:
+def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(hand):
     """Before anything is known the on-demand price is bid, then the bid with the cheapest work; else none."""
     h = hand(billing="aws_2016", on_demand_allowed=False)
-    h.start()
-    h.submit(slots_max=1)
-    (launch,) = h.only(h.wait(2.0), Launch)
+    launch = h.orders()
     assert launch.request.bid_usd_per_h == launch.request.pool.type.count("s") * 0.10
     assert f"bidding ${launch.request.bid_usd_per_h:.4f}/h" in launch.because
     (shown,) = view_of(h.state, h.at_s).machines
@@ -186,7 +180,7 @@ def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(h
         assert not any(offer.bids for offer in situation.offers(today.state, today.job))
 
 
-def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> None:
+def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded():
     """The whole loop on an auction: prices spike, the market takes what is outbid, the ledger refunds the hour."""
     zone = Zone(name="a", region="r", dialect="ec2")
     catalogue = Catalogue(cloud="simulated", types=(KIND,), zones=(zone,), pool_machines=50)

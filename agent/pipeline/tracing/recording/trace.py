@@ -336,7 +336,7 @@ class _Tracer(fx.Tracer):
         if isinstance(a, torch.Generator) and a is not torch.default_generator:
             # Made again for each microbatch, it begins again; a recording has one for all
             # microbatches.
-            raise fx.proxy.TraceError("it draws from a random stream of its own")
+            raise fx.proxy.TraceError("it draws from its own random stream")
         if isinstance(a, torch.Tensor) and not self.derived.knows(a) and self.derived.has(a):
             raise fx.proxy.TraceError("it computes with weights before it meets its inputs")
         if isinstance(a, np.float64):
@@ -517,7 +517,7 @@ def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if issubclass(cls, kind):
-            raise fx.proxy.TraceError(f"{cls.__name__} has a backward of its own")
+            raise fx.proxy.TraceError(f"{cls.__name__} has its own backward")
         return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
     _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
