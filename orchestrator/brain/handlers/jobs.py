@@ -27,13 +27,12 @@ from cloud.clock import HOUR_S
 from cloud.model import Place
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.brain.holdings import alike, leases, ledger, staffing
-from orchestrator.brain.layouts import stragglers
+from orchestrator.brain.layouts import forecast, stragglers
 from orchestrator.events import (
     JobBranched,
     JobCancelled,
     JobChanged,
     JobResumed,
-    JobSpec,
     JobSubmitted,
     PartSetAside,
 )
@@ -41,7 +40,6 @@ from orchestrator.formatting import duration, loss, memory, nth, plural, usd
 from orchestrator.state import (
     Account,
     Job,
-    LayoutState,
     Lease,
     Moved,
     PoolState,
@@ -93,6 +91,7 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         return
     fewest = "" if spec.slots_min == spec.slots_max else f"{spec.slots_min} to "
     because = f"{spec.script} wants {fewest}{plural(spec.slots_max, 'worker')}"
+    layouts, market = forecast.known_before(state, spec)
     job = Job(
         spec=spec,
         status="PENDING",
@@ -100,7 +99,8 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         history=[Moved(state.now_s, "PENDING", because)],
         submitted_at_s=state.now_s,
         account=Account(cap_usd=spec.budget_usd, at_s=state.now_s),
-        layouts=LayoutState(microbatches=_microbatches_before(state, spec)),
+        layouts=layouts,
+        market=market,
     )
     state.jobs[spec.job] = job
     state.live_jobs[spec.job] = None
@@ -111,18 +111,6 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         finish(state, out, job, "FAILED", refusal)
         return
     admit(state, out)
-
-
-def _microbatches_before(state: State, spec: JobSpec) -> int:
-    """Return the microbatches of the newest job with the same script and arguments, else 0.
-
-    Known in advance, they keep the bidder from buying more slots than can compute.
-    """
-    for job in reversed(state.jobs.values()):
-        same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
-        if same and spec.script_sha and job.layouts.microbatches:
-            return job.layouts.microbatches
-    return 0
 
 
 def _refusal(state: State, job: Job) -> str | None:

@@ -13,9 +13,10 @@ import msgspec
 from agent.profile import EXCHANGED, Profile
 from cloud.model import InstanceType
 from orchestrator.brain.layouts import layout_choice, speeds
+from orchestrator.events import JobSpec
 from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plan_book import Book
-from orchestrator.state import Job, State
+from orchestrator.state import Job, LayoutState, Market, State
 
 UNKNOWN_BYTES = 1e8  # of the gradients of a model that no worker has reported yet
 GRADIENTS_SHARE = 1 / 3  # of a state: an optimizer keeps two numbers beside most parameters
@@ -157,3 +158,15 @@ def _scale(job: Job) -> float:
     ):
         return 1.0
     return min(max(job.layouts.plan.step_s / job.progress.step_s, 1 / SCALE_MAX), SCALE_MAX)
+
+
+def known_before(state: State, spec: JobSpec) -> tuple[LayoutState, Market]:
+    """Return what the newest job with the same script and arguments knows: microbatches and speeds.
+
+    Known in advance, they keep the bidder from slots that cannot compute and from slow types.
+    """
+    for job in reversed(state.jobs.values()):
+        same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
+        if same and spec.script_sha and (microbatches := job.layouts.microbatches):
+            return LayoutState(microbatches=microbatches), Market(speeds=job.market.speeds)
+    return LayoutState(), Market()

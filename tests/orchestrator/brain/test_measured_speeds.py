@@ -110,12 +110,15 @@ def test_a_job_of_served_tables_learns_and_takes_no_worker_for_a_straggler(hand)
     assert kind_for(h.state, h.job, h.state.types["large"]).speed > 1.0
 
 
-def test_another_job_learns_for_itself(hand):
+def test_the_same_script_begins_with_what_it_has_measured_and_another_learns_for_itself(hand):
     """A model that is bound by something else finds the same machines otherwise."""
     h = moved_to_large(hand, 4, small=1.0)
     paced(h, large=0.4)
-    h.submit("next", slots_max=2)
-    assert types_for(h.state, h.state.jobs["next"]) == h.state.types
+    h.submit("again", slots_max=2)
+    h.submit("other", slots_max=2, argv=("--layers", "9"))
+    again, other = (types_for(h.state, h.state.jobs[name]) for name in ("again", "other"))
+    assert again == types_for(h.state, h.job) != h.state.types
+    assert other == h.state.types
 
 
 def test_what_steps_took_is_foretold_of_the_machines_that_took_it(hand):
