@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 CONNECTIONS_MAX = 256
-REQUEST_S_MAX = 2.0
+REQUEST_S_MAX = 10.0
 KEEP_ALIVE_S = 2  # without a byte, between two requests
 STALL_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384

@@ -28,6 +28,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 DRAWS = "random numbers come from the streams of the microbatches"
 NORMS = "a norm of batches sees microbatches"
+GROWS = "two networks answer each other, and a processor's rounding grows in that"
 KINDS = {
     "accelerate_loop": Kind(),
     "actor_critic": Kind(None, DRAWS),
@@ -50,7 +51,7 @@ KINDS = {
     "moco": Kind(None, DRAWS),
     "pinn": Kind(),
     "pretrained": Kind(None, DRAWS),
-    "progan": Kind(),
+    "progan": Kind(50 * ROUNDING, GROWS),
     "reinforce": Kind(None, DRAWS),
     "sam": Kind(None, DRAWS),
     "style": Kind(),
