@@ -1,9 +1,9 @@
 """What do the commit protocol, heartbeats and a backup after every step cost, against all of it off?
 
-    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20] [--every 1]
+    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20] [--every 1] [--sums auto]
 
 The worker of a crew takes turns with itself: some steps as one of the crew (commits by the keeper into Redis, the sum
-of every step to the keeper's memory, and the whole state as often as the keeper asks for it, which is after every step
+of every step to the keeper's memory, with `--sums auto` only where that takes less than a fiftieth of a step, and the whole state as often as the keeper asks for it, which is after every step
 unless the one before is still on its way; with `--every 10`, as in a job that says nothing of it, after every tenth), and as many in a world of one, where none of that exists. It is one process,
 since two that compute the same differ by as much as the bound from one start to the next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
 Heartbeats go on in both; what they take of a processor is measured on its own, and added.
@@ -159,7 +159,7 @@ def written_s(client: Any) -> list[float]:
 
 
 def measured(
-    width: int, pairs: int, asked_s: Sequence[float], every: int
+    width: int, pairs: int, asked_s: Sequence[float], every: int, sums: str
 ) -> tuple[float, list[float], list[list[Pair]]]:
     """The part of a processor that heartbeats take, what a commit does, and the pairs of turns for each length of a step."""
     with tempfile.TemporaryDirectory(prefix="overhead-") as name, crew_of() as crew:
@@ -167,7 +167,7 @@ def measured(
         log.touch()
         helpers = [crew.keeper.process.pid, crew.redis.process.pid]
         settings = json.dumps([width, pairs, max(TURN, every), asked_s, helpers])
-        crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=every)
+        crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=every, sums=sums)
         until("the last turn", lambda: over(crew, log), patience_s=3600)
         wrote_s = written_s(crew.client)
         (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, default=1, help="how often a state is asked for; in a job 10"
     )
+    parser.add_argument("--sums", choices=("always", "auto"), default="auto", help="as job.sums")
     options = parser.parse_args()
     begun_s = time.monotonic()
     print(
@@ -229,7 +230,7 @@ def main() -> None:
     )
     for width in options.width:
         asked_s = [ms / 1e3 for ms in options.step_ms]
-        beats, wrote_s, found = measured(width, options.pairs, asked_s, options.every)
+        beats, wrote_s, found = measured(width, options.pairs, asked_s, options.every, options.sums)
         print(
             f"a state of {12 * 4 * (width + 1) * width / 1e6:.1f} MB; heartbeats {beats:.2%}; to write a commit down "
             f"takes {spread(wrote_s)} ms"

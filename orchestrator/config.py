@@ -151,13 +151,14 @@ class JobSettings(SettingsSection):
     sums: Literal["auto", "always", "never"] = "auto"
     """Whether every step waits until its gradients are on the manager's machine as well. If so, no
     step is lost, even when all machines go at once; if not, the steps since the newest state are
-    trained again. "never": only while fewer than two machines that stay have the model. "auto":
-    then, and while the gradients take less than 16 MiB."""
+    trained again. "auto": not if that would take more than a fiftieth of the step, nor if they take
+    16 MiB and two machines have the model. "never": also not if two machines have the model."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
     max_replay_s: Seconds = 60.0
-    """How much training may be repeated if everything is lost at once, where the state is too large
-    to pass the manager's machine: the workers then write it into storage.checkpoint_url so often."""
+    """How much training may be repeated if everything is lost at once, where gradients would hold
+    steps up on their way to the manager's machine. So often the state goes there, or, if it is too
+    large for that, workers write it into storage.checkpoint_url."""
     tail_s: Seconds = 600.0
     """How long a script may go on after its loop, as to test its model, before its machines go back."""
     checkpoints_kept: Annotated[int, Field(ge=2, le=16)] = 2

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from agent.keeper.storage.sharding import (
+    LARGE_SUM_BYTES,
     LINK_BYTES_S,
+    TOLL,
     Passing,
     Replay,
     may_pass_by,
     replay,
+    replay_here,
 )
 from agent.profile import Profile
 from agent.store.memory import machine_bytes
@@ -233,15 +236,18 @@ def _passing(spec: JobSpec, model: Model, step_s: float) -> Passing:
 def _replay(
     config: Config, spec: JobSpec, model: Model | None, machines: int, step_s: float
 ) -> Replay | None:
-    """Return what is trained again if everything is lost, where workers write the state."""
+    """Return what is trained again if all is lost; None if the keeper has every step."""
     has_store = config.storage.checkpoint_url is not None
-    if model is None or not machines or not may_pass_by(spec.sums, has_store=has_store):
+    if model is None or not machines or spec.sums == "always":
         return None
     passing = _passing(spec, model, step_s)
-    if not passing.costly:
-        return None
-    link = model.profile.network.inter
-    return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
+    if passing.costly and may_pass_by(spec.sums, has_store=has_store):
+        link = model.profile.network.inter
+        return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
+    large = passing.sum_bytes >= LARGE_SUM_BYTES or spec.sums == "never"
+    if (machines > 1 and large) or (step_s and passing.delays(TOLL, spec.max_replay_s)):
+        return replay_here(passing, spec.max_replay_s)
+    return None
 
 
 def _crowded(config: Config, spec: JobSpec, model: Model | None, step_s: float) -> str:

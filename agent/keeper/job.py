@@ -721,7 +721,7 @@ class KeptJob:
         self._entrance.committed()
         self.vault.choose(self._reports.step_s)
         copies = roster.copies([member.worker for member in roster.inside()])
-        sums = self.vault.wants_sum(copies)
+        sums = self.vault.wants_sum(copies, parted=layout.owned)
         wanted = self.vault.wants or (sums and self.vault.adrift)
         # A worker that has to prove itself first may need that very state.
         stays = roster.pending is None or self._entrance.blocks(roster.pending)
@@ -746,7 +746,8 @@ class KeptJob:
             member.hears_of_others(passed)
         self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
-        kept, stored = self.vault.takes_sums(copies), self.vault.sharding.on
+        kept = self.vault.takes_sums(copies, parted=layout.owned)
+        stored = self.vault.sharding.on
         self._reports.sums(copies, self.vault.sum_bytes, kept=kept, stored=stored)
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()

@@ -235,7 +235,7 @@ class Regrouping:
     def _tell(self, layout: Layout, holders: tuple[str, ...], *, catch_up: bool) -> None:
         members, vault = self._roster.members, self._vault
         vault.choose(self._reports.step_s, self._ready_bytes())
-        sums = vault.wants_sum(self._roster.copies(holders))
+        sums = vault.wants_sum(self._roster.copies(holders), parted=layout.owned)
         snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)

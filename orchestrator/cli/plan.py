@@ -204,10 +204,14 @@ def _verdict(found: "Preview") -> list[Text]:
 
 def _replayed(replay: "Replay", max_replay_s: float) -> Text:
     """Return what is trained again if everything is lost at once."""
+    writes = (
+        "workers write a snapshot into storage.checkpoint_url in {}, at a tenth of their network"
+        if replay.stored
+        else "a snapshot is at the manager's machine in {}, and no step waits until its gradients are there"
+    )
     said = (
         f"if everything is lost at once: {duration(replay.most_s)} are trained again at most, {duration(replay.mean_s)} on "
-        f"average; workers write a snapshot into storage.checkpoint_url in {duration(replay.writes_s)}, at a tenth of "
-        "their network"
+        f"average; {writes.format(duration(replay.writes_s))}"
     )
     if 2 * replay.writes_s <= max_replay_s:
         return Text(f"{said} (job.max_replay_s = {max_replay_s:g})", style="dim")

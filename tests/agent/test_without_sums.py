@@ -100,6 +100,28 @@ def test_when_all_go_at_once_the_newest_state_is_gone_back_to(crew: Crew, tmp_pa
     assert [(back.from_step, back.to_step) for back in crew.of(Rewound)] == [(step, newest)]
 
 
+def test_a_lone_worker_that_sums_would_hold_up_goes_back_to_the_newest_state(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """Over a slow network a step would wait for longer than it takes; what is done twice is done alike."""
+    script = tmp_path / "wide.py"
+    script.write_text(DEEP.read_text().replace("width: int = 16", "width: int = 160"))
+    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
+    lines, weights = played_alone(script, tmp_path / "alone" / "out.pt", "30")
+    options = {"backup_every_steps": 6, "sums": "auto"}
+    workers = crew.begin(1, script.read_text(), "30", str(out), **options)
+    crew.keeper._jobs["job"].vault.sharding.keeper_bytes_s = 1e6
+    sums_stay_away(crew)
+    step, newest = held_behind(crew, hold, crew.step + 2, len(workers))
+    crew.kill(*workers)
+    hold.unlink()
+    crew.start(1)
+    assert crew.completed().step == 30
+    assert set(crew.printed()) <= set(lines)
+    assert out.read_bytes() == weights
+    assert [(back.from_step, back.to_step) for back in crew.of(Rewound)] == [(step, newest)]
+
+
 def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """When the last of three goes, the state that was asked for when it was alone is there, and all sums since."""
     first, second, last = begin(crew, 3, every=1000)

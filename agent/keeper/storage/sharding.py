@@ -11,6 +11,8 @@ from agent.profile import Profile
 
 TOLL = 0.02  # of a step, or of the time between two snapshots: what may pass the keeper meanwhile
 SMALL_STATE_BYTES = 1 << 26  # the keeper loses no step, and passing a smaller state is never costly
+LARGE_SUM_BYTES = 1 << 24  # is sent only where it is the only way to keep every step
+SMALL_SUM_BYTES = 1 << 20  # passing a smaller sum is never costly
 LARGE_STATE_BYTES = 1 << 30  # goes to the store before any step was timed
 SHARE = 0.1  # of a worker's network
 LINK_BYTES_S = 1.25e9  # 10 Gbit/s, until a network was measured
@@ -51,6 +53,13 @@ class Passing(msgspec.Struct, frozen=True, kw_only=True):
         a_step = self.sum_bytes + self.state_bytes / self.every
         return a_step > TOLL * self.step_s * self.bytes_s
 
+    def delays(self, toll: float, max_replay_s: float) -> bool:
+        """Whether sums cost more than this toll, and steps since a state may be trained again."""
+        if self.sum_bytes < SMALL_SUM_BYTES:
+            return False
+        again_s = self.every * self.step_s + 2 * self.state_bytes / self.bytes_s
+        return self.sum_bytes > toll * self.step_s * self.bytes_s and again_s <= max_replay_s
+
 
 def room_for_sums(state_bytes: int, memory_bytes: int) -> int:
     """Return how many bytes of sums a keeper may hold beside the backup and the next one.
@@ -61,11 +70,12 @@ def room_for_sums(state_bytes: int, memory_bytes: int) -> int:
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loss of everything costs a job whose state goes straight to the store."""
+    """What a loss of all machines costs a job whose steps are not at the keeper."""
 
     writes_s: float  # a snapshot
     mean_s: float
     most_s: float
+    stored: bool = True  # straight into the store; else in the keeper's memory
 
 
 def replay(passing: Passing, machines: int, link_bytes_s: float, max_replay_s: float) -> Replay:
@@ -74,6 +84,26 @@ def replay(passing: Passing, machines: int, link_bytes_s: float, max_replay_s: f
     every_s = between(writes_s, max_replay_s)
     most_s = every_s + writes_s + passing.step_s
     return Replay(writes_s=writes_s, mean_s=writes_s + every_s / 2, most_s=most_s)
+
+
+def replay_here(passing: Passing, max_replay_s: float) -> Replay:
+    """Foretell what is trained again if all is lost, where states pass the keeper and sums do not."""
+    took_s = passing.state_bytes / passing.bytes_s
+    delays = passing.delays(TOLL, max_replay_s)
+    every_s = max(
+        passing.every * passing.step_s, took_s + rest_s(took_s, max_replay_s, delays=delays)
+    )
+    most_s = every_s + took_s + passing.step_s
+    return Replay(writes_s=took_s, mean_s=took_s + every_s / 2, most_s=most_s, stored=False)
+
+
+def rest_s(took_s: float, max_replay_s: float, *, delays: bool) -> float:
+    """Return how long after a state that passed the keeper no other one is asked for.
+
+    That is as long as the state took. Where even sums `delay` steps, states take no more than the
+    toll, and the newest one is never older than `max_replay_s`, if that can be had.
+    """
+    return max(took_s, min(took_s / TOLL, max_replay_s - 2 * took_s)) if delays else took_s
 
 
 def between(took_s: float, max_replay_s: float) -> float:
@@ -97,6 +127,8 @@ class Sharding:
         self._may = may_pass_by(order.sums, has_store=has_store)
         self.max_replay_s = order.max_replay_s
         self.on = False
+        self.sums_delay = False
+        """Whether every step would wait long for its sum, as far as steps have been timed."""
         self.whole: StateAssembly | None = None  # written by all workers, and no version yet
         self.hurried = False  # a checkpoint is asked for
         self._refusals: int | None = 0  # in a row; None when the store has taken one
@@ -104,8 +136,14 @@ class Sharding:
         self.link_bytes_s = self.keeper_bytes_s = LINK_BYTES_S
 
     def choose(self, passing: Passing) -> None:
-        """Decide for the store if the keeper is too costly; a job that went over stays."""
+        """Decide for the store if the keeper is too costly; a job that went over stays.
+
+        Sums that cost too much are sent again when they cost half as much as they may.
+        """
         self.on |= self._may and passing.costly
+        if passing.step_s:
+            toll = TOLL / 2 if self.sums_delay else TOLL
+            self.sums_delay = passing.delays(toll, self.max_replay_s)
 
     def measured(self, profile: Profile) -> None:
         """Take note of the network between workers."""
@@ -116,6 +154,10 @@ class Sharding:
         """Take note of how long a state took to the keeper."""
         if seconds > 0 and count >= SMALL_STATE_BYTES:
             self.keeper_bytes_s = count / seconds
+
+    def rest_s(self, took_s: float) -> float:
+        """Return how long no other state is asked for after one that took so long."""
+        return rest_s(took_s, self.max_replay_s, delays=self.sums_delay)
 
     def bytes_s(self, crowd: int) -> int:
         """Return how fast each of so many workers of one machine may write."""

@@ -29,7 +29,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import Held, MemoryLog
 from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
-from agent.keeper.storage.sharding import Passing, Sharding, room_for_sums
+from agent.keeper.storage.sharding import LARGE_SUM_BYTES, Passing, Sharding, room_for_sums
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
@@ -52,7 +52,6 @@ AGAIN_S = 60.0  # the longest wait after a version that could not be written
 LOST_S = 10.0  # without a byte of a state that was asked for
 SHARD_LOST_S = 90.0  # a store may be tried for a minute
 PROOF_S = 10.0  # beside three steps: for the records of the step after a snapshot
-SMALL_SUM_BYTES = 1 << 24  # sending a smaller sum is never costly
 EARLY = 3  # steps until the first state that a proof can begin with is asked for
 
 
@@ -299,21 +298,25 @@ class Vault:
         """Whether sums are logged after a gap, and no state is on its way that would close it."""
         return self.behind > 0 and self._assembly is None
 
-    def takes_sums(self, copies: int) -> bool:
+    def takes_sums(self, copies: int, *, parted: bool = False) -> bool:
         """Return whether every step waits for its sum to arrive here.
 
-        `copies` is the number of machines that could go on alone. If the keeper has the sum, no
-        loss of workers costs a step. Two machines are seldom lost at once, so a large sum may stay
-        with them: then the steps since the newest state are computed again.
+        `copies` is the number of machines that could go on alone; `parted` is whether one copy is
+        of several machines. If the keeper has the sum, no loss of workers costs a step. Without it
+        the steps since the newest state are computed again. So a sum is not sent if it holds steps
+        up more than such a loss may cost, or if it is large and two machines, which are seldom lost
+        at once, have the state.
         """
-        if self.sharding.on:
-            return False
-        policy = self._order.sums
-        small = policy == "auto" and self.sum_bytes < SMALL_SUM_BYTES
-        return policy == "always" or copies < 2 or small
+        policy, delays = self._order.sums, self.sharding.sums_delay
+        if self.sharding.on or policy == "always":
+            return not self.sharding.on
+        if copies > 1:
+            return policy == "auto" and not delays and self.sum_bytes < LARGE_SUM_BYTES
+        return not (delays and copies) or parted
 
-    def wants_sum(self, copies: int) -> bool:
-        return self.takes_sums(copies) or time.monotonic() < self._whole_until_s
+    def wants_sum(self, copies: int, *, parted: bool = False) -> bool:
+        kept = self.takes_sums(copies, parted=parted)
+        return kept or time.monotonic() < self._whole_until_s
 
     def insist(self, seconds: float) -> None:
         """Take every sum for `seconds`, so that a requested checkpoint has all steps in it."""
@@ -404,7 +407,7 @@ class Vault:
             return None
         self._assembly = None
         self.sharding.passed(whole.state_bytes, self._heard_s - self._begun_s)
-        self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
+        self._rested_s = self._heard_s + self.sharding.rest_s(self._heard_s - self._begun_s)
         self.memory.rest()
         self._succeed(whole)
         held = BackupHeld(

@@ -749,12 +749,14 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
         why = few[event.copies] if event.copies < len(few) else "their size is not known yet"
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
-    why = 'job.sums = "never"' if job.spec.sums == "never" else memory(event.sum_bytes)
+    lone = event.copies == 1
+    why = memory(event.sum_bytes) if lone or job.spec.sums != "never" else 'job.sums = "never"'
+    those = "its machine is lost" if lone else f"all {event.copies} machines go at once"
     note(
         out,
         job.id,
         f"steps do not wait any more until their gradients are on the manager's machine ({why}): the state goes there "
-        f"beside the training, and if all {event.copies} machines go at once the steps since are trained again",
+        f"beside the training, and if {those} the steps since are trained again",
     )
 
 

@@ -13,7 +13,8 @@ from agent.keeper.pending_step import Round
 from agent.keeper.roster import Roster
 from agent.keeper.storage import vault as vault_module
 from agent.keeper.storage.backup import Backup, LoggedSum, Saved
-from agent.keeper.storage.vault import SMALL_SUM_BYTES, Place, Vault
+from agent.keeper.storage.sharding import LARGE_SUM_BYTES, SMALL_SUM_BYTES
+from agent.keeper.storage.vault import Place, Vault
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
 from agent.protocol import Computed, Digest, Prepared, Reached, Snapshot
@@ -21,7 +22,7 @@ from agent.store.encoding.format import lay_out
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
 
-LARGE = 4 * SMALL_SUM_BYTES
+LARGE = 4 * LARGE_SUM_BYTES
 FORM = lay_out("l", [("model/l", "U8", (4,))])
 
 
@@ -31,7 +32,7 @@ FORM = lay_out("l", [("model/l", "U8", (4,))])
         ("auto", LARGE, 2, False),
         ("auto", LARGE, 1, True),
         ("auto", LARGE, 0, True),
-        ("auto", SMALL_SUM_BYTES - 1, 2, True),
+        ("auto", LARGE_SUM_BYTES - 1, 2, True),
         ("auto", 0, 2, True),  # none has come yet
         ("always", LARGE, 9, True),
         ("never", 1, 2, False),
@@ -48,6 +49,41 @@ def test_large_sums_stay_where_two_machines_could_go_on(
     vault.insist(60.0)
     assert vault.wants_sum(copies)
     assert vault.takes_sums(copies) is taken
+
+
+@pytest.mark.parametrize(
+    ("policy", "copies", "parted", "taken"),
+    [
+        ("auto", 1, False, False),
+        ("auto", 2, False, False),
+        ("never", 1, False, False),
+        ("auto", 0, False, True),  # its machine has a notice: what is known to come costs no step
+        ("auto", 1, True, True),  # each of several machines has a part, and any may be lost
+        ("always", 1, False, True),
+    ],
+)
+def test_sums_that_hold_steps_up_stay_with_the_machine_that_has_the_model(
+    tmp_path: Path, policy: Sums, copies: int, parted: bool, taken: bool
+) -> None:
+    vault = vault_of(tmp_path, sums=policy)
+    vault.sum_bytes = 10 * SMALL_SUM_BYTES
+    vault.choose(1.0)
+    assert vault.takes_sums(copies, parted=parted) is (copies < 2 or policy != "never")
+    vault.choose(0.03)
+    assert vault.takes_sums(copies, parted=parted) is taken
+    vault.choose(0.0)  # nothing has been timed in a new layout
+    assert vault.takes_sums(copies, parted=parted) is taken
+    vault.choose(0.5)  # what it costs now is more than half of what it may cost
+    assert vault.takes_sums(copies, parted=parted) is taken
+    vault.choose(1.0)
+    assert vault.takes_sums(copies, parted=parted) is (copies < 2 or policy != "never")
+
+
+def test_sums_are_sent_where_a_loss_would_cost_more_than_is_allowed(tmp_path: Path) -> None:
+    vault = vault_of(tmp_path, every=10_000, sums="auto")
+    vault.sum_bytes = 10 * SMALL_SUM_BYTES
+    vault.choose(0.3)
+    assert vault.takes_sums(1), "a minute or more may pass between two states: job.max_replay_s"
 
 
 # --- the round ------------------------------------------------------------------------------------
