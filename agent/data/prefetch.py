@@ -25,6 +25,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -234,7 +235,7 @@ class Ahead:
             prefetch_factor=-(-max(MICROBATCHES_MAX, self._workers) // self._workers),
             generator=torch.Generator(),
             multiprocessing_context=method,
-            worker_init_fn=_begin_process,
+            worker_init_fn=partial(_begin_process, os.getpid() if method == FORK else None),
         )
         try:
             with _signals_kept(), warnings.catch_warnings():
@@ -276,12 +277,20 @@ def _method() -> str | None:
     return asked or (FORK if sys.platform == "linux" else None)
 
 
-def _begin_process(_: int) -> None:
-    """Have this process end with the training process, however that ends."""
+def _begin_process(training: int | None, _: int) -> None:
+    """Have this process end with the training process, however that ends.
+
+    `training` is its pid if it has forked this one. The pipe that tells otherwise of its end is then
+    open in all that were forked later, too.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is None or not parent.is_alive():
+    if training is not None:
+        alive = os.getppid() == training
+    else:
+        alive = parent is not None and parent.is_alive()
+    if not alive:
         os._exit(1)
 
 

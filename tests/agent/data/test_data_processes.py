@@ -1,12 +1,12 @@
 """Processes that fetch ahead are killed, fail, and end with the one that they fetch for."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from explain import lives
 from samples import Drawn, Owner, bits, plain
 from torch.utils.data import Subset
+from waiting import until
 
 from agent.data.data import Data
 from agent.errors import Misuse
@@ -34,6 +35,22 @@ data = Data(Owner(), Stuck(64), batch_size=8, microbatches=4, num_workers=2)
 data.expect(0, 0, 4)
 print(*(each.pid for each in multiprocessing.active_children()), flush=True)
 time.sleep(3600)
+"""
+
+# Both processes are late: the training process is gone before they look for it, and the second one still lives then.
+LATE = """
+import os
+from agent.data import prefetch
+training, begin = os.getpid(), prefetch._begin_process
+
+def late(*arguments):
+    while os.getppid() == training:
+        time.sleep(0.01)
+    while arguments[-1]:
+        time.sleep(0.01)
+    begin(*arguments)
+
+prefetch._begin_process = late
 """
 
 
@@ -307,11 +324,11 @@ def test_processes_that_are_killed_change_no_bits(capfd):
     assert multiprocessing.active_children() == []
 
 
-def test_processes_end_with_a_training_process_that_is_killed():
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(Path.cwd()), *sys.path])
+def killed(script: str) -> list[int]:
+    """A training process is killed as soon as it has begun two others; their pids."""
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd()), *sys.path])
     parent = subprocess.Popen(
-        [sys.executable, "-c", KILLED],
+        [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
     )
@@ -324,9 +341,24 @@ def test_processes_end_with_a_training_process_that_is_killed():
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    # Both are in the middle of a sample, where they do not look whether their parent is there.
-    while any(map(lives, pids)):
-        time.sleep(0.01)
+    return pids
+
+
+def test_processes_end_with_a_training_process_that_is_killed():
+    """Both are in the middle of a sample, where they do not look whether their parent is there."""
+    pids = killed(KILLED)
+    until("their end", lambda: not any(map(lives, pids)))
+
+
+def test_a_process_whose_training_process_is_gone_before_it_looks_ends():
+    """What tells it of that end is a pipe that the other process has open, too."""
+    first, second = sorted(killed(KILLED.replace("\nclass", LATE + "\nclass")))
+    try:
+        until("its end", lambda: not lives(first))
+    finally:
+        for pid in (first, second):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class OnlyHere(Drawn):
