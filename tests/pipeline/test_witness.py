@@ -316,3 +316,39 @@ def test_what_cannot_be_followed_is_kept_whole():
     assert "model.1" in [node.target for node in graph.graph.nodes if node.op == "call_module"]
     examine(graph, example)
     assert torch.equal(graph(*other)[0], loss(model, *other))
+
+
+class Sometimes(nn.Module):
+    """Gives back what it got, or something else, as an augmentation with a probability does."""
+
+    def forward(self, h, beside):
+        return (h, beside) if torch.rand(1).item() > 0.5 else (-h, 3 * beside)
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = Sometimes(), Sometimes(), nn.Linear(WIDTH, 1)
+
+    def forward(self, h):
+        (one, beside), (two, _) = self.one(h, h.square()), self.two(h, h)
+        return self.out(one) - self.out(two).square() + self.out(beside + h)
+
+
+@pytest.mark.parametrize("begun", range(4))
+def test_what_a_module_gives_back_as_it_got_it_may_be_something_else_for_another_microbatch(begun):
+    """Whichever way it went while it was recorded, and whatever uses what it got after it."""
+    model = made(Chosen)
+
+    def loss(model, h):
+        return model(h[: h.shape[0]]).square().mean()
+
+    examples = torch.randn(8, 4, WIDTH)
+    torch.manual_seed(begun)
+    graph = record(model, loss, (examples[0],), fixed=True)
+    examine(graph, (examples[0],))
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss(model, each))

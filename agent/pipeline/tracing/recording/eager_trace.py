@@ -379,7 +379,7 @@ class Witness(TorchFunctionMode):
             refuse_settings(module, path, self._settings)
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
-                out = original(module, *args, **kwargs)
+                out = _apart(original(module, *args, **kwargs), (args, kwargs))
             self._settings |= settings(module)  # what it has set itself is set in a stage as well
             self._remember(out, self._create("call_module", path, taken, named, pure=False))
             return out
@@ -405,7 +405,7 @@ class Witness(TorchFunctionMode):
         self._asking = True
         try:
             with self._own_code():
-                out = original(module, *args, **kwargs)
+                out = _apart(original(module, *args, **kwargs), (args, kwargs))
         finally:
             self._asking = False
         with torch.set_grad_enabled(self._grad):
@@ -710,6 +710,31 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         case slice():
             return _tensors([value.start, value.stop, value.step])
     return []
+
+
+def _apart(out: Any, given: Any) -> Any:
+    """Return what a module returned, with tensors of their own for those that it got.
+
+    A module with a random branch returns its argument for one microbatch and a new tensor for the
+    next, so what uses the argument and what uses the result are different nodes.
+    """
+    taken = {id(tensor) for tensor in _tensors(given)}
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in taken:
+                return torch.ops.aten.alias(value)
+            taken.add(id(value))
+            return value
+        if type(value) is dict:
+            return {key: own(each) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(map(own, value))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(own, value))
+        return value
+
+    return own(out)
 
 
 def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
