@@ -41,7 +41,7 @@ from agent.tensors.device import device_of, stream_state
 from agent.tensors.unchanged import memory_of, version_of
 
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
-WORDS = (torch.memory_format, torch.layout)
+WORDS = (torch.memory_format, torch.layout, range)
 
 
 def _names(text: str) -> frozenset[str]:
