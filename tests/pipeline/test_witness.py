@@ -353,3 +353,38 @@ def test_what_a_module_gives_back_as_it_got_it_may_be_something_else_for_another
         found = graph(each)[0]
         torch.manual_seed(seed)
         assert torch.equal(found, loss(model, each))
+
+
+class Kept(nn.Module):
+    """Says beside its result what it has drawn."""
+
+    def forward(self, h):
+        rate = max(torch.rand(1).item(), 0.5)
+        return h * (torch.rand_like(h) < rate), {"rate": rate}
+
+
+class Rescaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.out = Kept(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h):
+        kept, said = self.drop(h)
+        return self.out(kept / said["rate"])
+
+
+def test_a_number_that_a_module_returns_is_no_constant():
+    """What uses it is kept whole with the module that returns it."""
+    model = made(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Rescaled(), nn.Linear(WIDTH, 1)))
+
+    def loss(model, h):
+        return model(h[: h.shape[0]]).square().mean()
+
+    examples = torch.randn(5, 4, WIDTH)
+    graph = record(model, loss, (examples[0],), fixed=True)
+    assert "model.1" in [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss(model, each))

@@ -380,6 +380,8 @@ class Witness(TorchFunctionMode):
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
                 out = _apart(original(module, *args, **kwargs), (args, kwargs))
+            if kept:
+                _refuse_numbers(out)
             self._settings |= settings(module)  # what it has set itself is set in a stage as well
             self._remember(out, self._create("call_module", path, taken, named, pure=False))
             return out
@@ -735,6 +737,16 @@ def _apart(out: Any, given: Any) -> Any:
         return value
 
     return own(out)
+
+
+def _refuse_numbers(out: Any) -> None:
+    """Refuse a number beside tensors, which would be that of the example for every microbatch."""
+    parts = [*out.values()] if isinstance(out, dict) else out
+    if isinstance(parts, list | tuple):
+        for each in parts:
+            _refuse_numbers(each)
+    elif isinstance(out, int | float | complex):
+        raise TraceError("it gets a number from a module that looks at values")
 
 
 def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
