@@ -55,7 +55,6 @@ class Loop:
             replica.objects,
             replica.space.params,
             lambda: replica.turn,
-            lambda: replica.astray,
         )
         models = registered.models.values()
         self._outside = Outside({id(p) for model in models for p in model.parameters()})

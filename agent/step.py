@@ -254,8 +254,8 @@ class Step:
     def blank(self) -> Result:
         """Set the gradients to zero, and return not-a-number means for the rest of the body.
 
-        What the rest of the body does will be overwritten. No optimizer sees the zeros, because it
-        would change the state by them while other workers may be asking for it.
+        What the rest of the body does will be overwritten. Until then nobody gets this worker's
+        state, so optimizers may use the zeros; some of them need every gradient.
         """
         self._make_scale()
         self._replica.space.blank()

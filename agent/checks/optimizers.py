@@ -38,19 +38,15 @@ def twin_of(
 
 
 class Optimizers:
-    """The registered optimizers.
-
-    `astray` says whether there are no gradients, because the job went on without this worker.
-    """
+    """The registered optimizers."""
 
     def __init__(
         self,
         objects: Mapping[str, Stateful],
         params: Mapping[str, torch.Tensor],
         step: Callable[[], int],
-        astray: Callable[[], bool],
     ) -> None:
-        self._objects, self._params, self._step, self._astray = objects, params, step, astray
+        self._objects, self._params, self._step = objects, params, step
         # Whether there are gradients that no optimizer has used.
         self.unused = False
         self._hooks = (
@@ -92,10 +88,6 @@ class Optimizers:
 
         Its state would be lost with its worker.
         """
-        if self._astray():
-            # These gradients have no meaning.
-            for param in self._params.values():
-                param.grad = None
         if any(thing is optimizer for thing in self._objects.values()):
             return
         mine = {id(param) for param in self._params.values()}

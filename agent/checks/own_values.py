@@ -5,12 +5,14 @@ keeps beside its `state_dict`, begins anew on a worker that joins. Where such a 
 something else, it is said which of them have changed, because one of them is the usual cause.
 """
 
+import contextlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from agent.checks.attributes import Attributes
 from agent.checks.variables import Variables
@@ -32,9 +34,10 @@ class OwnValues:
     def __init__(self, objects: Mapping[str, Stateful], models: Models) -> None:
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         things = [*named_modules(models).values(), *optimizers]
+        self._saved = {id(thing): _saved_of(thing) for thing in objects.values()}
         self._carried = [one for one in objects.values() if isinstance(one, Variables | Attributes)]
         self._objects = [
-            (type(thing).__name__, thing, self._of(vars(thing)))
+            (type(thing).__name__, thing, self._of_object(thing))
             for thing in things
             if is_own_class(type(thing))
         ]
@@ -54,12 +57,12 @@ class OwnValues:
             name: value for space in spaces for name, value in self._of(space).items()
         }
         self._kept = [
-            (name, thing, self._of(vars(thing)))
+            (name, thing, self._of_object(thing))
             for space in spaces
             for name, thing in [*space.items()]
             if is_own_class(type(thing))
             and hasattr(thing, "__dict__")
-            and not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+            and not isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
         ]
 
     def end_loop(self) -> None:
@@ -71,7 +74,7 @@ class OwnValues:
 
     def _changed(self) -> Iterator[str]:
         for name, thing, begun in (*self._objects, *self._kept):
-            for key, value in self._of(vars(thing)).items():
+            for key, value in self._of_object(thing).items():
                 if key not in begun or value != begun[key]:
                     yield f"{name}.{key}"
         for space in () if self._loop is None else _spaces(self._loop):
@@ -80,6 +83,11 @@ class OwnValues:
                 other = OTHER if value is None else value
                 if key in space and _plain(space[key], other) != value:
                     yield key
+
+    def _of_object(self, thing: object) -> dict[str, object]:
+        """Return its attributes without those that its `state_dict` saves."""
+        saved = self._saved.get(id(thing), frozenset())
+        return {key: value for key, value in self._of(vars(thing)).items() if key not in saved}
 
     def _of(self, space: Space) -> dict[str, object]:
         return {
@@ -90,6 +98,17 @@ class OwnValues:
             and not key.startswith("_")
             and not any(one.carries(space, key) for one in self._carried)
         }
+
+
+def _saved_of(thing: Stateful) -> frozenset[str]:
+    if isinstance(thing, torch.optim.Optimizer):
+        return frozenset(("state", "param_groups"))
+    if isinstance(thing, torch.nn.Module | Variables | Attributes):
+        return frozenset()
+    # What fails here fails when the state is collected, too, and is explained there.
+    with contextlib.suppress(Exception):
+        return frozenset(map(str, thing.state_dict()))
+    return frozenset()
 
 
 def _plain(value: object, other: object) -> object:

@@ -155,6 +155,7 @@ class KeptJob:
         self._tail = Tail(order.tail_s, self.roster, self._lock, lambda: self.closed, self._say)
         self._ending = Ending(self._tail, self.roster, self.vault, self._lock, self._reports, ended)
         self._committing = False
+        self._microbatches = 0  # of a step; 0 until a worker is ready
         self._held_at: int | None = None  # from this step of the script on nothing is committed
         self._reopening = threading.Lock()
         self.closed = self.fenced = False  # fenced: by a newer keeper, as far as we know
@@ -353,10 +354,13 @@ class KeptJob:
         self._trial.join(prover)
 
     def _microbatches_known(self) -> int:
-        """Return the microbatches of a step, from the layout or a ready member; 0 if unknown."""
+        """Return the microbatches of a step; 0 if no worker has said it to this keeper.
+
+        A worker that does not know it begins with a step that may count for nothing, without a
+        loss. Many scripts end themselves then, so it is known for as long as the job.
+        """
         layout = self.roster.pending or self.roster.layout
-        ready = (m.ready.microbatches for m in self.roster.members.values() if m.ready is not None)
-        return layout.microbatches if layout is not None else next(ready, 0)
+        return self._microbatches if layout is None else layout.microbatches
 
     def _state_bytes(self) -> int:
         """Return the size of a whole state if every worker keeps one; otherwise 0."""
@@ -516,7 +520,7 @@ class KeptJob:
             seed = "call torch.manual_seed(...) before unbuilt(...)"
             self._on_failed(member, Failed(kind="setup", detail=f"{member.worker}: {why}: {seed}"))
             return
-        member.ready = ready
+        member.ready, self._microbatches = ready, ready.microbatches
         self.roster.recorders.told |= ready.uncuttable != UNRECORDED
         self._entrance.ready(member)
 

@@ -189,7 +189,8 @@ def _value(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    return type(_value(value)).__name__
+    name = type(_value(value)).__name__
+    return f"{name} of texts" if isinstance(value, _Row) else name
 
 
 def cloned(leaves: Sequence[Any]) -> list[Any]:

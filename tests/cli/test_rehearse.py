@@ -68,6 +68,29 @@ def test_a_script_that_keeps_nothing_holds(shell):
     assert was_rehearsed(shell.places.state_dir, sha)
 
 
+WATCHED = """
+import math, sys, torch
+from orchestrator import Session
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+session = Session(model, optimizer)
+for step in session.steps(40):
+    data = list(torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(step)))
+    loss = session.backward(lambda x: model(x).square().mean(), data)
+    if not math.isfinite(loss.item()):
+        sys.exit(1)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_that_ends_where_its_loss_is_no_number_can_be_resumed(shell):
+    """Its first call says how many microbatches a step has: who resumes the job begins with the state, and has each loss."""
+    answer = shell("rehearse", shell.script("train.py", WATCHED))
+    assert answer.code == 0, answer.out
+
+
 SERVED = """
 import numpy as np
 from agent.paramserver.api import Application, Stop

@@ -201,3 +201,31 @@ def test_what_is_written_to_is_asked_before(teacher):
     model.eval()
     graph = recorded_late(model, loss_of, example)
     assert torch.equal(graph(*example)[0], loss_of(model, *example))
+
+
+class Shifting(nn.Module):
+    """An augmentation with a probability; it is given to nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.ones(()))
+
+    def forward(self, pictures):
+        return pictures + self.by if torch.rand(1).item() > 0.5 else pictures
+
+
+@pytest.mark.parametrize("begun", range(4))
+def test_what_it_leaves_alone_while_it_is_recorded_it_may_change_later(begun):
+    model, shifting = made(lambda: nn.Linear(4, 1)), Shifting()
+
+    def loss_of(model, x):
+        return (model(shifting(x[: x.shape[0]])) - model(shifting(x))).square().mean()
+
+    examples = torch.randn(6, 3, 4)
+    torch.manual_seed(begun)
+    graph = record(model, loss_of, (examples[0],), fixed=True)
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss_of(model, each))

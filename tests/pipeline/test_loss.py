@@ -294,8 +294,12 @@ def test_a_loss_that_reads_what_is_no_tensor_is_not_cut(how: str) -> None:
     def loss_of(batch: Any) -> torch.Tensor:
         return F.cross_entropy(model(batch["x"]), batch["y"]) * READ[how](batch)
 
-    with pytest.raises(CannotRecord, match=r"loss_of reads a \w+ of|asks what its inputs are"):
+    with pytest.raises(
+        CannotRecord, match=r"loss_of reads a \w+ of|asks what its inputs are"
+    ) as why:
         record_loss(model, loss_of, [described(0, 5), described(1, 5)])
+    if how == "counted":
+        assert "loss_of reads a list of texts of its microbatch" in str(why.value)
 
 
 SPARSE = (

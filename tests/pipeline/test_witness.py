@@ -246,6 +246,7 @@ OPERATORS = {
     "-x": lambda x: -abs(+x),
     "x < 2": lambda x: x * (x < 0.2) * ~(x < 0.1) + x * ((x > 0) ^ (x < 1)),
     "x[0]": lambda x: x[0] + x[..., None, 0],
+    "x[range(n), i]": lambda x: x[range(len(x)), torch.arange(len(x)) % 3],
     "x.norm()": lambda x: x.norm() + x.split(1)[0].sum() + x.unflatten(0, (1, -1))[0],
 }
 
@@ -316,3 +317,74 @@ def test_what_cannot_be_followed_is_kept_whole():
     assert "model.1" in [node.target for node in graph.graph.nodes if node.op == "call_module"]
     examine(graph, example)
     assert torch.equal(graph(*other)[0], loss(model, *other))
+
+
+class Sometimes(nn.Module):
+    """Gives back what it got, or something else, as an augmentation with a probability does."""
+
+    def forward(self, h, beside):
+        return (h, beside) if torch.rand(1).item() > 0.5 else (-h, 3 * beside)
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = Sometimes(), Sometimes(), nn.Linear(WIDTH, 1)
+
+    def forward(self, h):
+        (one, beside), (two, _) = self.one(h, h.square()), self.two(h, h)
+        return self.out(one) - self.out(two).square() + self.out(beside + h)
+
+
+@pytest.mark.parametrize("begun", range(4))
+def test_what_a_module_gives_back_as_it_got_it_may_be_something_else_for_another_microbatch(begun):
+    """Whichever way it went while it was recorded, and whatever uses what it got after it."""
+    model = made(Chosen)
+
+    def loss(model, h):
+        return model(h[: h.shape[0]]).square().mean()
+
+    examples = torch.randn(8, 4, WIDTH)
+    torch.manual_seed(begun)
+    graph = record(model, loss, (examples[0],), fixed=True)
+    examine(graph, (examples[0],))
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss(model, each))
+
+
+class Kept(nn.Module):
+    """Says beside its result what it has drawn."""
+
+    def forward(self, h):
+        rate = max(torch.rand(1).item(), 0.5)
+        return h * (torch.rand_like(h) < rate), {"rate": rate}
+
+
+class Rescaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.out = Kept(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h):
+        kept, said = self.drop(h)
+        return self.out(kept / said["rate"])
+
+
+def test_a_number_that_a_module_returns_is_no_constant():
+    """What uses it is kept whole with the module that returns it."""
+    model = made(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Rescaled(), nn.Linear(WIDTH, 1)))
+
+    def loss(model, h):
+        return model(h[: h.shape[0]]).square().mean()
+
+    examples = torch.randn(5, 4, WIDTH)
+    graph = record(model, loss, (examples[0],), fixed=True)
+    assert "model.1" in [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss(model, each))

@@ -138,8 +138,8 @@ def _form(value: Any) -> str:
             return f"{type(value).__name__}({', '.join(map(_form, value))})"
         case dict():
             return f"dict({', '.join(f'{key}: {_form(each)}' for key, each in value.items())})"
-        case slice():
-            return f"slice{_form((value.start, value.stop, value.step))}"
+        case slice() | range():
+            return f"{type(value).__name__}{_form((value.start, value.stop, value.step))}"
         case int() if not isinstance(value, bool):
             return "#"
     return repr(value)

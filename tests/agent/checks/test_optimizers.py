@@ -16,7 +16,7 @@ from agent.errors import Misuse
 def optimizers(*objects: object) -> Iterator[Optimizers]:
     found = registered(objects)
     params = dict(found.models["model"].named_parameters())
-    made = Optimizers(found.objects, params, lambda: 7, lambda: False)
+    made = Optimizers(found.objects, params, lambda: 7)
     try:
         yield made
     finally:

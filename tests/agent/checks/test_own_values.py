@@ -69,6 +69,46 @@ def test_attributes_of_the_script_s_own_objects_are_named_with_their_owner() -> 
     assert own.changed() == ("Counting.calls", "meter.count")
 
 
+class OwnSchedule(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        self.asked = self.last_epoch
+        return self.base_lrs
+
+
+class OwnMomentum(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.steps = 0
+
+    def step(self, closure=None):
+        self.steps += 1
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["momentum"] = p.grad
+
+
+class Average:
+    def __init__(self) -> None:
+        self.updates = self.shown = 0
+
+    def state_dict(self):
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state):
+        self.updates = state["updates"]
+
+
+def test_what_the_state_of_a_registered_object_has_is_not_named() -> None:
+    model, average = Counting(2, 1), Average()
+    optimizer = OwnMomentum(model.parameters())
+    schedule = OwnSchedule(optimizer)
+    own = OwnValues({"model": model, "0": optimizer, "1": schedule, "2": average}, {"model": model})
+    own.begin_loop(sys._getframe())
+    optimizer.step()
+    schedule.step()
+    average.updates = average.shown = 1
+    assert own.changed() == ("OwnMomentum.steps", "average.shown")
+
+
 def test_what_variables_carry_is_not_named() -> None:
     meter = Meter()
     own = made(Variables(meter, "count"), Variables(globals(), "seen_globally"))

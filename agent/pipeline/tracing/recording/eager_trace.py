@@ -41,7 +41,7 @@ from agent.tensors.device import device_of, stream_state
 from agent.tensors.unchanged import memory_of, version_of
 
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
-WORDS = (torch.memory_format, torch.layout)
+WORDS = (torch.memory_format, torch.layout, range)
 
 
 def _names(text: str) -> frozenset[str]:
@@ -379,7 +379,9 @@ class Witness(TorchFunctionMode):
             refuse_settings(module, path, self._settings)
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
-                out = original(module, *args, **kwargs)
+                out = _apart(original(module, *args, **kwargs), (args, kwargs))
+            if kept:
+                _refuse_numbers(out)
             self._settings |= settings(module)  # what it has set itself is set in a stage as well
             self._remember(out, self._create("call_module", path, taken, named, pure=False))
             return out
@@ -405,7 +407,7 @@ class Witness(TorchFunctionMode):
         self._asking = True
         try:
             with self._own_code():
-                out = original(module, *args, **kwargs)
+                out = _apart(original(module, *args, **kwargs), (args, kwargs))
         finally:
             self._asking = False
         with torch.set_grad_enabled(self._grad):
@@ -710,6 +712,41 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         case slice():
             return _tensors([value.start, value.stop, value.step])
     return []
+
+
+def _apart(out: Any, given: Any) -> Any:
+    """Return what a module returned, with tensors of their own for those that it got.
+
+    A module with a random branch returns its argument for one microbatch and a new tensor for the
+    next, so what uses the argument and what uses the result are different nodes.
+    """
+    taken = {id(tensor) for tensor in _tensors(given)}
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) in taken:
+                return torch.ops.aten.alias(value)
+            taken.add(id(value))
+            return value
+        if type(value) is dict:
+            return {key: own(each) for key, each in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(map(own, value))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(own, value))
+        return value
+
+    return own(out)
+
+
+def _refuse_numbers(out: Any) -> None:
+    """Refuse a number beside tensors, which would be that of the example for every microbatch."""
+    parts = [*out.values()] if isinstance(out, dict) else out
+    if isinstance(parts, list | tuple):
+        for each in parts:
+            _refuse_numbers(each)
+    elif isinstance(out, int | float | complex):
+        raise TraceError("it gets a number from a module that looks at values")
 
 
 def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
