@@ -82,6 +82,7 @@ from agent.protocol import (
     Snapshot,
     Strayed,
     Traced,
+    Unable,
     Unled,
     Unread,
     Untried,
@@ -498,6 +499,8 @@ class KeptJob:
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():
                 self._on_failed(member, message)
+            case Unable():
+                self.roster.lose(member.worker, message.cause, message.why)
             case Ended():
                 self.roster.came_to_end = True
                 self.roster.remove(member.worker, "its script has ended")
