@@ -511,6 +511,8 @@ class KeptJob:
     def _on_ready(self, member: Member, ready: Ready) -> None:
         others = (m for m in self.roster.members.values() if m is not member)
         other = next((m for m in others if m.ready is not None), None)
+        if self.roster.comes_late(member.worker):
+            return
         if ready.serving is not None:
             self._on_serving(member, ready, ready.serving)
             return
