@@ -20,6 +20,7 @@ from agent.messages import (
     Entries,
     FailureKind,
     JobOrder,
+    LossCause,
     OutputFile,
     Unbuilt,
 )
@@ -467,6 +468,13 @@ class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: Text
     step: Count | None = None  # the step that the script was in; None outside of its loop
+
+
+class Unable(Message, frozen=True, kw_only=True):
+    """This worker ends, and its script is not at fault."""
+
+    cause: LossCause
+    why: Text
 
 
 class Ended(Message, frozen=True, kw_only=True):

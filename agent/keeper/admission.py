@@ -40,6 +40,7 @@ UNPROVABLE = (
     "step {}: nothing is stored by which a worker could prove that it does what was done before, since it was written by "
     "earlier software or for another script: the job goes on from there as from a beginning"
 )
+NOTHING_STORED = "step {}: no state of the job is stored any more, so it begins again"
 PARTLY = (
     "{}: it holds only its own layers of the model and cannot reproduce a step alone: before its first commit its stage is "
     "compared with the same stage of another chain, or its chain reproduces a step; in a single chain whose other workers "
@@ -221,7 +222,8 @@ class Entrance:
                 self._roster.lose(member.worker, "connection", why)
             return
         self.origin = self._history.version
-        self._say(UNPROVABLE.format(self.origin))
+        why = NOTHING_STORED if self._vault.backup is None else UNPROVABLE
+        self._say(why.format(self.origin))
         for member in waiting:
             if not member.told:
                 self._let_in(member)

@@ -92,8 +92,6 @@ class Ending:
             for member in self._roster.members.values():
                 if member.worker in finishing:
                     member.post(Done())
-                else:
-                    member.dismiss("the job is done")
             self._tail.wait(finishing)
             why = self._unseen(final.version) if not finishing else ""
         sha, uri = result

@@ -82,6 +82,7 @@ from agent.protocol import (
     Snapshot,
     Strayed,
     Traced,
+    Unable,
     Unled,
     Unread,
     Untried,
@@ -502,6 +503,8 @@ class KeptJob:
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():
                 self._on_failed(member, message)
+            case Unable():
+                self.roster.lose(member.worker, message.cause, message.why)
             case Ended():
                 self.roster.came_to_end = True
                 self.roster.remove(member.worker, "its script has ended")
@@ -512,6 +515,8 @@ class KeptJob:
     def _on_ready(self, member: Member, ready: Ready) -> None:
         others = (m for m in self.roster.members.values() if m is not member)
         other = next((m for m in others if m.ready is not None), None)
+        if self.roster.comes_late(member.worker):
+            return
         if ready.serving is not None:
             self._on_serving(member, ready, ready.serving)
             return

@@ -235,9 +235,14 @@ class Roster:
 
     def refused(self, worker: str) -> str | None:
         """Return why this worker is not let in; None if it is."""
-        if self.finishing is not None and worker not in self.finishing:
-            return "the job is done"
         return self._gone.get(worker)
+
+    def comes_late(self, worker: str) -> bool:
+        """Whether a worker has come while the job ends, and waits for that end.
+
+        Sent away, it would count as lost, and be started again and again.
+        """
+        return self.finishing is not None and worker not in self.finishing
 
     def is_gone(self, worker: str) -> bool:
         return worker in self._gone

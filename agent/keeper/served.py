@@ -182,8 +182,5 @@ class ServedJob:
             layout = self._roster.layout
             inside = set(layout.workers) if layout is not None else set()
             finishing = self._roster.finishing = inside & set(self._roster.members)
-            for member in list(self._roster.members.values()):
-                if member.worker not in finishing:
-                    member.dismiss("the job is done")
             self._tail.wait(finishing)
         self._completed(self._reports.completed(self._history.version, sha, where, why=why))

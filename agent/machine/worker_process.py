@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -35,7 +35,7 @@ from agent.output.files import Bounds
 from agent.output.folder import Output
 from agent.output.strays import Strays
 from agent.pipeline.tracing.recording import compiled
-from agent.protocol import Ended, Failed
+from agent.protocol import Ended, Failed, Unable
 from agent.protocol import Lines as LinesMessage
 from agent.sharded import refusals
 from agent.source import parcel
@@ -128,7 +128,8 @@ def run(order: WorkerOrder, host: str, say: Callable[[str], None] | None = None)
     job, payload = group.start()
     lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
     failure = _perform(order, job, payload, group, lines)
-    for line in failure.detail.splitlines() if failure is not None else ():
+    said = failure.why if isinstance(failure, Unable) else failure.detail if failure else ""
+    for line in said.splitlines():
         lines.add(line)  # where a person looks for it, as by hand
     lines.close()
     over.set()
@@ -140,7 +141,7 @@ def run(order: WorkerOrder, host: str, say: Callable[[str], None] | None = None)
 
 def _perform(
     order: WorkerOrder, job: JobOrder, payload: bytes, group: Group, lines: Lines
-) -> Failed | None:
+) -> Failed | Unable | None:
     if job.script_sha and group.code != job.script_sha:
         return Failed(kind="setup", detail=f"{job.script}: what arrived is not what was submitted")
     try:
@@ -151,26 +152,27 @@ def _perform(
         return Failed(kind="setup", detail=f"{taken[0]}: {TAKEN}")
     # On the machine's own disk, because there the folder of a killed worker goes with the machine,
     # or with the next worker.
-    with scratch("worker-", disk()) as folder:
-        script = parcel.unpack(came, folder)
+    with ExitStack() as held:
+        try:
+            folder = held.enter_context(scratch("worker-", disk()))
+            script = parcel.unpack(came, folder)
+            record = held.enter_context(closing(Record(order, folder)))
+        except OSError as error:
+            why = missing_file.not_unpacked(error, disk(), order.machine_id)
+            return Unable(cause="machine", why=why)
         group.output = _output_in(folder, came, job, group, lines)
         group.link.beating = lambda anew: group.output.tell_numbers(anew=anew)
         session.join(group)
         device.take(group.slot)
         out = LeaderOnly(lines, lambda: group.leads)
-        record = Record(order, folder)
         streams = Stream(_both(record.add, out.add)), Stream(_both(record.add, lines.add))
-        with (
-            closing(record),
-            parcel.at_home(folder, script),
-            _as_script(script.path, job.argv, streams),
-        ):
+        with parcel.at_home(folder, script), _as_script(script.path, job.argv, streams):
             failure = _execute(script, group, streams[1])
         group.output.finish(_step(), leads=bool(group.leads))
         # Output of a script before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
-        if failure is None:
-            return None
+        if failure is None or isinstance(failure, Unable):
+            return failure
         typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
         detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
         return Failed(
@@ -215,16 +217,17 @@ def _comes_in() -> bool:
     return any(each.replica.comes_in for each in session.made())
 
 
-def _execute(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | None:
+def _execute(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | Unable | None:
     failure = _play(script, group, errors)
     if group.astray and not (failure is not None and _comes_in()):
         # The script ran without gradients or without the whole model, and cannot be expected to
         # survive that.
-        raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
+        said = failure.detail if isinstance(failure, Failed) else ""
+        raise WireError(f"{ASTRAY}: {said}" if said else ASTRAY)
     return failure
 
 
-def _play(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | None:
+def _play(script: parcel.Unpacked, group: Group, errors: Stream) -> Failed | Unable | None:
     try:
         try:
             _run(script)
@@ -306,7 +309,9 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
     return Failed(kind="exit", detail=f"the script ended itself with {code}{said}")
 
 
-def _of_script(error: BaseException, group: Group) -> Failed:
+def _of_script(error: BaseException, group: Group) -> Failed | Unable:
+    if group.lacks_files and (why := missing_file.lacked(error)):
+        return Unable(cause="exited", why=why)
     said = traceback_of(error)
     apart = any(each.replica.holdings.here is not None for each in session.made())
     if apart and (cause := refusals.cause_of(error)):

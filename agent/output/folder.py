@@ -72,6 +72,8 @@ class Output:
         self._kept = None if send is None else Kept(send, strays)
         self._wrote = dict[str, int]()  # the step in which this worker changed a file last
         self._entered_before = False  # with a state from others
+        # Whether this worker has its state from others, and not all files that belong to it.
+        self.lacks = False
         self._counts = False  # whether a step that this worker did was one for the job
         self._log, self._values = Log(send), Teller(send)
         self._used = False
@@ -272,6 +274,7 @@ class Output:
         assert kept is not None
         with self._aided():
             given = kept.listed(step, awaited=awaited)
+            self.lacks = given is None or not given.whole
             if given is None:
                 return
             wanted = {
@@ -285,7 +288,8 @@ class Output:
                 self._keep_strays(everywhere=True)
                 undone = self._present() - wanted.keys() - (self._before or {}).keys()
                 kept.take_away(undone, self._place)
-            here = kept.put(step, wanted, lambda: self.folder)
+            here, lacking = kept.put(step, wanted, lambda: self.folder)
+            self.lacks |= bool(lacking)
         self._seen |= self._found(here)
 
     def _present(self) -> set[str]:

@@ -71,10 +71,11 @@ class Kept:
 
     def put(
         self, step: int, wanted: Mapping[str, OutputFile], output: Callable[[], Path]
-    ) -> list[str]:
-        """Put these files into their places, as they were after `step`. Return those that are.
+    ) -> tuple[list[str], list[str]]:
+        """Put these files into their places, as they were after `step`.
 
-        If one does not come, nothing is left in its place: that would be of another step.
+        Return those that are there, and those that did not come. Nothing is left in the place of
+        one that did not: that would be of another step.
         """
         written, here, lacking = _written(), list[str](), list[str]()
         answers = True
@@ -93,7 +94,7 @@ class Kept:
                 log.warning("%s could not be put back: %s", path, error)
             (here if came else lacking).append(path)
         self.take_away(lacking, output())
-        return here
+        return here, lacking
 
     def take_away(self, paths: Iterable[str], output: Path) -> None:
         """Remove files that no step has written as far as this worker's state goes."""

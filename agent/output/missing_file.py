@@ -35,6 +35,14 @@ NO_ROOM = (
     "the disk of {} is full, {}: write less beside the script and into session.output, or take machines with larger disks "
     "(aws.disk_gib, azure.disk_gb)"
 )
+NOT_UNPACKED = (
+    "{} does not take the files that come with the script, in {}: {}. Make room there, or take machines with larger disks "
+    "(aws.disk_gib, azure.disk_gb)"
+)
+LACKED = (
+    "it came into the job without the files that earlier steps wrote, which were not stored in time, and {} is one of "
+    "them: another worker takes its place"
+)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_BYTES = 1 << 20  # with less, an error may come from that: torch.save does not say why it fails
 CHAIN_MAX = 20
@@ -58,6 +66,16 @@ def no_room(error: BaseException, disk: Path, machine: str) -> str:
     return NO_ROOM.format(machine, disk) if full else ""
 
 
+def lacked(error: BaseException) -> str:
+    """Return what to say of a worker that came in without a file that it reads; empty if it has."""
+    names = [one.filename for one in _chain(error) if isinstance(one, FileNotFoundError)]
+    return LACKED.format(_shown(names[0])) if names and names[0] else ""
+
+
+def not_unpacked(error: OSError, disk: Path, machine: str) -> str:
+    return NOT_UNPACKED.format(machine, disk, error.strerror or error)
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it comes from."""
     one: BaseException | None = error
@@ -72,10 +90,14 @@ def _said(error: FileNotFoundError | PermissionError, output: Path | None) -> st
     name = error.filename
     if not isinstance(name, str | bytes | os.PathLike) or not os.fspath(name):
         return ""
-    text = os.fsdecode(name)
-    shown = text if text.isprintable() else repr(text)
+    text, shown = os.fsdecode(name), _shown(name)
     if output is not None and Path(text).is_relative_to(output):
         return NOT_WRITTEN.format(Path(text).relative_to(output))
     if isinstance(error, PermissionError):
         return FORBIDDEN.format(shown)
     return ABSOLUTE.format(shown) if Path(text).is_absolute() else SAID.format(shown, shown)
+
+
+def _shown(name: str | bytes | os.PathLike[str]) -> str:
+    text = os.fsdecode(name)
+    return text if text.isprintable() else repr(text)

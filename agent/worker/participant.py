@@ -8,6 +8,7 @@ where it may.
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -70,13 +71,13 @@ class Participant(PeerWorker):
 
     nan: NanPolicy = "fail"
     stop_at = 0
-    output: Output
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__()
         self._job, self.me, self.machine = order.job, order.worker, order.machine_id
         self.slot = order.slot
         self._worker_order, self._host = order, host
+        self.output = Output(Path())  # until it is known where the script's files lie
         self.node: ServedNode | None = None  # of a job whose tables are served
         stores = Stores()
         self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed), stores)
@@ -141,6 +142,12 @@ class Participant(PeerWorker):
         self.link.close()
         self._mesh.close()
         self._flows.close()
+
+    @property
+    def lacks_files(self) -> bool:
+        """Whether others go on without this worker, which lacks files that the job has kept."""
+        others = self.entered is not None and bool({*self.entered.holders} - {self.me})
+        return self.output.lacks and (self._proving.going or others)
 
     # --- layouts ----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
-from orchestrator.cli.command import INTERRUPTED, Command, Screen
+from orchestrator.cli.command import INTERRUPTED, Command, CommandError, Screen
 from orchestrator.cli.logs import read_logs
 from orchestrator.cli.money import mailed
 from orchestrator.cli.watch import ViewSource, follow
@@ -41,6 +41,7 @@ from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View
 
 FOLDER = Path(".demo")
+UNMADE = "cannot be made ({}): run the demo in a folder of the project that you may write to"
 PAGE = Path("demo.html")
 SCRIPT = Path("examples/gpt.py")
 TABLES = Path("examples/paramserver/demo.py")
@@ -318,7 +319,10 @@ def _folder(root: Path) -> Iterator[Path]:
     folder = root / FOLDER
     _end_what_is_left(folder)
     _remove(folder)
-    folder.mkdir()
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise CommandError(f"{folder} {UNMADE.format(error.strerror)}") from error
     try:
         yield folder
     except DemoFailed as error:

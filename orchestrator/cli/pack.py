@@ -165,6 +165,7 @@ def pack(
     for word in words:
         found.named(word, here)
     paths = {at: path for at, path in sorted(found.paths.items()) if path != place}
+    _check_text((str(script), *argv, *paths))
     found.check_size()
     lacking = absent(folders, tree, found.root)
     notes = (*found.notes(here, argv), *_lacking(script, lacking, paths))
@@ -178,10 +179,19 @@ def pack(
         imports = []  # as it is without a word
     try:
         payload = parcel.pack(at, {at: parcel.File(data), **files}, tuple(imports), start.module)
-    except (ParcelError, UnicodeEncodeError) as error:
+    except ParcelError as error:
         raise CommandError(f"{script}: {error}", USAGE) from None
     sizes = {path: len(file.data) for path, file in files.items()}
     return Packed(payload=payload, files=sizes, notes=notes)
+
+
+def _check_text(words: Iterable[str]) -> None:
+    for word in words:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            raise CommandError(
+                f"{word}: a name or an argument that is not UTF-8, which no worker could be told",
+                USAGE,
+            )
 
 
 def _root(place: Path, here: Path) -> Path:

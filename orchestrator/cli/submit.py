@@ -236,12 +236,6 @@ def order_of(
 ) -> JobSpec:
     """Return a checked order; `limits` are the budget, and the deadline as typed or as a moment."""
     spec = with_limits(job_spec(config, script, argv), *limits)
-    for word in (str(script), *argv):
-        if not word.isascii() and word != word.encode(errors="replace").decode():
-            raise CommandError(
-                f"{word}: a name or an argument that is not UTF-8, which no worker could be told",
-                USAGE,
-            )
     return msgspec.structs.replace(spec, from_url=stored_at(from_url))
 
 

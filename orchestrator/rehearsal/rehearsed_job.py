@@ -22,6 +22,7 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator.errors import OrchestratorError
+from orchestrator.formatting import plural
 from orchestrator.rehearsal.bench import Stage
 
 LOOK_MS = 30
@@ -121,8 +122,8 @@ class Troupe:
             elif time.monotonic() > lacking_s + LACKING_S:
                 if step >= last:
                     raise Fault(
-                        f"a worker that joined found no step by step {step} that it could reproduce: give it more, --steps "
-                        f"{2 * self._order.stop_at}"
+                        f"a worker that joined found no step by step {step} that it could reproduce: "
+                        f"{more_steps(self.facts, self._order.stop_at)}"
                     )
                 step, lacking_s = step + 1, 0.0
                 self.goes_to(step)
@@ -236,6 +237,13 @@ class Troupe:
             for at, one in enumerate(even.replicas)
         )
         return msgspec.structs.replace(even, replicas=tuple(replicas))
+
+
+def more_steps(facts: WorkerReady | None, asked: int) -> str:
+    """Say how a rehearsal gets more steps: none of the script's own end comes by asking for more."""
+    if facts is not None and 0 < facts.steps_total < asked:
+        return f"the script has {plural(facts.steps_total, 'step')}: let it do more"
+    return f"give it more, --steps {2 * asked}"
 
 
 def _end(stage: Stage) -> Any:

@@ -26,6 +26,7 @@ from agent.errors import AgentError
 from agent.keeper.storage.backup import Backup
 from agent.keys import log_key
 from agent.messages import UNRECORDED, JobOrder
+from orchestrator.formatting import plural
 from orchestrator.rehearsal import comparison
 from orchestrator.rehearsal.bench import Stage, Unready
 from orchestrator.rehearsal.rehearsed_job import Fault, TooShort, Troupe
@@ -138,7 +139,8 @@ class Rehearsal:
             self._steps, self._aside = completed.step, completed.aside
             if self._steps < STEPS_MIN and not troupe.is_served:
                 raise TooShort(
-                    f"the script does {self._steps} steps, and {STEPS_MIN} are needed for all that is tried: let it do more"
+                    f"the script trains in {plural(self._steps, 'step')}, and {STEPS_MIN} are needed for all that is tried: "
+                    "let it do more"
                 )
             return self._ended(troupe), troupe
 

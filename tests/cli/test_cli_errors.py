@@ -184,14 +184,19 @@ def test_a_house_is_not_begun_under_limits_that_it_cannot_live_with(shell):
     )
 
 
-@pytest.mark.parametrize("place", ["script", "argument", "missing"])
-def test_a_name_that_is_no_text_is_refused_in_a_line(shell, place):
+@pytest.mark.parametrize("command", ["submit", "rehearse"])
+@pytest.mark.parametrize("place", ["script", "argument", "missing", "beside"])
+def test_a_name_that_is_no_text_is_refused_in_a_line(shell, place, command):
     """A folder of an old machine has names in Latin-1; they came as a traceback, after the upload."""
     name = "tr\udcff.py"
-    shell.script(name if place == "script" else "ok.py")
+    shell.script("ok.py")
+    if place in ("script", "beside"):
+        shell.script(name)
     words = ["ok.py", "--", name] if place == "argument" else [name]
+    if place == "beside":
+        words = ["--with", name, "ok.py"]
     said = "no such file" if place == "missing" else "a name or an argument that is not UTF-8"
-    answer = shell("submit", "--json", *words)
+    answer = shell(command, "--json", *words)
     assert (answer.code, answer.line.startswith(f"tr\\udcff.py: {said}")) == (2, True)
     assert answer.json["error"] == answer.line
 

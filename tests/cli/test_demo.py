@@ -12,6 +12,7 @@ from rich.console import Console
 from test_watch import JOB, Told, seen
 
 from agent.keeper.storage.memory_log import root_of
+from orchestrator.cli.command import CommandError
 from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,
@@ -76,6 +77,15 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     with pytest.raises(DemoFailed, match="logs: "), _folder(tmp_path):
         raise DemoFailed("no")
     assert (tmp_path / FOLDER).exists()
+
+
+def test_a_folder_that_takes_no_files_is_named_with_what_to_do(tmp_path):
+    """As of a checkout that is mounted to be read only."""
+    said = (
+        r"not_there/\.demo cannot be made \(No such file or directory\): run the demo in a folder"
+    )
+    with pytest.raises(CommandError, match=said), _folder(tmp_path / "not_there"):
+        pass
 
 
 def test_the_place_of_a_model_that_goes_with_the_demo_is_not_shown():

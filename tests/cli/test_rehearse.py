@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from shells import wait_until
 
+from agent.messages import WorkerReady
 from orchestrator.cli.rehearse import was_rehearsed
+from orchestrator.rehearsal.rehearsed_job import more_steps
 
 pytestmark = pytest.mark.processes
 
@@ -201,7 +203,7 @@ def test_a_script_of_too_few_steps_is_told_so(shell):
     """What happens to a job takes some steps."""
     answer = shell("rehearse", shell.script("train.py", script(steps=3)))
     assert answer.code == 1
-    assert "the script does 3 steps, and 8 are needed" in answer.out
+    assert "the script trains in 3 steps, and 8 are needed" in answer.out
     assert answer.out.splitlines()[-1].startswith("train.py: it was not tried: ")
 
 
@@ -213,3 +215,24 @@ def test_ctrl_c_leaves_nothing_behind(shell):
     answer = shell.ended(process)
     assert (answer.code, answer.err) == (130, "")
     assert not left_behind()
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "said"),
+    [
+        (20, 20, "give it more, --steps 40"),
+        (9, 20, "the script has 9 steps: let it do more"),
+    ],
+)
+def test_more_steps_are_asked_of_whom_they_depend_on(has: int, asked: int, said: str) -> None:
+    """Of a script that ends by itself, no --steps gets more."""
+    facts = WorkerReady(
+        at_s=0.0,
+        job="job",
+        worker="w1",
+        machine_id="m1",
+        microbatches=1,
+        steps_total=has,
+        state_bytes=1,
+    )
+    assert more_steps(facts, asked) == said

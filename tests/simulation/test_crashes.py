@@ -4,9 +4,11 @@ import msgspec
 import pytest
 
 from cloud.market import Conduct
+from orchestrator.actions import AnyAction, Regroup
 from orchestrator.settings import Settings
 from orchestrator.simulated.restarts import Biography, live
 from orchestrator.simulated.scenario import Pace, Scenario
+from orchestrator.simulated.world import SimulatedWorld
 
 SCENARIO = Scenario(
     seed=3,
@@ -59,6 +61,40 @@ def test_killed_anywhere_nothing_is_bought_twice_and_nothing_is_left_over(part):
         assert not story.breach, f"{where}: {story.breach}\n" + "\n".join(story.last_sentences)
         assert story.launches == calm.launches, where
         assert story.jobs == {"job-0": "SUCCEEDED"}, where
+
+
+def test_killed_in_a_change_of_depth_or_width_the_job_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """Workers are lost all the time, and the model needs two of them: killed before, in and after each new layout."""
+    faults = msgspec.structs.replace(
+        SCENARIO.faults, worker_dies_per_h=20.0, bulk_loss_every_s=150.0, listing_lag_s=10.0
+    )
+    deep = msgspec.structs.replace(
+        SCENARIO,
+        seed=1,
+        days=0.5,
+        steps=60,
+        sections=4,
+        room=0.7,
+        faults=faults,
+        calm_after_s=400.0,
+    )
+    killer, changes, perform = Killer(), dict[int, str](), SimulatedWorld.perform
+
+    async def note(world: SimulatedWorld, action: AnyAction) -> None:
+        if isinstance(action, Regroup):
+            changes[len(killer.points) + 1] = action.layout.describe()
+        await perform(world, action)
+
+    monkeypatch.setattr(SimulatedWorld, "perform", note)
+    calm = live(deep, killer)
+    monkeypatch.undo()
+    assert len({shape[0] for shape in changes.values()}) > 1, changes
+    assert len({shape[-1] for shape in changes.values()}) > 1, changes
+    for nth in [*changes][:12]:
+        for point in range(nth - 2, nth + 2):
+            story = live(deep, Killer(point))
+            assert not story.breach, f"killed at point {point}: {story.breach}"
+            assert story.jobs == calm.jobs == {"job-0": "SUCCEEDED"}
 
 
 def test_killed_again_while_it_recovers():

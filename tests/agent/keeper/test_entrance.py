@@ -509,3 +509,20 @@ def test_with_exact_off_a_newcomer_that_rounds_differently_proves_itself_at_once
     house.commits(6)
     house.joins("b", hardware="slow")
     assert house.ready == ["a", "b"]
+
+
+def test_a_job_of_which_nothing_is_stored_blames_no_earlier_software(house: House) -> None:
+    """Keeper and worker were lost together, without memory or a version on the disk: it begins again, and says so."""
+    layout = begun(house, "a", commits=3).players["a"].layout
+    assert layout is not None
+    house.job.forsake()
+    house.players.clear()
+    house.open()
+    house.job.restore(layout)
+    house.joins("b")
+    house.until("being let in", lambda: "b" in house.ready)
+    (said,) = [line for line in house.said.said if line.startswith("step 3:")]
+    assert said == "step 3: no state of the job is stored any more, so it begins again"
+    house.begins("b")
+    house.commits(1)
+    assert house.version == 1

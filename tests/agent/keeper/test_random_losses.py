@@ -1,5 +1,6 @@
 """Keepers and workers that come and go in any order, in the middle of anything: no committed step is lost, and no bit."""
 
+import contextlib
 import random
 import threading
 import time
@@ -11,11 +12,12 @@ import pytest
 from crews import seeds
 from players import House, Player, begun
 
-from agent.keeper import layouts
+from agent.keeper import commits, layouts
 from agent.layout import Layout
 from agent.messages import Rewound
 from agent.store.encoding.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
+from cloud.clock import CLOCK
 
 ACTS = {
     "commit": 8,
@@ -25,6 +27,9 @@ ACTS = {
     "lay out": 4,
     "die": 3,
     "restart": 2,
+    "restart promised": 2,
+    "restart written": 2,
+    "notice": 2,
     "checkpoint": 1,
     "resume": 2,
     "redial": 2,
@@ -44,6 +49,10 @@ def state_at(version: int) -> list[int]:
     for step in range(version):
         state = state * 3 % 1000003 + (step + 1)
     return state.tolist()
+
+
+class Killed(BaseException):
+    """The keeper's process has ended here."""
 
 
 class Scene:
@@ -119,6 +128,37 @@ class Scene:
             self.house.job.restore(layout)
         for player in survivors:
             self.comes_again(player)
+
+    def restart_promised(self) -> None:
+        """The keeper is killed behind its promise of a sum, before the commit is written."""
+        self.killed_in_commit(written=False)
+
+    def restart_written(self) -> None:
+        """The keeper is killed behind the commit, before a worker hears of it."""
+        self.killed_in_commit(written=True)
+
+    def killed_in_commit(self, *, written: bool) -> None:
+        history = self.house.job.history
+        write = history.write
+
+        def dies(commit: commits.Commit) -> None:
+            if written:
+                write(commit)
+            raise Killed
+
+        history.write = dies  # type: ignore[method-assign]
+        with contextlib.suppress(Killed):
+            for player in self.players:
+                player.plays()
+        self.restart()
+
+    def notice(self) -> None:
+        """A machine is going to be taken, so the next layout is without its worker."""
+        if self.players:
+            going = self.draw.choice(self.players)
+            self.house.job.notice(going.member.machine_id, CLOCK.now_s() + 60.0)
+            if others := [name for name in self.house.ready if name != going.name]:
+                self.house.lay_out(*others)
 
     def redial(self) -> None:
         """A connection breaks, and its worker dials again before the keeper has noticed."""
