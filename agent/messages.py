@@ -49,7 +49,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     If the job goes on from an earlier job's versions, they lie at `from_url`; after a `#` it may name
     the step that it goes on from, or else that is the newest. The job begins with
     `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is
-    tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0. The
+    tried with a newcomer early. A step has `microbatches`, if it is known yet. The loop ends after step `stop_at` at the latest, if that is not 0. The
     workers of an `exact` job's layouts round alike.
     """
 
@@ -66,6 +66,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_kept: Positive = 2
     from_url: Text = ""
     begins_with: Count = 0
+    microbatches: Count = 0
     stop_at: Count = 0
     output_files: Count = 1000
     output_bytes: Count = 1 << 30

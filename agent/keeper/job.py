@@ -156,7 +156,7 @@ class KeptJob:
         self._tail = Tail(order.tail_s, self.roster, self._lock, lambda: self.closed, self._say)
         self._ending = Ending(self._tail, self.roster, self.vault, self._lock, self._reports, ended)
         self._committing = False
-        self._microbatches = 0  # of a step; 0 until a worker is ready
+        self._microbatches = order.microbatches  # of a step; 0 until a worker is ready
         self._held_at: int | None = None  # from this step of the script on nothing is committed
         self._reopening = threading.Lock()
         self.closed = self.fenced = False  # fenced: by a newer keeper, as far as we know
@@ -355,7 +355,7 @@ class KeptJob:
         self._trial.join(prover)
 
     def _microbatches_known(self) -> int:
-        """Return the microbatches of a step; 0 if no worker has said it to this keeper.
+        """Return the microbatches of a step; 0 if no worker has said it yet.
 
         A worker that does not know it begins with a step that may count for nothing, without a
         loss. Many scripts end themselves then, so it is known for as long as the job.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from crews import Crew, until
 
-from agent.messages import WorkerLost
+from agent.messages import CheckpointWritten, Rewound, WorkerLost
 
 pytestmark = pytest.mark.processes
 
@@ -47,6 +47,41 @@ for step in session.steps(40):
     optimizer.step()
     optimizer.zero_grad()
 """
+
+
+STOPS = """
+import sys
+import torch
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer)
+for step in session.steps(40):
+    x = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(step))
+    result = session.backward(lambda x: model(x).square().mean(), list(x))
+    if not result.loss < 1e9:
+        sys.exit("the loss is no number")
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_that_ends_without_a_loss_is_resumed_by_a_keeper_that_was_told_its_microbatches(
+    mortal: Crew,
+) -> None:
+    """A worker that does not know them does its first step for nothing, and has no loss then."""
+    mortal.begin(1, STOPS)
+    mortal.reach(8)
+    mortal.close_job()
+    until("its version on the disk", lambda: mortal.of(CheckpointWritten))
+    mortal.keeper.kill()
+    mortal.keeper.address = ""  # one without a job may listen anywhere
+    mortal.keeper.start()
+    mortal.begin(1, STOPS, microbatches=4)
+    assert mortal.completed().step == 40
+    assert mortal.of(Rewound) == mortal.of(WorkerLost) == []
 
 
 def test_an_optimizer_that_wants_each_gradient_has_zeros_there(crew: Crew, tmp_path: Path) -> None:

@@ -248,6 +248,7 @@ def order_of(job: Job) -> JobOrder:
         checkpoints_kept=spec.checkpoints_kept,
         from_url=spec.from_url,
         begins_with=spec.slots_min,
+        microbatches=job.layouts.microbatches if job.progress.step else 0,
         output_files=spec.output_files,
         output_bytes=spec.output_bytes,
         exact=spec.exact,

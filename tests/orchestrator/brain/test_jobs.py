@@ -883,6 +883,16 @@ def test_a_job_that_was_resumed_is_as_patient_with_silence_as_any_other(hand):
     assert stalls(3) == pytest.approx(stalls(0), abs=20.0)
 
 
+def test_an_order_tells_how_many_microbatches_a_step_of_that_job_has(hand):
+    """The next keeper has not heard it. A job of the same script learns it anew: its data may be others."""
+    h = hand().running(slots_max=1)
+    h.committed(42)
+    assert jobs.order_of(h.job).microbatches == h.job.layouts.microbatches > 0
+    h.submit("next")
+    assert h.state.jobs["next"].layouts.microbatches
+    assert jobs.order_of(h.state.jobs["next"]).microbatches == 0
+
+
 def branched(h: Any) -> JobBranched:
     url = "file:///c/job#40"
     return JobBranched(at_s=h.at_s, job="job", name="job-2", step=40, from_url=url, by="ann")
