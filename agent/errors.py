@@ -31,6 +31,10 @@ class CannotRecord(AgentError):  # noqa: N818
     """
 
 
+class Unplayed(CannotRecord):
+    """A stage failed; its cause is what the script would have raised, if it is the script's."""
+
+
 class NotFinite(AgentError):  # noqa: N818
     """The loss or a gradient of a step is not a finite number."""
 

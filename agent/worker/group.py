@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 import torch
 
-from agent.errors import CannotRecord, WireError
+from agent.errors import CannotRecord, Unplayed, WireError
 from agent.faults import passing
 from agent.messages import WorkerOrder
 from agent.net.beside import Beside
@@ -322,7 +322,8 @@ class Group(Participant):
             summed, cuts = self._stages.play(step, batches, self._stop_or_save)
         except CannotRecord as error:
             if self.layout.owned or not self._survey.take_back(str(error)):
-                raise  # owned: no worker has room for the whole model
+                cause = error.__cause__ if isinstance(error, Unplayed) else None
+                raise (cause or error) from None  # owned: nobody has room for the whole model
             return self.wait(lambda: None)  # for the next layout, which is of depth 1
         self._noting.tell(step, cuts)
         return summed

@@ -269,3 +269,38 @@ def test_other_shapes_in_a_later_step_end_the_depth_and_not_the_job(
     assert crew.depth == 1
     told = [report.uncuttable for report in crew.of(WorkerReady) if report.uncuttable]
     assert "asks how large its inputs are" in told[-1]
+
+
+NOTHING_LATER = """
+class Look(nn.Module):
+    def forward(self, x):
+        return x * 2, (x.abs().mean() if x.max().item() > 1e-3 else None)
+class Penalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.look, self.out = Look(), nn.Linear(8, 8)
+    def forward(self, x):
+        x, penalty = self.look(x)
+        return self.out(x) if penalty is None else self.out(x) + penalty
+model = nn.Sequential(Penalized(), *[nn.Linear(8, 8) for _ in range(4)])
+def batches(step):
+    rows = torch.Generator().manual_seed(step)
+    return [torch.rand(4, 8, generator=rows) * (1 if step < 8 else 1e-5) for each in range(2)]
+def loss_of(x):
+    return model(x).square().sum()
+"""
+
+
+def test_a_stage_that_fails_later_ends_the_depth_and_not_the_job(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """What it was recorded from has a tensor there, and from step 8 on there is None. The script itself has no fault."""
+    text = script(12, NOTHING_LATER)
+    (tmp_path / "train.py").write_text(text)
+    by_hand = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
+    crew.depth = 2
+    crew.begin(2, text, str(tmp_path / "out.pt"))
+    ends_alike(crew, by_hand, 12)
+    assert crew.depth == 1
+    told = [report.uncuttable for report in crew.of(WorkerReady) if report.uncuttable]
+    assert "TypeError" in told[-1]

@@ -168,7 +168,7 @@ BAD = {
         "loss_of reads a float64 of its microbatch;",
     ),
     "not tensors": (lambda b, loss: ((*b, "a"), loss), "loss_of reads a str of its microbatch;"),
-    "nothing else": (lambda b, loss: (["a", "b"], loss), "a microbatch is made of list;"),
+    "nothing else": (lambda b, loss: (["a", "b"], loss), "a microbatch is made of list of texts;"),
     "a draw that does not travel": (
         lambda b, loss: (b, lambda m: loss(m) * random.random()),
         "it draws",

@@ -9,7 +9,7 @@ from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from agent.errors import CannotRecord
+from agent.errors import CannotRecord, Unplayed
 from agent.pipeline.stages.cut import SELDOM_BYTES_MAX, build
 from agent.pipeline.stages.split_backward import Halves
 from agent.pipeline.stages.stage import Stage
@@ -160,11 +160,12 @@ def test_a_large_buffer_that_is_written_to_when_nobody_expects_it():
 
 
 def test_an_error_in_a_forward_comes_up():
-    """An error that has nothing to do with what is saved reaches the caller, whoever will recompute."""
+    """An error that has nothing to do with what is saved reaches the caller, whoever will recompute; it may be of the graph."""
     graph, facts, (x, y) = graph_of(*MODELS["repeated"])
     piece, *_ = build(graph, facts, [cut_points(facts)[-1].after])
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(Unplayed, match="shapes cannot be multiplied") as found:
         Stage(piece, microbatches=1).forward(0, None, (x[:, :3], y), keep=False)
+    assert isinstance(found.value.__cause__, RuntimeError)
 
 
 class Pictures(nn.Module):

@@ -12,6 +12,7 @@ from playing import alone, graph_of, made, same_weights, together
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.cut import Sections, build
 from agent.pipeline.tracing.analysis import cut_points, examine
@@ -388,3 +389,34 @@ def test_a_number_that_a_module_returns_is_no_constant():
         found = graph(each)[0]
         torch.manual_seed(seed)
         assert torch.equal(found, loss(model, each))
+
+
+class Seldom(nn.Module):
+    """Returns None in place of a tensor where nothing is large."""
+
+    def forward(self, h):
+        return h * 2, (h.abs().mean() if h.max().item() > 1 else None)
+
+
+class Penalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.look, self.out = Seldom(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h):
+        h, penalty = self.look(h)
+        return self.out(h) if penalty is None else self.out(h) + penalty
+
+
+def test_a_module_that_returns_none_for_some_microbatches_is_refused_for_others():
+    model = made(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), Penalized(), nn.Linear(WIDTH, 1)))
+
+    def loss(model, h):
+        return model(h[: h.shape[0]]).square().mean()
+
+    small, large = torch.zeros(4, WIDTH), 100 * torch.randn(4, WIDTH)
+    for example, like, other in ((small, small / 2, large), (large, 2 * large, small)):
+        graph = record(model, loss, (example,), fixed=True)
+        assert torch.equal(graph(like)[0], loss(model, like))
+        with pytest.raises(CannotRecord, match="returned None or text"):
+            graph(other)

@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from agent.errors import AgentError, Unplayed
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.assumptions import Assumptions
 from agent.pipeline.stages.channel import Parcel
@@ -28,10 +29,12 @@ from agent.pipeline.stages.split_backward import Halves, Owed
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import checked
+from agent.pipeline.tracing.recording.places import where
 from agent.tensors.device import set_stream_state, stream_state
 from agent.tensors.metrics import Numbers
 from agent.tensors.unchanged import memory_of
 
+WORDS_MAX = 200  # of an error
 Gradients = dict[str, torch.Tensor]
 PieceOf = Callable[[Any], Piece]  # takes a microbatch
 Written = tuple[torch.Tensor, list[tuple[torch.nn.Module, str]]]
@@ -138,7 +141,7 @@ class Stage:
         if not self._differentiates:
             try:
                 with unsaved():
-                    out = self._run(held)
+                    out = self._run_once(held)
             except RuntimeError:  # it needs what it saves; any other error is raised again
                 self._differentiates = True
         if out is None:
@@ -147,6 +150,18 @@ class Stage:
         return out
 
     def _run(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
+        """Run the piece; what fails there may succeed in `loss_of` itself, which decides."""
+        try:
+            return self._run_once(held)
+        except (AgentError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            raise Unplayed(
+                f"what was recorded of the loss fails on a microbatch, at {where(error)} "
+                f"({type(error).__name__}: {str(error)[:WORDS_MAX]})"
+            ) from error
+
+    def _run_once(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
         piece = held.piece
         if piece.draws and held.stream is not None:
             set_stream_state(held.stream, piece.device)
@@ -200,7 +215,7 @@ class Stage:
                     owner._buffers[key] = copy
         try:
             with autocast_nodes.kept() if switches else nullcontext():
-                return held.piece.module(*inputs)
+                return held.piece.module.forward(*inputs)
         finally:
             for index, (buffer, places) in enumerate(written):
                 for owner, key in places:

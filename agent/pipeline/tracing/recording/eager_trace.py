@@ -380,10 +380,13 @@ class Witness(TorchFunctionMode):
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
                 out = _apart(original(module, *args, **kwargs), (args, kwargs))
+            self._settings |= settings(module)  # what it has set itself is set in a stage as well
+            node = self._create("call_module", path, taken, named, pure=False)
+            self._remember(out, node)
             if kept:
                 _refuse_numbers(out)
-            self._settings |= settings(module)  # what it has set itself is set in a stage as well
-            self._remember(out, self._create("call_module", path, taken, named, pure=False))
+                if (form := _form(out)) is not True:
+                    self._create("call_function", as_recorded, (node, form), {}, pure=False)
             return out
         buffers = [*module._buffers.values()]
         try:
@@ -747,6 +750,24 @@ def _refuse_numbers(out: Any) -> None:
             _refuse_numbers(each)
     elif isinstance(out, int | float | complex):
         raise TraceError("it gets a number from a module that looks at values")
+
+
+def as_recorded(out: Any, form: Any) -> None:
+    """Refuse a result in which there is something else beside its tensors than when it was recorded."""
+    if _form(out) != form:
+        raise CannotRecord(
+            "a module that looks at values returned None or text where it returned something else for the microbatch that "
+            "was recorded, or the other way round: return tensors for every microbatch, or train with depth 1"
+        )
+
+
+def _form(out: Any) -> Any:
+    """Return what a result is made of, with True in place of its tensors."""
+    if isinstance(out, dict):
+        return "dict", tuple((key, _form(each)) for key, each in out.items())
+    if isinstance(out, list | tuple):
+        return "list", tuple(map(_form, out))
+    return True if isinstance(out, torch.Tensor) else (out if isinstance(out, str) else None,)
 
 
 def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
