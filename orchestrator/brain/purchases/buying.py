@@ -145,6 +145,8 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
     if not job.active or state.stopping:
         return
     job.market.think_at_s = state.now_s + state.settings.rethink_s
+    if 0 < job.progress.steps_total <= job.progress.step and job.workers:
+        return  # what its script does after the loop any worker does, and others would only wait
     _think_again(state, job)
     alike.look(state, out, job)
     purchase = _of_another_kind(state, out, job) or think(state, job)

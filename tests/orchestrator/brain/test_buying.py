@@ -515,3 +515,14 @@ def test_the_line_of_a_job_says_what_it_waits_for_now(hand):
     h.price(*h.prices)
     h.wait(4.0)
     assert "above the limit of $0.0100/h" in h.job.market.waiting
+
+
+def test_a_job_whose_steps_are_all_done_buys_only_if_nobody_is_left_to_end_it(hand):
+    h = hand()
+    h.steps_total = 100
+    h.running(slots_max=4)
+    h.committed(50)
+    first, second = (lease.machine_id for lease in h.leases)
+    h.committed(100)
+    assert not h.only([*h.taken(first), *h.wait(600.0)], Launch)
+    assert h.only([*h.taken(second), *h.wait(5.0)], Launch)
