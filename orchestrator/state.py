@@ -689,3 +689,13 @@ def newcomer(state: State, job: Job) -> None:
     if job.layouts.settle_at_s is None or job.layouts.settle_at_s > soon_s:
         job.layouts.settle_at_s = soon_s
         set_alarm(state, soon_s, "settle", job.id)
+
+
+def finished_computing(job: Job) -> bool:
+    """Return whether the last step is committed and all its workers can deliver the model."""
+    workers = job.layouts.current.workers if job.layouts.current is not None else ()
+    return (
+        0 < job.progress.steps_total <= job.progress.step
+        and bool(workers)
+        and job.workers.keys() >= {*workers}
+    )

@@ -37,6 +37,7 @@ from orchestrator.state import (
     State,
     Worker,
     consider,
+    finished_computing,
     leases_of,
     move_job,
     move_lease,
@@ -248,16 +249,6 @@ def _wear(state: State, out: list[AnyAction], job: Job, why: str, *, crashed: bo
     elif job.trouble.worn >= WORN_MAX and state.now_s >= job.trouble.worn_at_s + WORN_S:
         many = f"workers kept dying on {job.trouble.worn} machines without a step between"
         jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
-
-
-def finished_computing(job: Job) -> bool:
-    """Return whether the last step is committed and all its workers can deliver the model."""
-    workers = job.layouts.current.workers if job.layouts.current is not None else ()
-    return (
-        0 < job.progress.steps_total <= job.progress.step
-        and bool(workers)
-        and job.workers.keys() >= {*workers}
-    )
 
 
 # --- layouts -------------------------------------------------------------------------------------

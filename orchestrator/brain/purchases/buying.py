@@ -19,6 +19,7 @@ from orchestrator.state import (
     PoolState,
     State,
     Thought,
+    finished_computing,
     leases_of,
     move_lease,
     note,
@@ -145,8 +146,8 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
     if not job.active or state.stopping:
         return
     job.market.think_at_s = state.now_s + state.settings.rethink_s
-    if 0 < job.progress.steps_total <= job.progress.step and job.workers:
-        return  # what its script does after the loop any worker does, and others would only wait
+    if finished_computing(job):
+        return  # others would only wait for its end
     _think_again(state, job)
     alike.look(state, out, job)
     purchase = _of_another_kind(state, out, job) or think(state, job)
