@@ -1,9 +1,12 @@
 """A script reads back what it wrote in its loop, and every worker finds it, whenever it joined."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from crews import Crew, ends_alike, played_alone
+
+from agent.messages import JobCompleted, Progress
 
 pytestmark = pytest.mark.processes
 
@@ -70,8 +73,16 @@ def alone(script: str, folder: Path) -> tuple[list[str], bytes]:
     return played_alone(folder / "train.py", folder / "out.pt", "0", cwd=folder)
 
 
-def begin(crew: Crew, count: int, script: str, **options: object) -> list[str]:
-    return crew.begin(count, script, "0.005", str(crew.folder / "out.pt"), **options)
+def begin(
+    crew: Crew, count: int, script: str, pause_s: float = 0.005, **options: object
+) -> list[str]:
+    return crew.begin(count, script, str(pause_s), str(crew.folder / "out.pt"), **options)
+
+
+def has_done_a_step(crew: Crew, generation: int) -> bool:
+    """Return whether this layout, or a later one, has committed a step, or the job has ended before."""
+    newest = max((told.generation for told in crew.of(Progress)), default=0)
+    return newest >= generation or bool(crew.of(JobCompleted))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +93,15 @@ def begin(crew: Crew, count: int, script: str, **options: object) -> list[str]:
 def test_newcomers_read_the_best_checkpoint(crew: Crew, script: str) -> None:
     """In the end nobody is left of those that wrote the first ones."""
     expected = alone(script, crew.folder / "alone")
-    workers = begin(crew, 2, script)
+    workers = begin(crew, 2, script, pause_s=0.03)  # newcomers shall come before its end
     for step in (12, 19, 27):
         crew.reach(step)
         newcomers = crew.start(1)
-        crew._until("the newcomer", lambda one=newcomers[0]: one in crew.ready)
+        crew._until("it", lambda one=newcomers[0]: one in crew.ready or crew.of(JobCompleted))
         crew.kill(workers.pop(0))
         workers += newcomers
+        # Until it has done a step its files are on their way to it, and are lost with the worker that has them.
+        crew._until("a step with it", partial(has_done_a_step, crew, crew.generation))
     ends_alike(crew, expected, STEPS)
 
 
