@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from agent.keeper.storage.sharding import (
-    LARGE_SUM_BYTES,
     LINK_BYTES_S,
     TOLL,
     Passing,
@@ -19,6 +18,7 @@ from agent.keeper.storage.sharding import (
     may_pass_by,
     replay,
     replay_here,
+    sums_pass,
 )
 from agent.profile import Profile
 from agent.store.memory import machine_bytes
@@ -238,16 +238,16 @@ def _replay(
 ) -> Replay | None:
     """Return what is trained again if all is lost; None if the keeper has every step."""
     has_store = config.storage.checkpoint_url is not None
-    if model is None or not machines or spec.sums == "always":
+    if model is None or not machines:
         return None
     passing = _passing(spec, model, step_s)
     if passing.costly and may_pass_by(spec.sums, has_store=has_store):
         link = model.profile.network.inter
         return replay(passing, machines, link.bandwidth_bytes_per_s, spec.max_replay_s)
-    large = passing.sum_bytes >= LARGE_SUM_BYTES or spec.sums == "never"
-    if (machines > 1 and large) or (step_s and passing.delays(TOLL, spec.max_replay_s)):
-        return replay_here(passing, spec.max_replay_s)
-    return None
+    delays = bool(step_s) and passing.delays(TOLL, spec.max_replay_s)
+    if sums_pass(spec.sums, passing.sum_bytes, machines, delays=delays):
+        return None
+    return replay_here(passing, spec.max_replay_s)
 
 
 def _crowded(config: Config, spec: JobSpec, model: Model | None, step_s: float) -> str:

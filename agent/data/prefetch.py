@@ -16,7 +16,6 @@ streams, whose locks no thread of the session holds. A script that has called
 """
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -36,10 +35,10 @@ from torch.utils.data import DataLoader, Dataset
 from agent.data.fetch import DataOver, Fetch, Request, as_it_is, first_line, say
 from agent.data.iterable import Ended
 from agent.errors import Misuse
+from agent.machine.parent_death import tie
 
 MICROBATCHES_MAX = 64  # ahead, because each tensor from another process is an open file
 LOSSES_MAX = 3
-PR_SET_PDEATHSIG = 1
 FORK = "fork"
 WITHOUT_COPY = (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage)
 
@@ -235,7 +234,9 @@ class Ahead:
             prefetch_factor=-(-max(MICROBATCHES_MAX, self._workers) // self._workers),
             generator=torch.Generator(),
             multiprocessing_context=method,
-            worker_init_fn=partial(_begin_process, os.getpid() if method == FORK else None),
+            worker_init_fn=partial(
+                _begin_process, os.getpid() if method == FORK and sys.platform == "linux" else None
+            ),
         )
         try:
             with _signals_kept(), warnings.catch_warnings():
@@ -284,13 +285,9 @@ def _begin_process(training: int | None, _: int) -> None:
     open in all that were forked later, too.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        tie(training or os.getppid())
     parent = multiprocessing.parent_process()
-    if training is not None:
-        alive = os.getppid() == training
-    else:
-        alive = parent is not None and parent.is_alive()
-    if not alive:
+    if training is None and (parent is None or not parent.is_alive()):
         os._exit(1)
 
 

@@ -115,6 +115,24 @@ def between(took_s: float, max_replay_s: float) -> float:
     return max(took_s, max_replay_s - took_s)
 
 
+def sums_pass(
+    policy: Sums, sum_bytes: int, copies: int, *, delays: bool, parted: bool = False
+) -> bool:
+    """Return whether every step waits until its sum is at the keeper.
+
+    `copies` is the number of machines that could go on alone; `parted` is whether one copy is of
+    several machines. If the keeper has the sum, no loss of workers costs a step. Without it the
+    steps since the newest state are computed again. So a sum is not sent if it holds steps up more
+    than such a loss may cost, or if it is large and two machines, which are seldom lost at once,
+    have the state.
+    """
+    if policy == "always":
+        return True
+    if copies > 1:
+        return policy == "auto" and not delays and sum_bytes < LARGE_SUM_BYTES
+    return copies < 1 or parted or not delays
+
+
 def may_pass_by(sums: Sums, *, has_store: bool) -> bool:
     """Whether workers may write states into the store themselves."""
     return has_store and sums != "always"

@@ -29,7 +29,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.keeper.storage.memory_log import Held, MemoryLog
 from agent.keeper.storage.offsite import Begun, Offsite, Storage, branched_from, earlier, step_in
 from agent.keeper.storage.recovery import DISK, OBJECT, Found, Shelf
-from agent.keeper.storage.sharding import LARGE_SUM_BYTES, Passing, Sharding, room_for_sums
+from agent.keeper.storage.sharding import Passing, Sharding, room_for_sums, sums_pass
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Shards, Snapshot
@@ -299,20 +299,11 @@ class Vault:
         return self.behind > 0 and self._assembly is None
 
     def takes_sums(self, copies: int, *, parted: bool = False) -> bool:
-        """Return whether every step waits for its sum to arrive here.
-
-        `copies` is the number of machines that could go on alone; `parted` is whether one copy is
-        of several machines. If the keeper has the sum, no loss of workers costs a step. Without it
-        the steps since the newest state are computed again. So a sum is not sent if it holds steps
-        up more than such a loss may cost, or if it is large and two machines, which are seldom lost
-        at once, have the state.
-        """
-        policy, delays = self._order.sums, self.sharding.sums_delay
-        if self.sharding.on or policy == "always":
-            return not self.sharding.on
-        if copies > 1:
-            return policy == "auto" and not delays and self.sum_bytes < LARGE_SUM_BYTES
-        return not (delays and copies) or parted
+        """Return whether every step waits for its sum to arrive here; see `sums_pass`."""
+        delays = self.sharding.sums_delay
+        return not self.sharding.on and sums_pass(
+            self._order.sums, self.sum_bytes, copies, delays=delays, parted=parted
+        )
 
     def wants_sum(self, copies: int, *, parted: bool = False) -> bool:
         kept = self.takes_sums(copies, parted=parted)
