@@ -255,20 +255,25 @@ def loss_of(x):
 """
 
 
+def why_it_ends_whole(crew: Crew, folder: Path, text: str) -> str:
+    """A job of two stages ends in one piece, with the weights of one process; what was said of that."""
+    (folder / "train.py").write_text(text)
+    by_hand = played_alone(folder / "train.py", folder / "alone" / "out.pt")
+    crew.depth = 2
+    crew.begin(2, text, str(folder / "out.pt"))
+    ends_alike(crew, by_hand, 12)
+    assert crew.depth == 1
+    return [report.uncuttable for report in crew.of(WorkerReady) if report.uncuttable][-1]
+
+
 def test_other_shapes_in_a_later_step_end_the_depth_and_not_the_job(
     crew: Crew, tmp_path: Path
 ) -> None:
     """The first steps can be cut and are played with depth 2; the recording is not of microbatches of two sizes, which come
     after these: the job goes on in one piece."""
-    text = script(12, ANOTHER_LATER)
-    (tmp_path / "train.py").write_text(text)
-    by_hand = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
-    crew.depth = 2
-    crew.begin(2, text, str(tmp_path / "out.pt"))
-    ends_alike(crew, by_hand, 12)
-    assert crew.depth == 1
-    told = [report.uncuttable for report in crew.of(WorkerReady) if report.uncuttable]
-    assert "asks how large its inputs are" in told[-1]
+    assert "asks how large its inputs are" in why_it_ends_whole(
+        crew, tmp_path, script(12, ANOTHER_LATER)
+    )
 
 
 NOTHING_LATER = """
@@ -295,12 +300,4 @@ def test_a_stage_that_fails_later_ends_the_depth_and_not_the_job(
     crew: Crew, tmp_path: Path
 ) -> None:
     """What it was recorded from has a tensor there, and from step 8 on there is None. The script itself has no fault."""
-    text = script(12, NOTHING_LATER)
-    (tmp_path / "train.py").write_text(text)
-    by_hand = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
-    crew.depth = 2
-    crew.begin(2, text, str(tmp_path / "out.pt"))
-    ends_alike(crew, by_hand, 12)
-    assert crew.depth == 1
-    told = [report.uncuttable for report in crew.of(WorkerReady) if report.uncuttable]
-    assert "TypeError" in told[-1]
+    assert "TypeError" in why_it_ends_whole(crew, tmp_path, script(12, NOTHING_LATER))

@@ -337,6 +337,15 @@ class Chosen(nn.Module):
         return self.out(one) - self.out(two).square() + self.out(beside + h)
 
 
+def assert_computes(graph, model, loss, examples) -> None:
+    """The graph has the loss of each example, drawn from the same stream."""
+    for seed, each in enumerate(examples):
+        torch.manual_seed(seed)
+        found = graph(each)[0]
+        torch.manual_seed(seed)
+        assert torch.equal(found, loss(model, each))
+
+
 @pytest.mark.parametrize("begun", range(4))
 def test_what_a_module_gives_back_as_it_got_it_may_be_something_else_for_another_microbatch(begun):
     """Whichever way it went while it was recorded, and whatever uses what it got after it."""
@@ -349,11 +358,7 @@ def test_what_a_module_gives_back_as_it_got_it_may_be_something_else_for_another
     torch.manual_seed(begun)
     graph = record(model, loss, (examples[0],), fixed=True)
     examine(graph, (examples[0],))
-    for seed, each in enumerate(examples):
-        torch.manual_seed(seed)
-        found = graph(each)[0]
-        torch.manual_seed(seed)
-        assert torch.equal(found, loss(model, each))
+    assert_computes(graph, model, loss, examples)
 
 
 class Kept(nn.Module):
@@ -384,11 +389,7 @@ def test_a_number_that_a_module_returns_is_no_constant():
     examples = torch.randn(5, 4, WIDTH)
     graph = record(model, loss, (examples[0],), fixed=True)
     assert "model.1" in [node.target for node in graph.graph.nodes if node.op == "call_module"]
-    for seed, each in enumerate(examples):
-        torch.manual_seed(seed)
-        found = graph(each)[0]
-        torch.manual_seed(seed)
-        assert torch.equal(found, loss(model, each))
+    assert_computes(graph, model, loss, examples)
 
 
 class Seldom(nn.Module):
