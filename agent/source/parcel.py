@@ -154,7 +154,8 @@ def at_home(folder: Path, script: Unpacked) -> Iterator[None]:
         with suppress(OSError):  # it may be gone by now
             os.chdir(here)
         sys.path[:] = path
-        for name in [name for name, module in sys.modules.items() if _lies_in(folder, module)]:
+        new = [(name, one) for name, one in sys.modules.items() if modules.get(name) is not one]
+        for name in [name for name, module in new if _lies_in(folder, module)]:
             del sys.modules[name]
             if name in modules:
                 sys.modules[name] = modules[name]

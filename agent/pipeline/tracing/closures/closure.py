@@ -33,6 +33,8 @@ NUMBERS_OF_LARGE = 2048
 TENSORS_MAX = 4096  # items, where they are tensors, of which a large model may have one per weight
 LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
+# What every module has, and most have nothing in, such as hooks.
+EMPTY_AT_FIRST = frozenset(key for key, value in vars(torch.nn.Module()).items() if not value)
 MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
 MISSING = object()
 START, LENGTH = "loss_of", " (length)"
@@ -210,12 +212,16 @@ class Walk:
 
     def _modules(self, name: str, whole: torch.nn.Module) -> Found:
         """Yield what may be set on any part of a model, such as a mode, rate, hook or forward."""
+        kinds = dict[type, None]()
         for path, module in whole.named_modules():
             self._seen[id(module)] = module
+            kinds[type(module)] = None
             at = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
+                if key in EMPTY_AT_FIRST and not value:
+                    continue
                 if isinstance(value, PLAIN):
-                    if not key.startswith("_") and not _is_ours(value):
+                    if not key.startswith("_"):
                         self.marks[f"{at}.{key}"] = value
                 elif key.endswith("_hooks") and value:
                     if not _is_ours(value):
@@ -225,7 +231,8 @@ class Walk:
                     key in self.known_words or isinstance(value, FunctionType | MethodType)
                 ) and not _is_ours(value):
                     yield f"{at}.{key}", value
-            yield from self._of_kind(type(module), {"forward"})
+        for kind in kinds:
+            yield from self._of_kind(kind, {"forward"})
 
     def _of_kind(self, kind: type, besides: set[str]) -> Found:
         """Yield methods and numbers of its class, if the class is the person's own."""
