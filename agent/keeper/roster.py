@@ -20,7 +20,7 @@ from agent.messages import LossCause
 from agent.protocol import Held, Noticed, Over
 from cloud.clock import CLOCK
 
-SILENT_S = 0.8  # in the layout: the others wait for it
+SILENT_S = 2.0  # in the layout, where others wait for it; a lost packet or a stolen processor takes a second
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
 HUNG_S = 30.0  # alive, and without progress where it waits for no other worker
 HUNG_S_MAX = 3600.0  # by then the manager has long seen that nothing is committed
@@ -359,8 +359,12 @@ class Roster:
         return any(member.held is not None for member in inside)
 
     def _awaited(self, member: Member) -> bool:
-        """Whether others wait for it: in this layout, the next one, or for its state."""
-        if member.ready is None:
+        """Whether others wait for it: in this layout, the next one, or for its state.
+
+        A worker that is alone may stand still for a while. Nobody could go on without it sooner
+        than it comes back.
+        """
+        if member.ready is None or len(self.members) == 1:
             return False
         layouts = (self.layout, self.pending)
         inside = any(layout is not None and member.worker in layout.workers for layout in layouts)

@@ -31,7 +31,7 @@ from cloud.ranges import explain, shown
 
 PAYLOAD_BYTES_MAX = 1 << 36
 MESSAGE_BYTES_MAX = 1 << 28  # from those who are let in: it names each tensor of a large model
-DIAL_S = 5.0  # for the whole handshake, as the caller sees it
+DIAL_S = 8.0  # for the whole handshake, as the caller sees it
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX

@@ -251,8 +251,8 @@ def test_who_slept_through_steps_of_others_does_not_do_them_again(
     (ghost,) = mortal.begin(1, TOY.read_text(), str(STEPS), str(out))
     mortal.reach(6)
     mortal.kill(ghost, how=signal.SIGSTOP)
-    until("the loss", lambda: mortal.of(WorkerLost))
     mortal.start(1)
+    until("the loss", lambda: mortal.of(WorkerLost))
     Crew.hold(Path(f"{out}.hold"), 12)
     mortal.reach(12)
     with mortal.on_hold():

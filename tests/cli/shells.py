@@ -22,7 +22,7 @@ from orchestrator.supervisor import processes
 
 PROGRAM = Path(sys.executable).with_name("orchestrator")
 CALL_S_MAX = 120
-START_S_MAX = 30.0
+START_S_MAX = 60.0
 
 
 class Answer:

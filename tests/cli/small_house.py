@@ -48,7 +48,7 @@ STEPS = 8
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "s.py", line 1, in <module>\nValueError: on purpose'
 )
-START_S_MAX = 20.0
+START_S_MAX = 60.0
 
 
 class PlayedMachines:

@@ -48,7 +48,7 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(job: KeptJob)
     lives = 0
     while lives < 10:
         silent = member(f"w{lives}", 4.0 * SILENT_S - 0.1)
-        job.roster.members[silent.worker] = silent
+        job.roster.members = {each.worker: each for each in (silent, member("waits"))}
         job.roster.layout = data_parallel(lives, 1, (silent.worker,))
         job.tick(0.0, 0.0)
         if silent.worker in job.roster.members:
@@ -58,34 +58,50 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(job: KeptJob)
     job.history.note(Commit(version=1))
     silent.silent_s = lambda _: 4.0 * SILENT_S + 0.1
     job.tick(0.0, 0.0)
+    assert [*job.roster.members] == ["waits"]
+
+
+def test_worker_that_is_alone_is_waited_for_until_another_comes(job: KeptJob) -> None:
+    """Its machine, or its script, may stand still; nobody loses time by that but itself."""
+    silent = member("w1", 2.0 * SILENT_S)
+    job.roster.members["w1"] = silent
+    job.roster.layout = data_parallel(1, 1, ("w1",))
+    job.tick(0.0, 0.0)
+    assert "w1" in job.roster.members
+    job.roster.members["w2"] = member("w2")
+    job.tick(0.0, 0.0)
+    assert [*job.roster.members] == ["w2"]
+    job.roster.members = {"w1": silent}
+    silent.silent_s = lambda _: SILENT_EARLY_S + 0.1
+    job.tick(0.0, 0.0)
     assert not job.roster.members
 
 
 def test_nobody_waits_for_whoever_is_outside_the_layout(job: KeptJob) -> None:
     """A busy machine may keep a spare worker from speaking for a while; once it is in the layout, no longer."""
-    job.roster.members["w1"] = member("w1", 2.0 * SILENT_S)
+    job.roster.members = {"w1": member("w1", 2.0 * SILENT_S), "w2": member("w2")}
     job.tick(0.0, 0.0)
     assert "w1" in job.roster.members
     job.roster.layout = data_parallel(1, 1, ("w1",))
     job.tick(0.0, 0.0)
-    assert not job.roster.members
+    assert "w1" not in job.roster.members
 
 
 def test_who_records_the_loop_is_waited_for_as_while_it_builds(job: KeptJob) -> None:
     """To find out whether a script can be cut is done once, and nobody is tried a third time soon: who dies of it is heard of by its
     connection. Once it is told, silence is what it was."""
-    job.roster.members["w1"] = silent = member("w1", 2.0 * SILENT_S)
+    job.roster.members = {"w1": (silent := member("w1", 2.0 * SILENT_S)), "w2": member("w2")}
     job.roster.layout = data_parallel(1, 1, ("w1",))
     job.roster.recorders.begin("w1")
     job.tick(0.0, 0.0)
     assert "w1" in job.roster.members
     silent.silent_s = lambda _: SILENT_EARLY_S + 0.1
     job.tick(0.0, 0.0)
-    assert not job.roster.members
+    assert "w1" not in job.roster.members
     job.roster.members["w1"], silent.silent_s = silent, lambda _: 2.0 * SILENT_S
     job.roster.recorders.told = True
     job.tick(0.0, 0.0)
-    assert not job.roster.members
+    assert "w1" not in job.roster.members
 
 
 def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(house: House) -> None:
