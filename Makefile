@@ -17,9 +17,9 @@ demo: $(READY)
 demo-aws demo-azure: demo-%: $(READY)
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m cloudfake.account.demo $*
 
-# Tests of real processes wait for one another more than they compute, so more run than there are cores.
+# How many run at once is in tests/conftest.py.
 test: $(READY)
-	$(BIN)/python -m pytest -rs -n 4 --dist worksteal
+	$(BIN)/python -m pytest -rs -n auto --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff format --check .

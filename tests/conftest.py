@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 MARK = "SPOT_TEST_RUN"
 END_S_MAX = 20.0
+RUN_BYTES = 3 << 30  # what one run of tests takes at most, with its houses
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many tests run at once with `-n auto`: twice the cores, as far as memory goes.
+
+    Tests of real processes wait for one another about as long as they compute.
+    """
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(2, min(2 * len(os.sched_getaffinity(0)), there // RUN_BYTES))
 
 
 def pytest_collection_finish() -> None:
