@@ -41,6 +41,7 @@ from agent.paramserver.messages import (
     Route,
     Save,
     Saved,
+    listed,
 )
 from agent.paramserver.placement import Drain, Node, Stages, actives, preloads, spread, workers
 
@@ -133,19 +134,14 @@ class Ledger:
         clock = self.closed + 1
         if min(self.next) <= clock:
             return None
-        by_block = self._done.pop(clock)
-        order = [
-            one.batch
-            for block in sorted(by_block)
-            for one in sorted(by_block[block], key=lambda one: one.span.first)
-        ]
+        batches = listed(self._done.pop(clock))
         self.measures.append(self._measured.pop(clock))
         given, all_ = self._worked
         self._worked = (
             given + self._given.pop(clock),
             all_ + self._work.blocks * self._work.grains,
         )
-        return Close(clock=clock, batches=list(dict.fromkeys(order)))
+        return Close(clock=clock, batches=batches)
 
     def take_worked(self) -> tuple[int, int]:
         """Return grains of the clocks that closed since the last call: those given away, and all."""
@@ -213,11 +209,9 @@ class Controller:
             return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
         loads = isinstance(message, Failed) and self.begun_s is None  # which is in no epoch yet
         is_old = message.epoch != self.epoch and not loads
-        if isinstance(message, Passed):  # by a server that may have left meanwhile
-            sender, message = message.worker, message.finished
-        if is_old or sender not in self.nodes:
-            return []
-        if isinstance(message, Beat):
+        if isinstance(message, Passed) and not is_old:
+            return self._passed(message, now_s)
+        if is_old or sender not in self.nodes or isinstance(message, Beat):
             return []
         return self._marked(self._heard(sender, message, now_s))
 
@@ -307,7 +301,22 @@ class Controller:
                 self.holders[block].add(sender)
                 self.asked.get(sender, set()).discard(block)
 
-    def _finished(self, sender: str, message: Finished, now_s: float) -> Out:
+    def _passed(self, message: Passed, now_s: float) -> Out:
+        """Enter what a server passed on, which may have left since, and may have closed the clock.
+
+        If a lost worker's batch counts there and not here, everybody goes back.
+        """
+        worker, out = message.worker, Out()
+        if worker in self.nodes:
+            out = self._marked(self._finished(worker, message.finished, now_s, message.closed))
+        if self.ending or self.ended or message.closed <= self.ledger.closed:
+            return out
+        if {*self.moves, *self.awaited} & self.mirroring:
+            return out + self._marked(self._from_store(now_s))
+        return out + self._marked(self._roll_back([], now_s))
+
+    def _finished(self, sender: str, message: Finished, now_s: float, there: int = -1) -> Out:
+        """Enter what is finished, and close clocks; whoever serves has closed those up to `there`."""
         if any(self.blocks[one.span.block] != sender for one in message.done):
             return []
         if wrong := self.ledger.enter(sender, message):
@@ -315,7 +324,7 @@ class Controller:
         out: Out = []
         while not self.ending and (close := self.ledger.close()) is not None:
             self._last_close = close
-            out += self._to_servers(close)
+            out += self._to_servers(close) if close.clock > there else []
             self.ending = self.plan.stop.reached(self.ledger.measures, self.elapsed_s(now_s))
             out += self._push()
         if self.ending and "" in self.replicas:
