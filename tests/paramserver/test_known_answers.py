@@ -8,7 +8,7 @@ import pytest
 from agent.paramserver import groups
 from agent.paramserver import server as servers
 from agent.paramserver.api import Application, Stop, even
-from agent.paramserver.controller import Controller, Ledger, Plan, Resumed
+from agent.paramserver.controller import PUSH_S, Controller, Ledger, Plan, Resumed
 from agent.paramserver.help import Helpee, Helper, Settings, Tail
 from agent.paramserver.live.plan import KEPT
 from agent.paramserver.messages import (
@@ -30,6 +30,7 @@ from agent.paramserver.messages import (
     Passed,
     Progress,
     PushUp,
+    Received,
     Release,
     Released,
     Report,
@@ -449,9 +450,10 @@ def test_a_server_closes_no_clock_itself_that_is_far_from_the_committed_one(
     assert server.parts[0].closed == alone
 
 
-def begun(*names):
-    """A controller of as many blocks as there are workers, with the orders that it gave at last."""
-    controller = Controller(Plan(even(4, len(names), 2), Plain.stop, 1, len(names) + 1, apart=True))
+def begun(*names, clocks=9):
+    """A controller of as many blocks as there are workers, whose partition has its copy."""
+    work, stop = even(4, len(names), 2), Stop(clocks=clocks)
+    controller = Controller(Plan(work, stop, 1, len(names) + 1, apart=True))
     for name in (KEPT, *names):
         out = controller.handle(
             name, Join(reliable=name == KEPT, machine=name, allocation=name), 0.0
@@ -473,6 +475,27 @@ def test_a_clock_that_its_server_has_closed_is_not_ordered_again():
         assert controller.ledger.closed == 0
         kinds = [type(message) for to, message in out if to == "a"]
         assert kinds == ([PushUp] if closed == 0 else [Close, PushUp])
+
+
+def test_a_push_begins_a_while_after_the_former_one_or_at_the_end():
+    """Of clocks that take less, one push has the rows of many."""
+    controller = begun("a", clocks=6)
+
+    def finish(clock, now_s):
+        done = [Done(Span(0, 0, 2), f"a/{clock}")]
+        passed = Passed(worker="a", finished=Finished(clock=clock, done=done), closed=clock)
+        return pushed(controller.handle("a", passed, now_s))
+
+    def pushed(out):
+        return [message.clock for to, message in out if isinstance(message, PushUp) and to == "a"]
+
+    assert finish(0, 1.0) == [0]
+    assert controller.handle(KEPT, Received(partition=0, clock=0), 1.0) != []
+    assert [finish(1, 1.0), finish(2, 1.0 + PUSH_S / 2)] == [[], []]
+    assert pushed(controller.tick(1.0 + 0.9 * PUSH_S)) == []
+    assert pushed(controller.tick(1.0 + PUSH_S)) == [2]
+    controller.handle(KEPT, Received(partition=0, clock=2), 1.0 + PUSH_S)
+    assert [finish(clock, 1.0 + PUSH_S) for clock in (3, 4, 5)] == [[], [], [5]]
 
 
 def test_a_clock_that_a_server_closed_with_a_lost_workers_batch_takes_everybody_back():
