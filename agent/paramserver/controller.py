@@ -625,7 +625,8 @@ class Controller:
         stage = 2 if self.plan.apart else self.stages.stage
         found = actives(nodes.values(), stage, self.plan.partitions, set(self.owners))
         if self.plan.apart:  # who leaves serves to its end if there is nobody else
-            return found or sorted(set(self.owners) & set(self.nodes))
+            left = [name for name, node in self.nodes.items() if not node.reliable]
+            return found or sorted(set(self.owners) & set(left)) or left
         return found or list(nodes)
 
     def _workers(self) -> list[str]:

@@ -515,6 +515,16 @@ def test_a_clock_that_a_server_closed_with_a_lost_workers_batch_takes_everybody_
     assert controller.handle(server, late, 0.0) == []  # which is of the older epoch
 
 
+def test_a_machine_that_leaves_serves_what_the_last_one_to_stay_had():
+    """All others are warned when the one that serves is killed; new ones come later."""
+    controller = begun("a", "b")
+    (server,) = set(controller.owners)
+    (other,) = {"a", "b"} - {server}
+    controller.evicted([other], 30.0, 0.0)
+    controller.lost([server], 1.0)
+    assert controller.owners == [other]
+
+
 def test_what_is_passed_on_counts_after_its_server_has_left_and_once():
     controller = begun("a")
     passed = Passed(worker="a", finished=finished())
