@@ -1,8 +1,9 @@
 """Servers: partitions that are served, and replicas that are only kept.
 
 A partition changes once for each clock, when the controller says which batches the clock consists
-of. Before that its rows are kept as they were, for every clock that reliable machines do not have
-yet. So going back is exact, for every aggregate and rule.
+of, or when a server that has every partition knows what it will say. Before that its rows are kept
+as they were, for every clock that reliable machines do not have yet. So going back is exact, for
+every aggregate and rule.
 """
 
 from functools import partial
