@@ -403,6 +403,7 @@ class Tables:
         now_s = time.monotonic()
         if gone:
             self._say(CONTROLLER, brain.lost(gone, now_s))
+        self._say(CONTROLLER, brain.tick(now_s))
         self._broken = {pair for pair in self._broken if pair[1] in present}
         for peer, by in self._broken:  # of a node that has left, it was the end
             if {peer, by} <= set(brain.nodes):

@@ -4,6 +4,7 @@ All that counts is decided in this one place. A clock is closed by a list of bat
 nothing can count twice, whatever was computed twice.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -41,10 +42,12 @@ from agent.paramserver.messages import (
     Route,
     Save,
     Saved,
+    listed,
 )
 from agent.paramserver.placement import Drain, Node, Stages, actives, preloads, spread, workers
 
 DEAD_S = 5.0  # without a sign of life
+PUSH_S = 0.01  # from the beginning of a push to that of the next one, at least
 
 
 class Plan(NamedTuple):
@@ -133,19 +136,14 @@ class Ledger:
         clock = self.closed + 1
         if min(self.next) <= clock:
             return None
-        by_block = self._done.pop(clock)
-        order = [
-            one.batch
-            for block in sorted(by_block)
-            for one in sorted(by_block[block], key=lambda one: one.span.first)
-        ]
+        batches = listed(self._done.pop(clock))
         self.measures.append(self._measured.pop(clock))
         given, all_ = self._worked
         self._worked = (
             given + self._given.pop(clock),
             all_ + self._work.blocks * self._work.grains,
         )
-        return Close(clock=clock, batches=list(dict.fromkeys(order)))
+        return Close(clock=clock, batches=batches)
 
     def take_worked(self) -> tuple[int, int]:
         """Return grains of the clocks that closed since the last call: those given away, and all."""
@@ -185,6 +183,7 @@ class Controller:
         self.failed = False  # whether the application is why it ended
         self.pushing: int | None = None
         self._received: set[int] = set()
+        self._pushed_s = -math.inf
         self._saving: dict[int, set[int]] = {}
         self.stages = Stages(dwell=plan.dwell)
         self.nic: float | None = None
@@ -213,11 +212,9 @@ class Controller:
             return [] if self.asked.get(sender) else self._marked(self._settle(now_s))
         loads = isinstance(message, Failed) and self.begun_s is None  # which is in no epoch yet
         is_old = message.epoch != self.epoch and not loads
-        if isinstance(message, Passed):  # by a server that may have left meanwhile
-            sender, message = message.worker, message.finished
-        if is_old or sender not in self.nodes:
-            return []
-        if isinstance(message, Beat):
+        if isinstance(message, Passed) and not is_old:
+            return self._passed(message, now_s)
+        if is_old or sender not in self.nodes or isinstance(message, Beat):
             return []
         return self._marked(self._heard(sender, message, now_s))
 
@@ -231,7 +228,7 @@ class Controller:
                         self.blocks[block] = None
                         self.releasing.discard(block)
             case Installed():
-                return self._installed(sender, message) + self._settle(now_s)
+                return self._installed(sender, message, now_s) + self._settle(now_s)
             case Received():
                 return self._receive(message, now_s)
             case Saved():
@@ -307,7 +304,22 @@ class Controller:
                 self.holders[block].add(sender)
                 self.asked.get(sender, set()).discard(block)
 
-    def _finished(self, sender: str, message: Finished, now_s: float) -> Out:
+    def _passed(self, message: Passed, now_s: float) -> Out:
+        """Enter what a server passed on, which may have left since, and may have closed the clock.
+
+        If a lost worker's batch counts there and not here, everybody goes back.
+        """
+        worker, out = message.worker, Out()
+        if worker in self.nodes:
+            out = self._marked(self._finished(worker, message.finished, now_s, message.closed))
+        if self.ending or self.ended or message.closed <= self.ledger.closed:
+            return out
+        if {*self.moves, *self.awaited} & self.mirroring:
+            return out + self._marked(self._from_store(now_s))
+        return out + self._marked(self._roll_back([], now_s))
+
+    def _finished(self, sender: str, message: Finished, now_s: float, there: int = -1) -> Out:
+        """Enter what is finished, and close clocks; whoever serves has closed those up to `there`."""
         if any(self.blocks[one.span.block] != sender for one in message.done):
             return []
         if wrong := self.ledger.enter(sender, message):
@@ -315,9 +327,9 @@ class Controller:
         out: Out = []
         while not self.ending and (close := self.ledger.close()) is not None:
             self._last_close = close
-            out += self._to_servers(close)
+            out += self._to_servers(close) if close.clock > there else []
             self.ending = self.plan.stop.reached(self.ledger.measures, self.elapsed_s(now_s))
-            out += self._push()
+            out += self._push(now_s)
         if self.ending and "" in self.replicas:
             return out + self._end(self.ending)  # there is nobody to push to
         before = self.stages
@@ -326,12 +338,15 @@ class Controller:
 
     # The reliable copy.
 
-    def _push(self) -> Out:
-        """Have everything that is closed pushed up, unless a push is on its way."""
+    def _push(self, now_s: float) -> Out:
+        """Have everything that is closed pushed up, unless a push is on its way or has just been."""
         closed = self.ledger.closed
         held_up = self.mirroring or self.awaited or "" in self.replicas
         if self.pushing is not None or closed <= self.committed or held_up:
             return []
+        if now_s < self._pushed_s + PUSH_S and not self.ending:
+            return []
+        self._pushed_s = now_s
         self.pushing, self._received = closed, set()
         return self._to_servers(PushUp(clock=closed, replicas=self.replicas))
 
@@ -346,7 +361,7 @@ class Controller:
         if self.ending and self.committed >= self.ledger.closed:
             return out + self._conclude()
         out += self._save()
-        out += self._push()
+        out += self._push(now_s)
         displaced = any(name not in self._staying() for name in set(self.replicas))
         return out + (self._settle(now_s) if displaced else [])
 
@@ -383,20 +398,20 @@ class Controller:
         done = self.ending and self.saved >= self.ledger.closed
         return self._end(self.ending) if done else self._conclude()
 
-    def _installed(self, sender: str, message: Installed) -> Out:
+    def _installed(self, sender: str, message: Installed, now_s: float) -> Out:
         number = message.partition
         if message.mirror:
             if self.replicas[number] == sender:
                 self.mirroring.discard(number)
-            return self._push() + self._conclude()
+            return self._push(now_s) + self._conclude()
         if self.moves.get(number) == sender:
             del self.moves[number]
             self.owners[number] = sender
             return self._route() + self._mirror(number)
         if self.owners[number] == sender and number in self.awaited:
             self.awaited.discard(number)
-            return self._mirror(number) + self._push() + self._conclude()
-        return self._push()
+            return self._mirror(number) + self._push(now_s) + self._conclude()
+        return self._push(now_s)
 
     def _mirror(self, number: int) -> Out:
         """Have a replica made, if one is lacking and the partition is in its place."""
@@ -525,7 +540,7 @@ class Controller:
         return self._marked(self._settle(now_s))
 
     def tick(self, now_s: float) -> Out:
-        """Name nodes that give no sign of life, and go on without them.
+        """Go on without nodes that give no sign of life, and push what waits for its time.
 
         After a pause without a tick all of them count as just seen, because this process may
         have stood still, and then their signs of life are still on their way.
@@ -547,7 +562,8 @@ class Controller:
             self.notes.append(
                 f"{name} gave no sign of life for {self.plan.dead_s:g} s: its blocks are moved"
             )
-        return self.lost(silent, now_s)
+        out = self.lost(silent, now_s)
+        return out if self.ended else out + self._marked(self._push(now_s))
 
     def restarted(self) -> Out:
         """Say again what may not have been heard, and ask for what we may not have heard."""
@@ -609,7 +625,8 @@ class Controller:
         stage = 2 if self.plan.apart else self.stages.stage
         found = actives(nodes.values(), stage, self.plan.partitions, set(self.owners))
         if self.plan.apart:  # who leaves serves to its end if there is nobody else
-            return found or sorted(set(self.owners) & set(self.nodes))
+            left = [name for name, node in self.nodes.items() if not node.reliable]
+            return found or sorted(set(self.owners) & set(left)) or left
         return found or list(nodes)
 
     def _workers(self) -> list[str]:

@@ -76,6 +76,17 @@ class Passed(Message, frozen=True, kw_only=True):
 
     worker: str
     finished: Finished
+    closed: int = -1  # the newest clock here, if every partition is here
+
+
+def listed(by_block: dict[int, list[Done]]) -> list[str]:
+    """Return the batches of a whole clock in the order in which they are summed."""
+    order = [
+        one.batch
+        for block in sorted(by_block)
+        for one in sorted(by_block[block], key=lambda one: one.span.first)
+    ]
+    return list(dict.fromkeys(order))
 
 
 class Close(Message, frozen=True, kw_only=True):

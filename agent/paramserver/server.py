@@ -1,8 +1,9 @@
 """Servers: partitions that are served, and replicas that are only kept.
 
 A partition changes once for each clock, when the controller says which batches the clock consists
-of. Before that its rows are kept as they were, for every clock that reliable machines do not have
-yet. So going back is exact, for every aggregate and rule.
+of, or when a server that has every partition knows what it will say. Before that its rows are kept
+as they were, for every clock that reliable machines do not have yet. So going back is exact, for
+every aggregate and rule.
 """
 
 from functools import partial
@@ -16,6 +17,8 @@ from agent.paramserver.messages import (
     Committed,
     Contents,
     Copy,
+    Done,
+    Finished,
     Forwarded,
     Fresh,
     Gone,
@@ -36,10 +39,14 @@ from agent.paramserver.messages import (
     Stage,
     Staged,
     Subscribe,
+    listed,
 )
 from agent.paramserver.tables import Array, Changes, Rows, Table
 
 Keys = dict[str, Array]
+AHEAD = 64  # clocks that a server closes itself beyond the committed one, at most,
+KEPT_BYTES = 1 << 24  # while it keeps less than that for going back: with more, caches are cold
+NO_BLOCK = -1
 
 
 class Partition:
@@ -55,6 +62,7 @@ class Partition:
         self.serials: dict[str, int] = {}
         self.later: list[Close | PushUp] = []  # orders that came before those they rest on
         self.pushed = -1
+        self._clock_bytes = 0  # rows as they were before the newest clock
 
     def order(self, message: Close | PushUp) -> Out:
         """Take an order of the controller's. While a partition moves, orders come on two ways."""
@@ -102,6 +110,7 @@ class Partition:
                 changed[name] = keys
         put(self.rows, after)  # all or none, because a sum may be beyond its numbers
         self.before.append((message.clock, before))
+        self._clock_bytes = sum(section.values.nbytes for section in before)
         self.closed = message.clock
         self.staged = {
             name: stage for name, stage in self.staged.items() if stage.clock > self.closed
@@ -165,10 +174,17 @@ class Partition:
             for section in (sections if at > clock else [])
             if section.table == table
         ]
+        if later and _are_same(later[-1].keys, keys):
+            return later[-1].values
         rows = self.rows[table].get(keys) if later else self.rows[table].view(keys)
         for section in later:
             _overlay(keys, rows, section)
         return rows
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much is kept for going back when one more clock is closed, if clocks are alike."""
+        return (len(self.before) + 1) * self._clock_bytes
 
     def commit(self, clock: int) -> None:
         if clock > self.committed:
@@ -236,8 +252,13 @@ class Store(Protocol):
 class Server:
     """All partitions and replicas of one node."""
 
-    def __init__(self, name: str, tables: dict[str, Table], partitions: int, store: Store) -> None:
+    def __init__(
+        self, name: str, tables: dict[str, Table], partitions: int, store: Store, blocks: int = 0
+    ) -> None:
+        """With the number of `blocks` it closes clocks itself while it has every partition."""
         self.name, self.tables, self._count, self._store = name, tables, partitions, store
+        self._blocks = set(range(blocks))
+        self._finished: dict[int, dict[int, list[Done]]] = {}  # by clock and block
         self.parts: dict[int, Partition] = {}
         self.replicas: dict[int, Replica] = {}
         self.forward: dict[int, str] = {}
@@ -264,6 +285,7 @@ class Server:
                     replica.commit(message.clock)
             case Gone():
                 self._gone.update(message.nodes)
+                self._finished = {}  # what is lost counts if the controller says so
                 for part in self.parts.values():
                     part.forget(self._gone)
             case Move():
@@ -306,7 +328,38 @@ class Server:
         if stage.finished is None or not passed:
             return [(sender, staged)]
         self._passed = max(self._passed, stage.clock)
-        return [(CONTROLLER, Passed(worker=sender, finished=stage.finished)), (sender, staged)]
+        return [(sender, staged), *self._pass_on(sender, stage.finished)]
+
+    def _pass_on(self, worker: str, finished: Finished) -> Out:
+        """Tell the controller what is finished; with every partition here, close what is whole.
+
+        All that the controller hears of a clock is heard here before, so it closes the same. What
+        it would not count is left to it, and so are clocks while it commits none.
+        """
+        parts = list(self.parts.values())
+        if len(parts) < self._count or not self._blocks:
+            self._finished = {}
+            return [(CONTROLLER, Passed(worker=worker, finished=finished))]
+        if worker not in self._gone:
+            self._enter(finished)
+        closed, out = min(part.closed for part in parts), Out()
+        is_near = sum(part.kept_bytes for part in parts) < KEPT_BYTES
+        while self._finished.get(closed + 1, {}).keys() == self._blocks and all(
+            is_near and part.closed == closed < part.committed + AHEAD for part in parts
+        ):
+            closed += 1
+            close = Close(clock=closed, batches=listed(self._finished.pop(closed)))
+            for part in parts:
+                out += part.order(close)
+        self._finished = {at: one for at, one in self._finished.items() if at > closed}
+        return [(CONTROLLER, Passed(worker=worker, finished=finished, closed=closed)), *out]
+
+    def _enter(self, finished: Finished) -> None:
+        """Note what is finished of a clock. A clock with a block that comes twice is never whole."""
+        heard, said = self._finished.setdefault(finished.clock, {}), dict[int, list[Done]]()
+        for done in finished.done:
+            said.setdefault(done.span.block, []).append(done)
+        heard.update(said if heard.keys().isdisjoint(said) else {NO_BLOCK: []})
 
     def _has(self, stage: Stage, partition: int) -> bool:
         part = self.parts.get(partition)
@@ -393,6 +446,7 @@ class Server:
     def _roll(self, message: Roll) -> Out:
         """Go back; what is lost elsewhere is sent from here if its replica is here."""
         self.forward, self._early, self._unknown, self._passed = {}, {}, set(), -1
+        self._finished = {}
         self._version = message.version
         out: Out = []
         for number in range(self._count):
@@ -470,12 +524,16 @@ def _overlay(keys: Array, rows: Array, section: Section) -> None:
 def _union(keys: list[Array]) -> Array:
     """Return the keys in these arrays, each of which is sorted."""
     first = keys[0]
-    if all(each is first or np.array_equal(each, first) for each in keys[1:]):
+    if all(_are_same(each, first) for each in keys[1:]):
         return first
     return np.unique(np.concatenate(keys))
 
 
 def _common(first: Array, second: Array) -> Array:
-    if first is second or (len(first) == len(second) and np.array_equal(first, second)):
+    if _are_same(first, second):
         return first
     return np.intersect1d(first, second, assume_unique=True)
+
+
+def _are_same(first: Array, second: Array) -> bool:
+    return first is second or (len(first) == len(second) and np.array_equal(first, second))

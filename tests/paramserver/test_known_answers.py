@@ -6,24 +6,31 @@ import numpy as np
 import pytest
 
 from agent.paramserver import groups
+from agent.paramserver import server as servers
 from agent.paramserver.api import Application, Stop, even
-from agent.paramserver.controller import Controller, Ledger, Plan, Resumed
+from agent.paramserver.controller import PUSH_S, Controller, Ledger, Plan, Resumed
 from agent.paramserver.help import Helpee, Helper, Settings, Tail
 from agent.paramserver.live.plan import KEPT
 from agent.paramserver.messages import (
     CONTROLLER,
     Begun,
     Cancel,
+    Close,
     Done,
     DoThis,
     Finished,
     Fresh,
+    Gone,
     Grant,
+    Installed,
     Join,
     Load,
     Loaded,
+    Move,
     Passed,
     Progress,
+    PushUp,
+    Received,
     Release,
     Released,
     Report,
@@ -32,6 +39,7 @@ from agent.paramserver.messages import (
     Span,
     Stage,
     Staged,
+    Subscribe,
 )
 from agent.paramserver.placement import (
     Drain,
@@ -42,7 +50,7 @@ from agent.paramserver.placement import (
     spread,
     stage_by_ratio,
 )
-from agent.paramserver.server import Server
+from agent.paramserver.server import AHEAD, Server
 from agent.paramserver.tables import Table
 from agent.paramserver.worker import Bound, Worker
 
@@ -366,17 +374,159 @@ def test_a_server_passes_on_what_is_finished_only_when_it_has_all_of_the_batch(w
     both = server.handle("a", stage(1, together=[0, 1], finished=finished()))
     receipt = Staged(partition=1, batch="a/1", passed=True, waits=True)
     told = (CONTROLLER, Passed(worker="a", finished=finished()))
-    assert both == ([told, ("a", receipt)] if whole else [])  # it has to come here first
+    assert both == ([("a", receipt), told] if whole else [])  # it has to come here first
+
+
+def all_here(blocks):
+    """A server with both partitions, and a reader of both."""
+    server = Server("s", {"rows": Plain.tables[0]}, 2, None, blocks)
+    owners = ["s", "s"]
+    server.handle("c", Roll(clock=-1, owners=owners, replicas=owners, version=0, lost=[]))
+    for at in (0, 1):
+        server.handle("a", Subscribe(partition=at, keys={"rows": np.array([at])}))
+    return server
+
+
+def passed_on(server, block, worker="a"):
+    """Have a worker finish a block; return what the controller is told, and what the reader gets."""
+    rows = [Section("rows", np.array([at]), np.ones((1, 1))) for at in (0, 1)]
+    one = Done(Span(block, 0, 2), f"{worker}/{block}")
+    said = Finished(clock=0, done=[one])
+    more = {"batch": one.batch, "clock": 0, "together": [0, 1]}
+    server.handle(worker, Stage(partition=0, sections=rows[:1], **more))
+    out = server.handle(worker, Stage(partition=1, sections=rows[1:], finished=said, **more))
+    (told,) = [message for to, message in out if to == CONTROLLER]
+    return told.closed, [float(m.sections[0].values[0, 0]) for _, m in out if isinstance(m, Fresh)]
+
+
+def first_row(server):
+    return float(server.parts[0].rows["rows"].get(np.array([0]))[0, 0])
+
+
+def test_a_server_with_every_partition_closes_a_clock_when_all_blocks_are_finished():
+    """It does not wait for the controller, which is told, and whose own order changes nothing."""
+    server = all_here(blocks=2)
+    assert passed_on(server, 0) == (-1, [])
+    assert passed_on(server, 1) == (0, [2.0, 2.0])
+    assert server.handle("c", Close(clock=0, batches=["a/0", "a/1"])) == []
+    server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
+    assert first_row(server) == 0.0
+
+
+@pytest.mark.parametrize("why", ["a block comes twice", "a worker is gone"])
+def test_a_clock_that_may_not_be_what_the_controller_counts_is_left_to_it(why):
+    """A batch counts as a whole, so of two that have the same block none can be chosen here."""
+    server = all_here(blocks=2)
+    passed_on(server, 0)
+    if why == "a worker is gone":
+        server.handle("c", Gone(nodes=["a"]))
+        passed_on(server, 0)  # which came late
+    else:
+        passed_on(server, 0, worker="b")
+    assert passed_on(server, 1, worker="b") == (-1, [])
+    assert server.parts[0].closed == -1
+    server.handle("c", Close(clock=0, batches=["a/0", "b/1"]))
+    assert first_row(server) == 2.0
+
+
+@pytest.mark.parametrize(("kept", "alone"), [(1 << 24, AHEAD), (100, 6)])
+def test_a_server_closes_no_clock_itself_that_is_far_from_the_committed_one(
+    monkeypatch, kept, alone
+):
+    """Or what it keeps for going back, of 16 bytes a clock, would grow until one is committed."""
+    monkeypatch.setattr(servers, "KEPT_BYTES", kept)
+    server, closed = all_here(blocks=1), []
+    for clock in range(alone + 2):
+        name = f"a/{clock}"
+        said = Finished(clock=clock, done=[Done(Span(0, 0, 2), name)])
+        for at in (0, 1):
+            rows = [Section("rows", np.array([at]), np.ones((1, 1)))]
+            more = {"together": [0, 1], "finished": said if at else None}
+            one = Stage(partition=at, batch=name, clock=clock, sections=rows, **more)
+            out = server.handle("a", one)
+        closed += [message.closed for to, message in out if to == CONTROLLER]
+    assert closed == [*range(alone), alone - 1, alone - 1]
+    server.handle("c", Close(clock=alone, batches=[f"a/{alone}"]))
+    assert server.parts[0].closed == alone
+
+
+def begun(*names, clocks=9):
+    """A controller of as many blocks as there are workers, whose partition has its copy."""
+    work, stop = even(4, len(names), 2), Stop(clocks=clocks)
+    controller = Controller(Plan(work, stop, 1, len(names) + 1, apart=True))
+    for name in (KEPT, *names):
+        out = controller.handle(
+            name, Join(reliable=name == KEPT, machine=name, allocation=name), 0.0
+        )
+        for to, order in out:
+            if isinstance(order, Load):
+                out += controller.handle(to, Loaded(blocks=order.blocks), 0.0)
+    for _, order in out:
+        if isinstance(order, Move):
+            copied = Installed(partition=order.partition, mirror=True, epoch=controller.epoch)
+            controller.handle(KEPT, copied, 0.0)
+    return controller
+
+
+def test_a_clock_that_its_server_has_closed_is_not_ordered_again():
+    for closed in (-1, 0):
+        controller = begun("a")
+        out = controller.handle("a", Passed(worker="a", finished=finished(), closed=closed), 0.0)
+        assert controller.ledger.closed == 0
+        kinds = [type(message) for to, message in out if to == "a"]
+        assert kinds == ([PushUp] if closed == 0 else [Close, PushUp])
+
+
+def test_a_push_begins_a_while_after_the_former_one_or_at_the_end():
+    """Of clocks that take less, one push has the rows of many."""
+    controller = begun("a", clocks=6)
+
+    def finish(clock, now_s):
+        done = [Done(Span(0, 0, 2), f"a/{clock}")]
+        passed = Passed(worker="a", finished=Finished(clock=clock, done=done), closed=clock)
+        return pushed(controller.handle("a", passed, now_s))
+
+    def pushed(out):
+        return [message.clock for to, message in out if isinstance(message, PushUp) and to == "a"]
+
+    assert finish(0, 1.0) == [0]
+    assert controller.handle(KEPT, Received(partition=0, clock=0), 1.0) != []
+    assert [finish(1, 1.0), finish(2, 1.0 + PUSH_S / 2)] == [[], []]
+    assert pushed(controller.tick(1.0 + 0.9 * PUSH_S)) == []
+    assert pushed(controller.tick(1.0 + PUSH_S)) == [2]
+    controller.handle(KEPT, Received(partition=0, clock=2), 1.0 + PUSH_S)
+    assert [finish(clock, 1.0 + PUSH_S) for clock in (3, 4, 5)] == [[], [], [5]]
+
+
+def test_a_clock_that_a_server_closed_with_a_lost_workers_batch_takes_everybody_back():
+    """The server heard the worker before it was lost, and the controller only after that."""
+    controller = begun("a", "b")
+    blocks = {owner: block for block, owner in controller.blocks.items()}
+    (server,) = set(controller.owners)
+    other = next(name for name in ("a", "b") if name != server)
+    passed = Passed(worker=server, finished=finished(blocks[server]))
+    controller.handle(server, passed, 0.0)
+    controller.lost([other], 0.0)
+    epoch = controller.epoch
+    late = Passed(worker=other, finished=finished(blocks[other]), closed=0)
+    out = controller.handle(server, late, 0.0)
+    assert (controller.ledger.closed, controller.rolls) == (-1, 1)
+    assert [message.epoch for to, message in out if isinstance(message, Roll)] == [epoch + 1] * 2
+    assert controller.handle(server, late, 0.0) == []  # which is of the older epoch
+
+
+def test_a_machine_that_leaves_serves_what_the_last_one_to_stay_had():
+    """All others are warned when the one that serves is killed; new ones come later."""
+    controller = begun("a", "b")
+    (server,) = set(controller.owners)
+    (other,) = {"a", "b"} - {server}
+    controller.evicted([other], 30.0, 0.0)
+    controller.lost([server], 1.0)
+    assert controller.owners == [other]
 
 
 def test_what_is_passed_on_counts_after_its_server_has_left_and_once():
-    controller = Controller(Plan(even(4, 1, 2), Plain.stop, 1, 2, apart=True))
-    for name in (KEPT, "a"):
-        for to, order in controller.handle(
-            name, Join(reliable=name == KEPT, machine=name, allocation=name), 0.0
-        ):
-            if isinstance(order, Load):
-                controller.handle(to, Loaded(blocks=order.blocks), 0.0)
+    controller = begun("a")
     passed = Passed(worker="a", finished=finished())
     for sender in ("gone", "gone"):
         controller.handle(sender, passed, 0.0)

@@ -109,6 +109,7 @@ def test_rows_for_a_process_of_this_host_are_read_where_they_lie_until_nobody_us
             theirs.flush()
             assert mine.take(WAIT_S) == ("theirs", Beat())
             assert held == (clock > 0)  # with the first, it is not known yet that it can be read
+            assert mine._own._lent == {}  # all of it is free again, before anything else comes
     finally:
         mine.close()
         theirs.close()

@@ -38,7 +38,8 @@ class Node:
         bound = Bound(slack, plan.stop.clocks)
         worker = Worker(name, application, plan.work, bound, helping, plan.partitions)
         self.name, self.post, self._grain_s = name, post, grain_s
-        self.member = Member(worker, Server(name, tables, plan.partitions, store))
+        server = Server(name, tables, plan.partitions, store, plan.work.blocks)
+        self.member = Member(worker, server)
         self.turned_s = time.monotonic()
         self._broken: list[Broken] = []  # connections, which a later controller hears of again
         self.over = ""  # why it has ended

@@ -43,6 +43,7 @@ PATIENCE_S = 0.1  # of what is in no hurry
 COMMITS_MAX = 64  # that wait for something to go with
 FREED_MAX = 4  # of these, until they are said without anything else
 BLOCK_BYTES = 1 << 18  # of rows, from which on they travel as a block
+NOTHING = memoryview(b"")
 
 
 class Book(Message, frozen=True, kw_only=True):
@@ -144,7 +145,7 @@ class Reading:
     """Decodes what comes on one connection; a decoder is dear to make."""
 
     def __init__(self) -> None:
-        self._rows = memoryview(b"")
+        self._rows = NOTHING
         self._letters = msgspec.msgpack.Decoder(Letter)
         self._messages: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             Said, dec_hook=self._array
@@ -156,6 +157,7 @@ class Reading:
     def message(self, meta: bytes, rows: memoryview) -> Message:
         self._rows = rows
         message: Message = self._messages.decode(meta)
+        self._rows = NOTHING  # or these would be freed only when the next message comes
         return message
 
     def _array(self, kind: type, value: Any) -> Any:  # noqa: ARG002 - there are arrays only

@@ -139,7 +139,8 @@ class Virtual:
         tables = {table.name: table for table in application.tables}
         count = self.plan.partitions
         worker = Worker(place.name, application, self.plan.work, self.bound, self.settings, count)
-        host = Host(Member(worker, Server(place.name, tables, count, self.disk)))
+        server = Server(place.name, tables, count, self.disk, self.plan.work.blocks)
+        host = Host(Member(worker, server))
         self.hosts[place.name] = host
         self._say(place.name, join(place.reliable, place.machine, place.allocation))
         return host
