@@ -100,6 +100,11 @@ class Output:
         """The folder, if the script has asked for it."""
         return self._place if self._used else None
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether there is a folder: the script asked for it, or made one of this name itself."""
+        return self._used or (self._place.is_dir() and self.folder.is_dir())
+
     def log(self, step: int, numbers: Mapping[str, Any]) -> None:
         self._log.add(step, numbers)
 
@@ -170,7 +175,7 @@ class Output:
         if step > 0 or self._entered_before:
             self._restore(step - 1, awaited=beside)
         self._entered_before = True
-        if self._used:
+        if self._is_there:
             self._look(step - 1, begun=True)
 
     def scan(
@@ -293,7 +298,7 @@ class Output:
         self._seen |= self._found(here)
 
     def _present(self) -> set[str]:
-        return {*files.look(self._place, self._bounds.files)[0]} if self._used else set()
+        return {*files.look(self._place, self._bounds.files)[0]} if self._is_there else set()
 
     def _found(self, paths: Iterable[str]) -> dict[str, Seen]:
         found = {}
@@ -304,7 +309,7 @@ class Output:
         return found
 
     def _flush(self, patience_s: float) -> bool:
-        if self._sending is None or not self._used:
+        if self._sending is None or not self._is_there:
             return True
         with self._aided():
             return self._sending.flush(patience_s)
@@ -313,7 +318,7 @@ class Output:
         """Note what was written up to the end of a step."""
         self._keep_strays(everywhere=everywhere)
         self._looked = True
-        return self._look(step) if self._used and self._sending is not None else []
+        return self._look(step) if self._sending is not None and self._is_there else []
 
     @property
     def _every(self) -> int:
