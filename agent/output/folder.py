@@ -72,6 +72,10 @@ class Output:
         self._kept = None if send is None else Kept(send, strays)
         self._wrote = dict[str, int]()  # the step in which this worker changed a file last
         self._entered_before = False  # with a state from others
+        # The step that this worker entered with a state from others, and whether beside others.
+        self._fresh: tuple[int, bool] | None = None
+        # The steps in which the script can go on where it is; in another one it first ends its epoch.
+        self.within: range | None = None
         # Whether this worker has its state from others, and not all files that belong to it.
         self.lacks = False
         self._counts = False  # whether a step that this worker did was one for the job
@@ -158,9 +162,9 @@ class Output:
             self._strays.begin()
         if self._sending is None:
             return
-        if fresh:
-            self._sending.forget(step)
-            self._begin_anew(step, beside=beside)
+        self._fresh = (step, beside) if fresh else None
+        if self.within is None or step in self.within:
+            self.take_up()
         if begins:
             self._sending.lead()
         if self._entered != (entered := self._generation()):
@@ -168,6 +172,17 @@ class Output:
             self._entered = entered
             if self._flush(SETTLE_S) and (led or leads) and not fresh:
                 self._send_whole(step - 1)
+
+    def take_up(self) -> None:
+        """Put the files of the state here, if it has come from others.
+
+        Once more if the script has done something else meanwhile, as an epoch's start or end that
+        others have done: what it wrote then does not count.
+        """
+        if self._sending is not None and self._fresh is not None:
+            step, beside = self._fresh
+            self._sending.forget(step)
+            self._begin_anew(step, beside=beside)
 
     def _begin_anew(self, step: int, *, beside: bool) -> None:
         """Go on from a state that has come from others, with the files that were there then."""
