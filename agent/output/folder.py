@@ -163,6 +163,8 @@ class Output:
         if self._sending is None:
             return
         self._fresh = (step, beside) if fresh else None
+        if fresh:
+            self._sending.forget(step)
         if self.within is None or step in self.within:
             self.take_up()
         if begins:
