@@ -210,6 +210,18 @@ def test_what_a_script_writes_at_an_epochs_end_that_others_have_ended_does_not_c
     assert answer.code == 0, answer.out
 
 
+def test_what_a_script_writes_at_an_epochs_begin_that_others_have_begun_does_not_count(shell):
+    """A worker that joins in the middle of an epoch begins it like the others, on the later state."""
+    text = WRITES.replace("randn(8, 4)", "randn(16, 4)").replace("WRITES", "pass")
+    text = text.replace(
+        "    for (x,)", '    open("log.csv", "a").write(f"{epoch}\\n")\n    for (x,)'
+    )
+    reads = 'optimizer.param_groups[0]["lr"] = 0.1 / len(open("log.csv").read())'
+    text = text.replace("        optimizer.step()", f"        {reads}\n        optimizer.step()")
+    answer = shell("rehearse", shell.script("train.py", text))
+    assert answer.code == 0, answer.out
+
+
 ENDS = """
 import os
 from pathlib import Path
