@@ -151,7 +151,11 @@ class Loop:
             # The next boundary comes after what the script does at the end of its epoch.
             if (self.replica.turn - first) % length == 0:
                 return
-            if not self.arrive():
+            output, begun = self.world.output, first + epoch * length
+            output.within = range(begun + 1, begun + length)
+            arrived = self.arrive()
+            output.within = None
+            if not arrived:
                 return
             now, place = divmod(self.replica.turn - first, length)
             if now != epoch or not place:
@@ -338,6 +342,7 @@ class Loop:
     def _take_up(self) -> None:
         if self.replica.stage == "aside":
             self.replica.take_up()
+            self.world.output.take_up()
             self._open()
 
     # --- the others -------------------------------------------------------------------------------

@@ -114,13 +114,22 @@ def check_unborn(unborn: Iterable[Unborn[Any]], models: Models, others: Sequence
 
 
 def scaler_of(objects: Iterable[object]) -> torch.amp.GradScaler | None:
-    """Return the registered scaler of the loss, if there is one that is enabled."""
-    scalers = [thing for thing in objects if isinstance(thing, torch.amp.GradScaler)]
+    """Return the registered scaler of the loss, if there is one that is enabled.
+
+    It may be an attribute of a registered object, as of timm's NativeScaler.
+    """
+    scalers = {
+        id(one): one
+        for thing in objects
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        for one in (thing, *getattr(thing, "__dict__", {}).values())
+        if isinstance(one, torch.amp.GradScaler)
+    }
     if len(scalers) > 1:
         raise Misuse(
             "Session: two GradScalers were given; one scales the loss of everything that is trained"
         )
-    return scalers[0] if scalers and scalers[0].is_enabled() else None
+    return next((one for one in scalers.values() if one.is_enabled()), None)
 
 
 def check_exchange(exchange: object, models: Models, *, deterministic: bool) -> None:

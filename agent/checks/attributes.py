@@ -80,7 +80,11 @@ class Attributes:
         try:
             return packed(self._thing, self._open)
         except Unsavable as error:
-            raise Misuse(f"{when}{type(self._thing).__name__}{error.path} {error.what}") from None
+            kind = type(self._thing).__name__
+            raise Misuse(
+                f"{when}{kind}{error.path} {error.what}; or, in place of this {kind}, give only those of its attributes that "
+                'matter: Variables(it, "name")'
+            ) from None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         unpacked(state, self._thing, self._open, self._registry.things)

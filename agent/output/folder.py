@@ -72,6 +72,10 @@ class Output:
         self._kept = None if send is None else Kept(send, strays)
         self._wrote = dict[str, int]()  # the step in which this worker changed a file last
         self._entered_before = False  # with a state from others
+        # The step that this worker entered with a state from others, and whether beside others.
+        self._fresh: tuple[int, bool] | None = None
+        # The steps in which the script can go on where it is; in another one it first ends its epoch.
+        self.within: range | None = None
         # Whether this worker has its state from others, and not all files that belong to it.
         self.lacks = False
         self._counts = False  # whether a step that this worker did was one for the job
@@ -99,6 +103,11 @@ class Output:
     def in_use(self) -> Path | None:
         """The folder, if the script has asked for it."""
         return self._place if self._used else None
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether there is a folder: the script asked for it, or made one of this name itself."""
+        return self._used or (self._place.is_dir() and self.folder.is_dir())
 
     def log(self, step: int, numbers: Mapping[str, Any]) -> None:
         self._log.add(step, numbers)
@@ -153,9 +162,11 @@ class Output:
             self._strays.begin()
         if self._sending is None:
             return
+        self._fresh = (step, beside) if fresh else None
         if fresh:
             self._sending.forget(step)
-            self._begin_anew(step, beside=beside)
+        if self.within is None or step in self.within:
+            self.take_up()
         if begins:
             self._sending.lead()
         if self._entered != (entered := self._generation()):
@@ -164,13 +175,24 @@ class Output:
             if self._flush(SETTLE_S) and (led or leads) and not fresh:
                 self._send_whole(step - 1)
 
+    def take_up(self) -> None:
+        """Put the files of the state here, if it has come from others.
+
+        Once more if the script has done something else meanwhile, as an epoch's start or end that
+        others have done: what it wrote then does not count.
+        """
+        if self._sending is not None and self._fresh is not None:
+            step, beside = self._fresh
+            self._sending.forget(step)
+            self._begin_anew(step, beside=beside)
+
     def _begin_anew(self, step: int, *, beside: bool) -> None:
         """Go on from a state that has come from others, with the files that were there then."""
         self._seen, self._wrote, self._looked = {}, {}, False
         if step > 0 or self._entered_before:
             self._restore(step - 1, awaited=beside)
         self._entered_before = True
-        if self._used:
+        if self._is_there:
             self._look(step - 1, begun=True)
 
     def scan(
@@ -293,7 +315,7 @@ class Output:
         self._seen |= self._found(here)
 
     def _present(self) -> set[str]:
-        return {*files.look(self._place, self._bounds.files)[0]} if self._used else set()
+        return {*files.look(self._place, self._bounds.files)[0]} if self._is_there else set()
 
     def _found(self, paths: Iterable[str]) -> dict[str, Seen]:
         found = {}
@@ -304,7 +326,7 @@ class Output:
         return found
 
     def _flush(self, patience_s: float) -> bool:
-        if self._sending is None or not self._used:
+        if self._sending is None or not self._is_there:
             return True
         with self._aided():
             return self._sending.flush(patience_s)
@@ -313,7 +335,7 @@ class Output:
         """Note what was written up to the end of a step."""
         self._keep_strays(everywhere=everywhere)
         self._looked = True
-        return self._look(step) if self._used and self._sending is not None else []
+        return self._look(step) if self._sending is not None and self._is_there else []
 
     @property
     def _every(self) -> int:

@@ -96,6 +96,8 @@ class Troupe:
     def kill(self, *workers: str) -> None:
         """Kill workers at once and without notice, as a cloud does."""
         self._leaving |= {*workers}
+        # One that ends by itself meanwhile is replaced; those that were killed are not waited for.
+        self._wanted = max(1, self._wanted - len(workers))
         for worker in workers:
             self._stage.kill(worker)
         self._until(lambda: not {*workers} & {*self.ready})

@@ -51,6 +51,26 @@ def test_a_scaled_loss_is_what_torch_makes_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_scaler_that_another_object_holds_scales_as_if_given_by_itself(tmp_path: Path) -> None:
+    """As timm's NativeScaler and trainers hold it: the same scales and weights."""
+    wrapped = tmp_path / "wrapped_toy.py"
+    held = (
+        "class Held:\n"
+        "    def __init__(self): self._scaler = scaler\n"
+        "    def state_dict(self): return scaler.state_dict()\n"
+        "    def load_state_dict(self, state): scaler.load_state_dict(state)\n"
+        "session = Session(model, optimizer, Held(), microbatches=4)\n"
+    )
+    given = "session = Session(model, optimizer, scaler, microbatches=4)\n"
+    assert given in TOY.read_text()
+    wrapped.write_text(TOY.read_text().replace(given, held))
+    lines, weights = played_alone(TOY, tmp_path / "given" / "out.pt", str(STEPS))
+    of_wrapped, same = played_alone(wrapped, tmp_path / "held" / "out.pt", str(STEPS))
+    assert of_wrapped == lines
+    assert same == weights
+
+
+@pytest.mark.processes
 def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path) -> None:
     """A kill, a newcomer and a replay of logged sums, overflows among them: lines and weights as alone."""
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", str(STEPS))

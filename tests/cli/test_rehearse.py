@@ -176,6 +176,82 @@ def test_what_goes_wrong_at_an_epochs_end_is_found_in_ten_steps(shell):
     assert "the state of ReduceLROnPlateau" in answer.json["line"]
 
 
+WRITES = """
+import torch
+from orchestrator import Session
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+data = session.data(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4)
+for epoch in session.epochs(6, data):
+    for (x,) in data:
+        loss = session.backward(lambda x: model(x).square().mean(), x)
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch:
+            session.state["log"] = open("log.csv").read()
+    WRITES
+"""
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        'open("log.csv", "a").write(f"{epoch}\\n")',
+        'open("log.csv", "w").write(str(float(loss)))',
+        'open(f"{epoch}.pt", "x"); open("log.csv", "w").write(str(epoch))',
+    ],
+    ids=["adds", "replaces", "makes"],
+)
+def test_what_a_script_writes_at_an_epochs_end_that_others_have_ended_does_not_count(writes, shell):
+    """A worker that proves an epoch's last step joins behind it; it ends its epoch on that later state."""
+    answer = shell("rehearse", shell.script("train.py", WRITES.replace("WRITES", writes)))
+    assert answer.code == 0, answer.out
+
+
+def test_what_a_script_writes_at_an_epochs_begin_that_others_have_begun_does_not_count(shell):
+    """A worker that joins in the middle of an epoch begins it like the others, on the later state."""
+    text = WRITES.replace("randn(8, 4)", "randn(16, 4)").replace("WRITES", "pass")
+    text = text.replace(
+        "    for (x,)", '    open("log.csv", "a").write(f"{epoch}\\n")\n    for (x,)'
+    )
+    reads = 'optimizer.param_groups[0]["lr"] = 0.1 / len(open("log.csv").read())'
+    text = text.replace("        optimizer.step()", f"        {reads}\n        optimizer.step()")
+    answer = shell("rehearse", shell.script("train.py", text))
+    assert answer.code == 0, answer.out
+
+
+ENDS = """
+import os
+from pathlib import Path
+first = Path("BESIDE")
+mine = os.getpid()
+def left_alone():
+    \"\"\"Whether the second worker is without the first one, for the first time.\"\"\"
+    names = first.read_text().split()
+    if len(names) != 3 or names[2] != str(mine):
+        return False
+    try:
+        return not Path(f"/proc/{names[1]}/cmdline").read_bytes()
+    except OSError:
+        return True
+with first.open("a") as file:
+    file.write(f"{mine}\\n")
+"""
+
+
+def test_a_worker_that_ends_by_itself_after_another_was_killed_is_replaced(shell, tmp_path):
+    """The new worker is not kept waiting for the one that was killed."""
+    beside = tmp_path / "pids"
+    beside.touch()
+    text = ENDS.replace("BESIDE", str(beside)) + script(
+        "os.kill(mine, 9) if left_alone() else None; " + GOOD
+    )
+    answer = shell("rehearse", shell.script("train.py", text))
+    assert answer.code == 0, answer.out
+
+
 def test_a_script_without_a_session_is_told_how_to_make_one(shell):
     """In one line, and no traceback."""
     answer = shell("rehearse", shell.script("train.py", "x = 1\n"))

@@ -653,4 +653,7 @@ def _what(value: Any) -> str:
         return f"is a {kind}: give it to Session(...) by itself, in place of what holds it"
     if isinstance(value, np.ndarray | np.generic):
         return f"is a {kind} of {value.dtype}, which cannot be saved: keep it as float, int or bool of up to 64 bits"
+    # An object of a person's class, such as a dataclass.
+    if hasattr(value, "__dict__") and not callable(value):
+        return f"is a {kind}: {INSTEAD}; or give it to Session(...) by itself, which saves its attributes"
     return f"is a {kind}: {INSTEAD}"

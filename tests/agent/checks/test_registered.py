@@ -147,6 +147,9 @@ def test_an_attribute_that_cannot_be_saved_is_named(thing: object, what: str) ->
         registered([nn.Linear(1, 1), Holds(thing)])
     assert str(raised.value).startswith('Session: Holds.inner["thing"] is a ')
     assert what in str(raised.value)
+    assert str(raised.value).endswith(
+        'in place of this Holds, give only those of its attributes that matter: Variables(it, "name")'
+    )
 
 
 def test_an_attribute_that_cannot_be_saved_later_is_named_with_its_step() -> None:

@@ -42,6 +42,13 @@ def test_a_value_that_cannot_be_saved_is_named() -> None:
         Variables({"hidden": weight * 2}, "hidden").check(2)
 
 
+def test_an_object_among_variables_is_told_where_it_is_saved() -> None:
+    """A trainer's state, which is a dataclass as a rule."""
+    trainer = SimpleNamespace(state=SimpleNamespace(step=1))
+    with pytest.raises(Misuse, match=r'\["state"\] is a SimpleNamespace.*Session\(...\) by itself'):
+        Variables(trainer, "state").check(2)
+
+
 @pytest.mark.parametrize("names", [(), (1,)])
 def test_names_are_expected(names: Any) -> None:
     with pytest.raises(Misuse, match="give the names"):

@@ -43,7 +43,7 @@ class Worker:
     """One worker's folder, as its world calls it."""
 
     def __init__(self, name: str, home: Path, job: "Job") -> None:
-        self.worker, self._job = name, job
+        self.worker, self._job, self.home = name, job, home
         self.generation = 0
         self.cut = False  # nothing comes through any more
         self.sent: list[Message] = []

@@ -510,6 +510,35 @@ def test_a_log_that_was_opened_before_the_loop_is_kept_at_its_end(job: Job) -> N
     assert job.names() == {"log.txt": 2}
 
 
+def test_a_folder_that_the_script_names_as_the_output_folder_is_kept(job: Job) -> None:
+    """It never asks for session.output; its folder has that name by chance, as timm's has."""
+
+    def writes(step: int) -> Any:
+        def does(worker: Worker) -> None:
+            folder = worker.home / "output"
+            folder.mkdir(exist_ok=True)
+            with (folder / "summary.csv").open("a") as file:
+                file.write(f"{step}\n")
+            (folder / f"{step}.pt").write_text("weights")
+
+        return does
+
+    one = job.worker("one")
+    one.begin(0)
+    one.step(0, writes(0))
+    one.save(1)
+    one.step(1, writes(1))
+    one.flush()
+    assert job.names() == {"summary.csv": 1, "0.pt": 0, "1.pt": 1}
+    # For its proof another one does step 1 once more; then it begins at step 1, and has it to do.
+    two = job.worker("two")
+    two.begin(1)
+    two.step(1, writes(1), leads=False)
+    two.begin(1)
+    found = {path.name: path.read_text() for path in (two.home / "output").iterdir()}
+    assert found == {"summary.csv": "0\n", "0.pt": "weights"}
+
+
 def test_a_file_that_cannot_be_linked_is_said(job: Job) -> None:
     """As where its folder has the name of a file in the output folder."""
     one = job.worker("one")

@@ -281,6 +281,28 @@ def test_what_a_worker_wrote_in_a_step_of_its_proof_goes(job: Job, first: int) -
     assert job.text("True.csv") == job.text("False.csv") == "3\n4\n5\n"
 
 
+def test_what_a_worker_wrote_for_its_proof_is_not_sent_while_its_files_are_still_to_come(
+    job: Job,
+) -> None:
+    """It leads at once, and first ends its epoch on the later state; its files come after that."""
+    one = saved(job, 3, 2, lambda step: writes(f"{step}"))
+    two = job.worker("two")
+    two.begin(2)
+    two.step(2, writes("2", "proof.pt"), leads=False)
+    two.output.within = range(3)
+    one.save(3)
+    two.begin(3)
+    writes("after the end of the epoch")(two)
+    two.flush()
+    assert job.names() == {"best.pt": 2}
+    two.output.take_up()
+    assert read(two) == "2"
+    assert not (two.folder / "proof.pt").exists()
+    two.step(3, writes("3"))
+    two.flush()
+    assert (job.text("best.pt"), job.names()) == ("3", {"best.pt": 3})
+
+
 def test_what_a_worker_wrote_for_its_proof_goes_if_nothing_else_is_known(job: Job) -> None:
     """The leader was lost before it had said that all is stored."""
     two = job.worker("two")
