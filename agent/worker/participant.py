@@ -198,6 +198,7 @@ class Participant(PeerWorker):
         if not self._holds and self.entered is not None and replica.version >= self.entered.version:
             self._holds = self._unsaid = True
 
+    @unaided
     def _say_held(self) -> None:
         """Count as a holder, because the files that belong to the state are here as well.
 
