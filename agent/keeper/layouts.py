@@ -311,8 +311,8 @@ class Regrouping:
     ) -> None:
         """Send the whole backup, or the wanted layers of it."""
         backup = self._vault.backup
-        if backup is None and self._recalling:
-            return  # as in `send_logged`
+        if backup is None and (self._recalling or self._waiting):
+            return  # as in `send_logged`; who asks an earlier keeper's layout for it is lost later
         assert backup is not None
         state, payload = backup.told(generation, wanted)
         member.post(state, *payload)
