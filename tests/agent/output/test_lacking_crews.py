@@ -7,6 +7,7 @@ import pytest
 from crews import Crew, played_alone, until
 
 from agent import messages
+from agent.keeper.admission import WITHOUT_FILES
 
 pytestmark = pytest.mark.processes
 
@@ -41,8 +42,15 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 session = Session(model, optimizer)
 
 
+def held(step):
+    try:
+        return step >= int(hold.read_text())
+    except FileNotFoundError:
+        return False
+
+
 def loss_of(x):
-    while hold.exists() and session.step >= int(hold.read_text()):
+    while held(session.step):
         time.sleep(0.002)
     return model(x).square().mean()
 
@@ -64,6 +72,14 @@ if session.leader:
 """
 READS, TRAINS = "    go_on_from_file(step)\n", "    optimizer.step()\n"
 READS_LATE = REWRITES.replace(READS, "").replace(TRAINS, TRAINS + READS)
+READ = """    if step:
+        assert int(Path("before.txt").read_text()) == step - 1
+"""
+LOOKS = """    known = Path("before.txt")
+    before = int(known.read_text()) if known.exists() else -1
+    optimizer.param_groups[0]["lr"] = 0.01 / (step - before)
+"""
+LOOKS_FIRST = REWRITES.replace(READ, LOOKS)
 WITHOUT = "it came into the job without the files that earlier steps wrote"
 
 
@@ -156,3 +172,27 @@ def test_newcomer_without_its_files_is_no_holder(scene: Scene) -> None:
     scene.stored.touch()
     crew.start(1)
     scene.ends_alike()
+
+
+@pytest.mark.parametrize("backup_at", [3, 13])
+def test_worker_that_differs_without_its_files_is_lost(scene: Scene, backup_at: int) -> None:
+    """Its script looks whether there is a file, and trains otherwise if there is none: in its proof, or once it has joined."""
+    crew, hold, stored = scene.crew, scene.hold, scene.stored
+    workers = scene.begin(2, LOOKS_FIRST)
+    stored.unlink()
+    crew.hold(hold, backup_at + 2)
+    held = lambda: [told.step for told in crew.of(messages.BackupHeld)]  # noqa: E731
+    until("the backup", lambda: max(held(), default=0) >= backup_at)
+    crew.reach(backup_at + 2)
+    (third,) = crew.start(1)
+    crew.step_on(hold, "the loss", lambda: differs_without_files(crew, third), third)
+    stored.touch()
+    hold.unlink()
+    scene.ends_alike()
+    assert sorted(crew.ready) == sorted(workers)
+
+
+def differs_without_files(crew: Crew, worker: str) -> bool:
+    crew._well()
+    of_it = [told for told in crew.of(messages.WorkerLost) if told.worker == worker]
+    return any(told.detail == WITHOUT_FILES for told in of_it)
