@@ -40,6 +40,11 @@ UNPROVABLE = (
     "step {}: nothing is stored by which a worker could prove that it does what was done before, since it was written by "
     "earlier software or for another script: the job goes on from there as from a beginning"
 )
+WITHOUT_FILES = (
+    "it came to something else than others without the files that earlier steps wrote, which were not stored in time: another "
+    "worker takes its place"
+)
+EXCUSED_MAX = 3  # for a script that differs with its files as well, each costs a worker
 NOTHING_STORED = "step {}: no state of the job is stored any more, so it begins again"
 PARTLY = (
     "{}: it holds only its own layers of the model and cannot reproduce a step alone: before its first commit its stage is "
@@ -66,6 +71,7 @@ class Entrance:
         self._held: str | None = None
         self._held_s = 0.0
         self._said_partly = False
+        self._excused = 0
         self.exact = True  # the workers of a layout round alike
         self.tried = False  # a worker that did not begin with the job has reproduced a step of it
         # Set by the regrouping, which holds a reference to us: see `attach`.
@@ -235,12 +241,29 @@ class Entrance:
         if question is None or question.version != proved.version:
             return
         if why := proofs.judge(member.worker, question, proved):
-            self._fail(member, Failed(kind="refused", detail=why, step=question.script_step))
+            self.differs(member, why, question.script_step)
             return
         member.question, member.proven, self.tried = None, True, True
         if not member.told:
             self._let_in(member)
         self._again()
+
+    def differs(self, member: Member, why: str, step: int) -> None:
+        """Refuse the script, whose workers differ; but lose those that lack files of their state.
+
+        Where such a worker was the first to say something, it is another one that differs from it.
+        """
+        inside = self._roster.inside()
+        whole = any(not one.lacks_files for one in inside)
+        sources = inside if member in inside else [member]  # a proof is compared with what is known
+        lacking = [one for one in sources if one.lacks_files]
+        if not (whole and lacking and self._excused < EXCUSED_MAX):
+            self._fail(member, Failed(kind="refused", detail=why, step=step))
+            return
+        self._excused += 1
+        self._vault.proofs.drop(self._history.version)
+        for one in lacking:
+            self._roster.lose(one.worker, "exited", WITHOUT_FILES)
 
 
 def pose(member: Member, base: Base) -> None:

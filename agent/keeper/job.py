@@ -617,8 +617,7 @@ class KeptJob:
     def _on_prepared(self, member: Member, message: Prepared) -> None:
         if self._is_current(message.generation, message.step):
             if unlike := self.vault.proofs.hear(member.worker, message):
-                failed = Failed(kind="refused", detail=unlike, step=message.script_step)
-                self._on_failed(member, failed)
+                self._entrance.differs(member, unlike, message.script_step)
                 return
             machines = [one.machine for one in message.computed]
             machines += [] if message.reached is None else [message.reached.machine]
@@ -638,8 +637,7 @@ class KeptJob:
         if not current or not self._is_of_layout(message.generation):
             return
         if unlike := self.vault.proofs.arrive(member.worker, message):
-            failed = Failed(kind="refused", detail=unlike, step=message.script_step)
-            self._on_failed(member, failed)
+            self._entrance.differs(member, unlike, message.script_step)
         else:
             self._entrance.look()
 

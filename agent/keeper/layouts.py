@@ -14,7 +14,7 @@ from agent.keeper.admission import Entrance
 from agent.keeper.commits import History
 from agent.keeper.member import Member
 from agent.keeper.reports import Reports
-from agent.keeper.roster import SILENT_EARLY_S, Roster
+from agent.keeper.roster import HUNG_S, SILENT_EARLY_S, Roster
 from agent.keeper.storage.backup import Saved
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
@@ -27,6 +27,7 @@ RECONNECT_S = 3.0  # for the workers of the layout that was running when the kee
 RETRY_S = 5.0
 EVERYTHING = ((0, None),)
 RECALLS_PATIENT = 3  # tries; after these, what cannot be read is left out
+LATE = "it alone has no state {:.0f} s after the layout began, so nothing is committed: its network is slow or broken"
 
 
 class Regrouping:
@@ -52,6 +53,7 @@ class Regrouping:
         self._nothing = False  # is stored: they were read while no state was here, and in vain
         self._lost = False  # the backup, while they are being read
         self._told: Enter | None = None  # as it was sent to the workers of the layout
+        self._told_at_s = 0.0
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # called when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
@@ -70,9 +72,29 @@ class Regrouping:
         newest = roster.pending or roster.layout
         if newest is not None and layout.generation <= newest.generation:
             return
+        if when == "now":
+            self._lose_the_late(layout)
         roster.pending, self._now = layout, when == "now"
         self._entrance.look()
         self._again()
+
+    def _lose_the_late(self, asked: Layout) -> None:
+        """Lose workers that lack the state which others of the layout have, if it is asked for again.
+
+        The manager does that when nothing was committed for longer than a transfer takes. One that
+        began anew would not come to its end either, and after some of these the job has failed.
+        """
+        roster, told, newest = self._roster, self._told, self._history.version
+        current = told is not None and roster.started and told.layout is roster.layout
+        if not current or told is None or told.version != newest:
+            return
+        since_s = time.monotonic() - self._told_at_s
+        inside = roster.inside()
+        late = [member for member in inside if member.version != newest]
+        again = {*asked.workers} == {*told.layout.workers}
+        if again and since_s > HUNG_S and len(late) < len(inside):
+            for member in late:
+                roster.lose(member.worker, "silent", LATE.format(since_s))
 
     def _again(self) -> None:
         """Begin the requested layout, or the current one if it has not begun, if it can now."""
@@ -263,7 +285,7 @@ class Regrouping:
             proves=proves,
             shards=shards,
         )
-        self._told = enter
+        self._told, self._told_at_s = enter, time.monotonic()
         for worker in dict.fromkeys((*layout.workers, *holders)):
             self._send_enter(members[worker], enter)
 
@@ -289,8 +311,8 @@ class Regrouping:
     ) -> None:
         """Send the whole backup, or the wanted layers of it."""
         backup = self._vault.backup
-        if backup is None and self._recalling:
-            return  # as in `send_logged`
+        if backup is None and (self._recalling or self._waiting):
+            return  # as in `send_logged`; who asks an earlier keeper's layout for it is lost later
         assert backup is not None
         state, payload = backup.told(generation, wanted)
         member.post(state, *payload)

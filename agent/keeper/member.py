@@ -58,6 +58,7 @@ class Member:
         self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
         self.question: Question | None = None  # the step that it is to reproduce
         self.told = False  # it was reported to the manager as ready
+        self.lacks_files = False  # that belong to its state, because they are not stored
         self.goes_s: float | None = None  # when its machine goes, if the cloud has said that
         self.ready: Ready | None = hello.ready
         self.beats = Pace(BEAT_S)

@@ -50,6 +50,7 @@ Said = OutputSent | OutputWhole | OutputAsked
 
 class Hearer(Protocol):
     worker: str
+    lacks_files: bool
 
     def post(self, message: Message, *payload: Buffer) -> None: ...
 
@@ -152,7 +153,10 @@ class Outputs:
             case OutputWhole():
                 shelf.mark(message.step)
             case OutputAsked():
-                member.post(*shelf.give(message))
+                given, piece = shelf.give(message)
+                if not message.path:
+                    member.lacks_files = not given.whole
+                member.post(given, piece)
             case OutputSent():
                 taken = shelf.take(member.worker, message, payload)
                 self._tell(shelf, message.path, taken)

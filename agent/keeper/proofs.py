@@ -251,6 +251,10 @@ class Proofs:
         """Drop all records, because a different keeper has gone on with the job meanwhile."""
         self._known.clear()
 
+    def drop(self, version: int) -> None:
+        """Drop the records of this version and later ones, because of who is among their sources."""
+        self._known = {at: known for at, known in self._known.items() if at < version}
+
     def forget(self, version: int) -> None:
         """Drop the records of what came after this version, because it is done again."""
         self._known = {at: known for at, known in self._known.items() if at <= version}

@@ -41,6 +41,7 @@ from agent.paramserver.tables import keys_of
 from agent.protocol import Part, Serving, Shape
 from agent.store.errors import Unknown
 from cloud import private
+from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,7 @@ class Tables:
 
     def notice(self, workers: list[str], deadline_s: float) -> None:
         """Have workers leave whose machine will be taken away (seconds since the epoch)."""
-        warning_s = deadline_s - time.time()
+        warning_s = deadline_s - CLOCK.now_s()
         self._acts.put(lambda: self._evict(workers, warning_s))
 
     def write_checkpoint(self) -> None:

@@ -129,6 +129,7 @@ class Archive:
         self._keep = keep
         self._ours = ours
         self._passed = set[Mark]()
+        self._made = set[Mark]()  # by this writer, because a list may lag behind what it lists
         self._damage = list[str]()
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
         self.branched = set[int]()  # versions that other jobs begin from, which count until then
@@ -166,8 +167,10 @@ class Archive:
         self.measure(manifest)
         self.sink.create(manifest.key, data)
         # What is there decides: an answer may be lost and the create repeated, or it may be untrue.
-        made = self.sink.get(manifest.key) == data
-        if not made:
+        made = read_twice(lambda: self.sink.get(manifest.key)) == data
+        if made:
+            self._made.add(mark)
+        else:
             self.discard(manifest.parts)
         passing("keeper: manifest written")
         return made
@@ -178,6 +181,7 @@ class Archive:
         It may exist although its writer got an error.
         """
         self.sink.delete([manifest.key, *(part.key for part in manifest.parts)])
+        self._made.discard(Mark(manifest.version, manifest.generation))
 
     def discard(self, parts: Iterable[Part]) -> None:
         """Delete what was written for a version that will not be committed."""
@@ -185,14 +189,23 @@ class Archive:
 
     def marks(self) -> list[Mark]:
         """Return the versions that count, newest first, whether they can be read or not."""
+        return self._sound_of(self._manifests())
+
+    def _sound_of(self, manifests: set[Mark]) -> list[Mark]:
         aside = set(self._marks(BAD))
-        return [mark for mark in self._counted() if mark not in aside]
+        return [mark for mark in self._counted_of(manifests) if mark not in aside]
 
     def _counted(self) -> list[Mark]:
         """Return those that count, and those that others than we have set aside."""
+        return self._counted_of(self._manifests())
+
+    def _counted_of(self, manifests: set[Mark]) -> list[Mark]:
         fences, floors = self._marks(FENCES), self._marks(FLOORS)
-        found = set(self._marks(MANIFESTS)) - self._passed
+        found = manifests - self._passed
         return sorted((mark for mark in found if counts(mark, fences, floors)), reverse=True)
+
+    def _manifests(self) -> set[Mark]:
+        return {*self._marks(MANIFESTS), *self._made}
 
     def newest(
         self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
@@ -263,7 +276,7 @@ class Archive:
     def _look_for(self, part: Part) -> None:
         """Look for the file of a part itself, because a list may lag behind what it lists."""
         with self.sink.open(part.key) as read:
-            read(part.file_bytes - 1, [memoryview(bytearray(1))])
+            read_twice(lambda: read(part.file_bytes - 1, [memoryview(bytearray(1))]))
 
     def set_aside(self, mark: Mark, why: str) -> None:
         """Make a version that cannot be read no longer count, so that the one before is newest.
@@ -301,9 +314,11 @@ class Archive:
         if self._superseded(max(generation, floor.generation)):
             return False
         written = self.sink.sizes(MANIFESTS)
-        void = set(marks_in(MANIFESTS, written)) - set(self.marks())
+        listed = set(marks_in(MANIFESTS, written))
+        void = listed - set(self._sound_of(listed))
         void |= {*old} - {*branched}  # above the floor where a branched one holds that down
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
+        self._made -= void
         self.sink.delete([key for key in written if key.endswith(DRAFT)])
         # A part of the kept ones' range that no manifest names may be of a writer still at work.
         below = [
@@ -326,7 +341,7 @@ class Archive:
         parts = self._parts()
         if self._superseded(generation):
             return False
-        kept = set(self._marks(MANIFESTS)) - set(self._marks(BAD))
+        kept = self._manifests() - set(self._marks(BAD))
         manifests = [self._decoded(mark.key(MANIFESTS)) for mark in sorted(kept)]
         named = {part.key for manifest in manifests for part in manifest.parts}
         self.sink.delete(parts.keys() - named)

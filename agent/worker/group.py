@@ -125,10 +125,11 @@ class Group(Participant):
                 self._send_what_is_due()
             except Interrupted:
                 continue
-            break
-        self._landing.clear()
-        self._handover.pulling.forget(replica.version)
-        self._tell_output(replica)
+            self._landing.clear()
+            self._handover.pulling.forget(replica.version)
+            self._tell_output(replica)
+            if not (self._unsaid and self.superseded()):
+                break
 
     def _tell_output(self, replica: Replica) -> None:
         fresh, self._fresh = self._fresh, False
@@ -138,6 +139,13 @@ class Group(Participant):
         self.output.enter(
             replica.turn, leads=self._leads, fresh=fresh, beside=beside, inside=inside
         )
+        self._say_held()
+
+    def _enter(self) -> None:
+        super()._enter()
+        if self._keeps and not self._fresh:
+            # Who led has stored what those lack to whom the state went.
+            self._tell_output(self.replica)
 
     def end_step(self, step: int) -> None:
         if self.astray:
@@ -273,6 +281,7 @@ class Group(Participant):
         if self.superseded():
             self._change_in_step()
         self._hold(self.replica)
+        self._say_held()
         if self._leads:
             self._survey.look()
         else:
@@ -436,6 +445,7 @@ class Group(Participant):
             if self._preparing.forgotten:
                 self._preparing.promise_again()
         self._proven, self._comparison.joins, self.reproduced = True, False, ()
+        self._unsaid = False
         passing("step: commit heard")
         if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())
@@ -462,6 +472,7 @@ class Group(Participant):
         while not self._done:
             try:
                 self._come_in(replica)
+                self._say_held()
                 if replica.version < last:
                     self._left = None
                     return False

@@ -107,10 +107,12 @@ class Participant(PeerWorker):
         self._second = Second(order, host, self.link.send, self._device)
         self._welcome: tuple[Welcome, bytes] | None = None
         self._holds = False  # this worker's state is one that the job goes on from
+        self._unsaid = False  # the keeper has not heard that yet
         # The layout is of others, who may die on their way to the state: it stays here until they commit.
         self._keeps = False
         self._beyond = 0  # what those others have committed, as far as it is told
         self._needs_state = False
+        self._succeeds = False  # this worker's state has come from other workers
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
         self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self, stores)
@@ -145,9 +147,13 @@ class Participant(PeerWorker):
 
     @property
     def lacks_files(self) -> bool:
-        """Whether others go on without this worker, which lacks files that the job has kept."""
+        """Whether the job goes on without this worker, which lacks files that the job has kept.
+
+        It does from the state of others or, if all those are lost from whom this worker has its
+        own, from a stored one, which has its files.
+        """
         others = self.entered is not None and bool({*self.entered.holders} - {self.me})
-        return self.output.lacks and (self._proving.going or others)
+        return self.output.lacks and (self._proving.going or others or self._succeeds)
 
     # --- layouts ----------------------------------------------------------------------------------
 
@@ -177,6 +183,7 @@ class Participant(PeerWorker):
         if self._needs_state and entered is not None:
             self._handover.receive(entered)
             self._needs_state, self._fresh, self._comparison.joins = False, True, True
+            self._succeeds = bool(entered.holders)
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()
@@ -184,12 +191,21 @@ class Participant(PeerWorker):
         return True
 
     def _hold(self, replica: Replica) -> None:
-        """Count as a holder once the state here is the layout's.
+        """Go on from the state here once it is the layout's.
 
         With several commits in a step that may be in the middle of the step.
         """
         if not self._holds and self.entered is not None and replica.version >= self.entered.version:
-            self._holds = True
+            self._holds = self._unsaid = True
+
+    @unaided
+    def _say_held(self) -> None:
+        """Count as a holder, because the files that belong to the state are here as well.
+
+        Who lacks some of them counts from the first step on that it is in.
+        """
+        if self._unsaid and not (self._succeeds and self.output.lacks):
+            self._unsaid = False
             self._handover.say_held()
             passing("morph: holding said")
 
@@ -206,7 +222,7 @@ class Participant(PeerWorker):
         # If holders have layers already, this worker gets layers from them instead of making them.
         born = replica.newborn and order.version == 0 and bool(order.holders) and not order.held
         self._holds, self._needs_state = holder or born, inside and not (holder or born)
-        self._keeps = self._holds and not inside
+        self._keeps, self._unsaid = self._holds and not inside, False
         self.entered = order
         self._handover.enter(order, born=born)
         passing("morph: entered")
@@ -248,7 +264,8 @@ class Participant(PeerWorker):
         """Return the version of the state here, if the job may go on from it."""
         replica = self._replica
         kept = self._keeps and not self._passed()
-        return replica.version if replica is not None and (self._holds or kept) else None
+        holds = self._holds and not self._unsaid
+        return replica.version if replica is not None and (holds or kept) else None
 
     def _passed(self) -> bool:
         """Return whether others have committed a step beyond the state here."""

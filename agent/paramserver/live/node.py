@@ -16,6 +16,7 @@ from agent.paramserver.member import Member, join
 from agent.paramserver.messages import CONTROLLER, End, Gone, Leave, Message, Out
 from agent.paramserver.server import Server, Store
 from agent.paramserver.worker import Bound, Worker
+from cloud.clock import CLOCK
 
 LOOK_S = 0.2
 GRAINS = 4  # computed between two looks for messages
@@ -55,7 +56,7 @@ class Node:
         worker = self.member.worker
         while not self.over:
             self.turned_s = time.monotonic()
-            run, out = worker.next_run(time.time())
+            run, out = worker.next_run(CLOCK.now_s())
             self._say(self.member.marked(out))
             if run is None:
                 self._read(LOOK_S)
@@ -66,7 +67,7 @@ class Node:
                 since_s = _stopwatch()
                 if self._grain_s:
                     time.sleep(self._grain_s * grains)
-                out = worker.finish(run, grains, since_s, time.time())
+                out = worker.finish(run, grains, since_s, CLOCK.now_s())
                 self._say(self.member.marked(out))
                 self._read(0.0)
         self.ended.set()
@@ -97,7 +98,7 @@ class Node:
             if isinstance(message, Gone):
                 for name in message.nodes:
                     self.post.drop(name)
-            self._say(self.member.handle(sender, message, time.time()))
+            self._say(self.member.handle(sender, message, CLOCK.now_s()))
 
     def _lost(self, sender: str) -> None:
         """Report that a connection has broken, which nobody else sees if both nodes live."""

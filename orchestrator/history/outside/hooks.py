@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from cloud.clock import CLOCK
 from orchestrator.formatting import told
 from orchestrator.history import store
 from orchestrator.history.records import Happening
@@ -88,7 +89,7 @@ class Sender:
         """Send until it is over; what cannot be sent or read now is tried again."""
         while not over.wait(LOOK_S):
             try:
-                self.send_due(time.time())
+                self.send_due(CLOCK.now_s())
             except Exception as error:  # without this thread nobody is told any more
                 _say(f"nothing was sent ({error or type(error).__name__}); trying again")
 

@@ -11,8 +11,8 @@ from agent.keeper import layouts
 from agent.keeper.storage.memory_log import root_of
 from agent.keeper.storage.recovery import Found
 from agent.layout import Layout
-from agent.messages import CheckpointWritten, Progress, RecallFailed
-from agent.protocol import Ready
+from agent.messages import CheckpointWritten, Progress, RecallFailed, WorkerLost
+from agent.protocol import LayersAsked, Ready
 
 
 @pytest.fixture(autouse=True)
@@ -246,3 +246,26 @@ def test_a_commit_that_cannot_be_prepared_holds_nothing_up(
     house.begins("a")
     house.commits(2)
     assert house.version == 7
+
+
+def test_who_asks_a_restarted_keeper_for_layers_of_the_layout_before_is_lost_as_a_stray(
+    made: Callable[..., House],
+) -> None:
+    """It was about to get them from the earlier keeper, and this one waits for other workers and has none yet."""
+    house = made(lasting=False)
+    begun(house, "a", "b", commits=2)
+    asks = house.players["a"]
+    layout = asks.layout
+    assert layout is not None
+    restarts(house, layout)
+    asks.holds = False
+    comes(house, "a", proven=True)
+    asks.say(LayersAsked(generation=layout.generation, layers=("l",)))
+    assert not house.job.roster.is_gone("a")
+    house.players["b"].holds = False
+    comes(house, "b", proven=True)
+    house.until("its loss", lambda: house.job.roster.is_gone("a"))
+    lost = [told for told in house.said.reports if isinstance(told, WorkerLost)]
+    assert [told.detail for told in lost if told.worker == "a"][:1] == [
+        "it was on its way when the keeper restarted"
+    ]
