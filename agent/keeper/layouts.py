@@ -14,7 +14,7 @@ from agent.keeper.admission import Entrance
 from agent.keeper.commits import History
 from agent.keeper.member import Member
 from agent.keeper.reports import Reports
-from agent.keeper.roster import HUNG_S, SILENT_EARLY_S, Roster
+from agent.keeper.roster import HUNG_BYTES_PER_S, HUNG_S, SILENT_EARLY_S, Roster
 from agent.keeper.storage.backup import Saved
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
@@ -92,7 +92,8 @@ class Regrouping:
         inside = roster.inside()
         late = [member for member in inside if member.version != newest]
         again = {*asked.workers} == {*told.layout.workers}
-        if again and since_s > HUNG_S and len(late) < len(inside):
+        state_bytes = max((one.ready.state_bytes for one in late if one.ready), default=0)
+        if again and len(late) < len(inside) and since_s > HUNG_S + state_bytes / HUNG_BYTES_PER_S:
             for member in late:
                 roster.lose(member.worker, "silent", LATE.format(since_s))
 
