@@ -27,6 +27,7 @@ from orchestrator.formatting import (
     duration,
     loss,
     moment,
+    of_budget,
     pause,
     percent,
     plural,
@@ -281,7 +282,7 @@ def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
         f"layout {job.layout or '-'}",
         plural(job.machines, "machine"),
         f"{usd(job.now_usd_per_h)}/h",
-        f"spent {usd(job.spent_usd)}",
+        f"spent {usd(job.spent_usd)}{of_budget(job.budget_usd, job.short_usd)}",
         f"saved {usd(job.saved_usd)}",
     ]
     if job.status != "RUNNING":
@@ -321,7 +322,7 @@ def _help(job: JobView) -> str:
 
 
 def _money(job: JobView) -> str:
-    budget = f" of {usd(job.budget_usd)}" if job.budget_usd is not None else ""
+    budget = of_budget(job.budget_usd, job.short_usd)
     return (
         f"[bold]{usd(job.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
         f"saved [bold]{usd(job.saved_usd)}[/] "

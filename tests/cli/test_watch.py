@@ -226,6 +226,38 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eta_s": 60_000.0}, "spent $0.001234 of $1.00, at this cost $0.0112 too little"),
+        ({"eta_s": 59_000.0}, "spent $0.001234 of $1.00"),
+        ({"eta_s": None}, "spent $0.001234 of $1.00"),
+        ({"eta_s": 60_000.0, "budget_usd": None}, "spent $0.001234"),
+    ],
+)
+def test_budget_that_the_rest_and_the_reserve_would_pass_is_said_to_be_too_little(changes, words):
+    """As for a deadline: before it is too late, by how much, in a terminal and in plain lines."""
+    assert f"{words} ·" in panel(seen(**changes), OVER)
+    assert f"{words} ·" in watched(Told(seen(**changes), OVER))[1]
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "words"),
+    [
+        (1.5, "spent $0.001234 of $1.50, at this cost $0.5112 too little ·"),
+        (3.0, "spent $0.001234 of $3.00 ·"),
+    ],
+)
+def test_budget_of_all_that_the_rest_of_all_would_pass_is_said_to_be_too_little(budget_usd, words):
+    first, second = (
+        msgspec.structs.replace(JOB, id=f"gpt-{n}", eta_s=60_000.0, budget_usd=None)
+        for n in range(2)
+    )
+    cost = msgspec.structs.replace(COST, budget_usd=budget_usd)
+    view = msgspec.structs.replace(seen(), jobs=(first, second), cost=cost)
+    assert words in str(tables.cost_line(view))
+
+
+@pytest.mark.parametrize(
     ("uri", "shown"),
     [
         (
