@@ -164,7 +164,8 @@ def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
         yield f"{plural(len(booting), 'machine')} booting for {duration(first_s)}"
     if not job.workers and any(one.state == "ready" for one in mine):
         yield "its workers start"
-    if job.workers and still_s > max(STILL_S, STILL_STEPS * job.step_s):
+    to_come = not job.steps_total or job.step < job.steps_total
+    if to_come and job.workers and still_s > max(STILL_S, STILL_STEPS * job.step_s):
         yield f"no step for {duration(still_s)}"
 
 
@@ -285,7 +286,7 @@ def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
         f"spent {usd(job.spent_usd)}{of_budget(job.budget_usd, job.short_usd)}",
         f"saved {usd(job.saved_usd)}",
     ]
-    if job.status != "RUNNING":
+    if job.status != "RUNNING" or job.step == job.steps_total:
         parts.append(job.because)
     return " · ".join([*parts, *notes])
 

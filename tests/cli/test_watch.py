@@ -155,6 +155,13 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
     assert last.endswith("all done")
 
 
+def test_line_of_a_job_whose_steps_are_done_says_what_is_waited_for():
+    """Its machines cost as long as its script goes on after its loop."""
+    waits = seen(step=100, because="all steps are done: its script may take 10 min 0 s")
+    first = watched(Told(waits, OVER))[1].splitlines()[0]
+    assert "saved $0.002766 · all steps are done: its script may take 10 min 0 s" in first
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines():
     """What an editor or a CI job calls `dumb` would see nothing of a panel before the job ends."""
     out = io.StringIO()
@@ -407,6 +414,7 @@ def test_what_is_waited_for_is_said(monkeypatch):
     assert notes(boots, ready, **early) == ("1 machine booting for 20 s", "its workers start")
     assert notes(MACHINE, step_s=0.0) == ("no step for 0 s",)
     assert notes(MACHINE, step_s=0.2) == ()
+    assert notes(MACHINE, step_s=0.0, step=100) == ()  # there is none to come
     (old,) = notes(MACHINE, ago_s=7200.0)
     assert old == "as of 2 h 0 min ago: the manager has said nothing since"
     assert notes(MACHINE, ago_s=100.0, status="FAILED", ended_at_s=60.0) == ()
