@@ -479,6 +479,14 @@ def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
         assert usd_per_h * 120 / H <= limits.budget_left_usd + 1e-9
 
 
+def test_runner_up_has_its_price_per_as_much_work_as_the_chosen():
+    """$0.9413 per 1,000,000 beside $0.0010 per 1,000 cannot be compared at a glance."""
+    chosen = _Footprint(taken=1, usd_per_h=0.057, work_per_s=17.7, usd_per_work=0.94e-6)
+    dearer = _Footprint(taken=2, usd_per_h=0.114, work_per_s=32.3, usd_per_work=1.04e-6)
+    assert _other(chosen, dearer).endswith("32.3 work/s, $1.0400 per 1,000,000 work")
+    assert "$0.0009 per 1,000 work" in _other(dearer, chosen)
+
+
 def test_a_runner_up_that_is_no_dearer_says_what_speaks_against_it():
     """The same price twice, or a lower one behind "next best", would look like a mistake."""
     chosen = _Footprint(taken=2, usd_per_h=0.114, work_per_s=4.0, usd_per_work=7.9e-6)
