@@ -475,6 +475,8 @@ def _mode(
         phase_of(climate, spot is not None),
         MODES.index(now),
     )
+    if left_s < need_s + overhead_s and spot is not None and _ends_before(scene, overhead_s):
+        chosen = SPOT if now == "spot" else chosen
     if chosen == SPOT and spot is None:
         chosen = MODES.index("idle")
     mode, spare_s = MODES[chosen], left_s - need_s - margin_s
@@ -485,6 +487,13 @@ def _mode(
             f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
         )
     return mode, why, spare_s <= overhead_s
+
+
+def _ends_before(scene: _Scene, start_s: float) -> bool:
+    """Whether what works does the rest before a machine that starts now could work."""
+    works = Counter(h.type.name for h in scene.holdings if h.doing == "works" and not h.noticed)
+    rate = scene.throughput.work_per_s(works) if works else 0.0
+    return rate > 0 and (scene.demand.work_left or 0.0) <= rate * start_s
 
 
 def _leaves(left_s: float, need_s: float) -> str:

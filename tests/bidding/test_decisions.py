@@ -685,6 +685,25 @@ def test_a_deadline_that_has_passed_or_cannot_be_met_runs_on_demand():
         assert words in said.because
 
 
+@pytest.mark.parametrize(
+    ("work_left", "finish_by_s", "buys"),
+    [
+        (50.0, 100.0, []),  # an on-demand machine would begin to work when all is done
+        (50.0, 1_030.0, []),
+        (70.0, 100.0, ["on_demand"]),  # its start is shorter than the rest
+        (50.0, 1_120.0, ["on_demand"]),  # started now, it keeps the deadline if spot is lost
+    ],
+)
+def test_late_job_that_ends_before_a_start_buys_nothing(work_left, finish_by_s, buys):
+    """A start takes 61 s, and it is 1,000 s now; what works is kept, because nothing is faster."""
+    market = [one("a", 0.3), one("a", 1.0, market="on_demand")]
+    demand = msgspec.structs.replace(DEMAND, work_left=work_left)
+    limits = Limits(slots_max=1, finish_by_s=finish_by_s)
+    said = decide(market, [lease("0", "a", 0.3)], demand, limits, Linear(), 1_000.0)
+    assert [a.market for a in said.acquire] == buys
+    assert bool(said.release) == bool(buys)
+
+
 def test_what_works_is_kept_while_the_cheap_pool_is_away():
     """One machine is held, four are wanted: three are bought. Who holds none waits for the cheap pool."""
     market = [
