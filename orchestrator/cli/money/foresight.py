@@ -14,7 +14,7 @@ from orchestrator.cli.jobs import Job, find
 from orchestrator.cli.submit import check_budget, deadline_s
 from orchestrator.dashboard.foresight import state_of
 from orchestrator.formatting import duration, plural, usd
-from orchestrator.wishes import ENDED
+from orchestrator.wishes import ENDED, LIVE
 
 if TYPE_CHECKING:  # the brain takes longer to import than all other commands together
     from orchestrator.what_if import Outcome, Terms
@@ -48,7 +48,7 @@ def what_if(  # noqa: PLR0913 - a parameter per option
 
     check_budget(budget)
     client = command.client()
-    one = find(client, job)
+    one = find(client, job, LIVE)
     if one.status in ENDED:
         raise CommandError(f"{one.id} has ended: {one.status}; for a new job: orchestrator plan")
     ends_at_s = None if deadline is None else deadline_s(deadline, time.time()) + client.ahead_s()
