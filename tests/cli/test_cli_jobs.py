@@ -393,6 +393,14 @@ def test_change_without_a_name_is_of_the_job_that_costs(housed, submitted):
     assert "nothing would change" in housed("what-if", "--budget", "9").out
 
 
+def test_what_if_refuses_a_budget_below_what_is_owed_as_a_change_does(housed, submitted, until):
+    """It said that nothing is sold at a price that could be paid."""
+    until(lambda: housed.client().view().cost.reserved_usd > 0)
+    for command in ("what-if", "change"):
+        refused = housed(command, submitted, "--budget", "0.0000001")
+        assert (refused.code, "has spent or reserved $" in refused.line) == (1, True)
+
+
 def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypatch):
     """The job trains and costs money until the manager is back."""
     monkeypatch.setattr(jobs, "TAKEN_S_MAX", 0.2)
