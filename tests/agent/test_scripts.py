@@ -340,7 +340,7 @@ def test_whatever_a_script_prints_its_lines_arrive(crew: Crew) -> None:
         1,
         "import faulthandler, sys\nfaulthandler.enable()\nsys.stdout.reconfigure(line_buffering=True)\n"
         + START
-        + "\nfor _ in session.steps(0): pass\n"
+        + "\nfor _ in session.steps(1): session.backward(lambda b: model(b).sum(), [x, x])\n"
         + "print('/none/\\udcff')\nsys.stdout.buffer.write(b'\\xff bytes\\n')\nprint('done')\n",
     )
     crew.completed()
