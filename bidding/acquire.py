@@ -475,6 +475,8 @@ def _mode(
         phase_of(climate, spot is not None),
         MODES.index(now),
     )
+    if left_s < need_s + overhead_s and spot is not None and _ends_before(scene, overhead_s):
+        chosen = SPOT if now == "spot" else chosen
     if chosen == SPOT and spot is None:
         chosen = MODES.index("idle")
     mode, spare_s = MODES[chosen], left_s - need_s - margin_s
@@ -485,6 +487,13 @@ def _mode(
             f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
         )
     return mode, why, spare_s <= overhead_s
+
+
+def _ends_before(scene: _Scene, start_s: float) -> bool:
+    """Whether what works does the rest before a machine that starts now could work."""
+    works = Counter(h.type.name for h in scene.holdings if h.doing == "works" and not h.noticed)
+    rate = scene.throughput.work_per_s(works) if works else 0.0
+    return rate > 0 and (scene.demand.work_left or 0.0) <= rate * start_s
 
 
 def _leaves(left_s: float, need_s: float) -> str:
@@ -604,26 +613,31 @@ def _bought(new: Sequence[_Taken], because: str) -> Iterator[Acquire]:
         )
 
 
-def _sentence(f: _Footprint | None) -> str:
+def _sentence(f: _Footprint | None, beside: _Footprint | None = None) -> str:
     if f is None:
         return NOTHING_FITS
+    price = _price(f.usd_per_work, (beside or f).usd_per_work)
     machines, do = ("1 machine", "does") if f.taken == 1 else (f"{f.taken} machines", "do")
-    return f"{machines} for ${f.usd_per_h:.4f}/h {do} {f.work_per_s:.4g} work/s, {_price(f.usd_per_work)}"
+    return f"{machines} for ${f.usd_per_h:.4f}/h {do} {f.work_per_s:.4g} work/s, {price}"
 
 
 def _other(best: _Footprint | None, other: _Footprint | None) -> str:
     """The runner-up; one that is no dearer would make people wonder, so what speaks against it is said."""
     if other is None:
         return "nothing else was possible"
-    said = _sentence(other)
+    said = _sentence(other, best)
     if best is None or other.work_per_s >= best.work_per_s:
         return said
-    if _price(other.usd_per_work) == _price(best.usd_per_work):
+    if _price(other.usd_per_work, best.usd_per_work) == _price(best.usd_per_work):
         return f"{said}: as cheap, but slower"
     return f"{said}: cheaper, but slower" if other.usd_per_work < best.usd_per_work else said
 
 
-def _price(usd_per_work: float) -> str:
-    """As money is read: in cents and parts of them, of as much work as costs so much."""
-    much = next((n for n in (1, 1_000, 1_000_000) if usd_per_work * n >= 0.001), 1_000_000_000)
+def _price(usd_per_work: float, beside: float | None = None) -> str:
+    """As money is read: in cents and parts of them, of as much work as costs so much.
+
+    Of as much as in the price `beside` it, which it is compared with.
+    """
+    known = usd_per_work if beside is None else beside
+    much = next((n for n in (1, 1_000, 1_000_000) if known * n >= 0.001), 1_000_000_000)
     return f"${usd_per_work * much:.4f} per {f'{much:,} ' * (much > 1)}work"

@@ -18,6 +18,12 @@ def usd(value: float | None) -> str:
     return f"{'-' if value <= -5e-7 else ''}${size:,.{digits}f}"
 
 
+def of_budget(budget_usd: float | None, short_usd: float) -> str:
+    """Return the words that follow what is spent: its bound, and whether that will do."""
+    bound = "" if budget_usd is None else f" of {usd(budget_usd)}"
+    return f"{bound}, at this cost {usd(short_usd)} too little" if short_usd else bound
+
+
 def loss(value: float | None) -> str:
     """Return a loss with four decimal places, or three digits if it is very small or large."""
     if value is None:

@@ -23,13 +23,13 @@ from agent.keeper.storage.sharding import (
 from agent.profile import Profile
 from agent.store.memory import machine_bytes
 from bidding.markets.billing import cost_usd, rule_of
-from bidding.model import Purchase
+from bidding.model import Acquire, Purchase
 from cloud.clock import HOUR_S
 from cloud.model import InstanceType, Market, Pool, Score
 from orchestrator.brain.decide import decide
 from orchestrator.brain.handlers import layout_changes
 from orchestrator.brain.handlers.jobs import Least, least_of
-from orchestrator.brain.holdings import alike, leases
+from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.holdings.leases import cost_now_usd_per_h, traits_of
 from orchestrator.brain.layouts import forecast, layout_choice, speeds, stragglers
 from orchestrator.brain.layouts.layout_choice import Choice, Question
@@ -44,14 +44,14 @@ from orchestrator.events import (
     ManagerStarted,
     QuotesSeen,
 )
-from orchestrator.formatting import memory
+from orchestrator.formatting import memory, usd
 from orchestrator.live.manager import settings_from
 from orchestrator.planner import drift
 from orchestrator.planner.errors import MorphError
 from orchestrator.planner.plans import Candidate
 from orchestrator.sale import PlannedSale, SecondZone, market_now, second_zones
 from orchestrator.state import Job, State
-from orchestrator.view import JobView
+from orchestrator.view import JobView, View
 
 TOLD = "as told"
 
@@ -108,6 +108,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     expected_cost_usd: float | None = None
     expected_s: float | None = None
     least: Least | None = None
+    too_little: str = ""  # which budget ends before the job, if one does
     measured_by: str = ""  # the job whose profile is used, if there is one
     asked: Question | None = None
     choice: Choice | None = None
@@ -154,6 +155,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             "expected_cost_usd": self.expected_cost_usd,
             "expected_s": self.expected_s,
             "budget_least_usd": None if self.least is None else self.least.usd,
+            "too_little": self.too_little,
             "work": self.work,
             "offers": self.offers,
             "layout": layout,
@@ -207,6 +209,7 @@ def preview(
         expected_cost_usd=cost_usd,
         expected_s=took_s,
         least=least_of(state, job),
+        too_little=_too_little(state, job, purchase, cost_usd, view),
         measured_by=model.job if model is not None else "",
         asked=asked,
         choice=choice,
@@ -436,13 +439,45 @@ def expectation(
 def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
     """Return the cost of the purchase and the manager's machine if no machine is evicted."""
     hours = seconds / HOUR_S
-    usd = state.settings.manager_usd_per_h * hours
+    held_usd = state.settings.manager_usd_per_h * hours
     for part in purchase.acquire:
         prices = [(0.0, cost_now_usd_per_h(state, part.pool, part.market))]
         rule = rule_of(traits_of(state, part.pool.place).billing, part.pool.cloud, part.market)
         each = cost_usd(rule, 0.0, seconds, prices, "user") + state.settings.disk_usd_per_h * hours
-        usd += part.count * each
-    return usd
+        held_usd += part.count * each
+    return held_usd
+
+
+def _too_little(
+    state: State, job: Job, purchase: Purchase, cost_usd: float | None, view: View | None
+) -> str:
+    """Say which budget ends before the job does, if one does.
+
+    What is reserved for giving machines back is not spent on steps, so it comes on top of the cost.
+    """
+    if cost_usd is None:
+        return ""
+    reserve_usd = sum(part.count * _reserve_usd(state, part) for part in purchase.acquire)
+    own_usd, all_usd = job.spec.budget_usd, state.account.cap_usd
+    if view is not None and (all_usd := view.cost.budget_usd) is not None:
+        all_usd -= view.cost.spent_usd + view.cost.reserved_usd
+    bounds = (
+        (own_usd, f"a budget of {usd(own_usd)}"),
+        (all_usd, f"budget.total_usd, of which {usd(all_usd)} are left,"),
+    )
+    takes = f"it takes {usd(cost_usd + reserve_usd)}, {usd(reserve_usd)} of it reserved for giving machines back"
+    short = (name for left, name in bounds if left is not None and left < cost_usd + reserve_usd)
+    return next((f"{name} ends before that: {takes}" for name in short), "")
+
+
+def _reserve_usd(state: State, part: Acquire) -> float:
+    """Return what is reserved for one machine of a purchase."""
+    known, settings = state.pools[part.pool.key], state.settings
+    ceiling_usd_per_h = ledger.ceiling_usd_per_h(
+        known.kind, part.market, known.spot_usd_per_h, settings.disk_usd_per_h, part.bid_usd_per_h
+    )
+    billing = traits_of(state, part.pool.place).billing
+    return ledger.reserve_usd(settings, billing, ceiling_usd_per_h)
 
 
 def considered(

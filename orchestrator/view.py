@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from agent.messages import OutputFile
+from cloud.clock import HOUR_S
 
 JobStatus = Literal[
     "PENDING",
@@ -138,6 +139,16 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         """Return the steps that this job itself has done and paid for."""
         return max(0, self.step - self.begun_step)
 
+    @property
+    def rest_usd(self) -> float:
+        """Return what its steps to come cost at the present price and pace; 0 while unknown."""
+        return 0.0 if self.eta_s is None else self.now_usd_per_h * self.eta_s / HOUR_S
+
+    @property
+    def short_usd(self) -> float:
+        """Return by how much its budget is too small for them and for the reserve."""
+        return _short_usd(self, self.rest_usd)
+
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of everything; `on_demand_usd` is what the same machine time costs on demand."""
@@ -151,6 +162,12 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     manager_usd: float
     traffic_usd: float = 0.0  # part of what was spent: between zones, by the layouts of jobs
     machines: int  # how many are held now
+
+
+def _short_usd(paid: JobView | CostView, rest_usd: float) -> float:
+    if paid.budget_usd is None or not rest_usd:
+        return 0.0
+    return max(0.0, paid.spent_usd + paid.reserved_usd + rest_usd - paid.budget_usd)
 
 
 class Sentence(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,3 +218,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Sentence, ...]
     thought: ThoughtView | None = None
     unlisted: tuple[Unlisted, ...] = ()  # machines beside those that are listed
+
+    @property
+    def short_usd(self) -> float:
+        """Return by how much the budget of everything is too small, as far as that is known."""
+        return _short_usd(self.cost, sum(job.rest_usd for job in self.jobs))

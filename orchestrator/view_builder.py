@@ -10,7 +10,8 @@ from agent.messages import TablesNode
 from cloud.model import Market
 from orchestrator.brain.holdings import alike, leases, ledger
 from orchestrator.brain.purchases import situation
-from orchestrator.state import Job, Lease, PoolState, State, Thought
+from orchestrator.formatting import duration
+from orchestrator.state import Job, Lease, PoolState, State, Thought, finished_computing
 from orchestrator.view import (
     CostView,
     JobView,
@@ -93,6 +94,14 @@ def _held(state: State, tokens: Iterable[str]) -> int:
     return sum(bool(state.leases[token].prices) for token in tokens)
 
 
+def _after_loop(job: Job) -> str:
+    """Say what is waited for, and how long at most, when all steps are done and machines still cost."""
+    if job.ended or not finished_computing(job):
+        return ""
+    tail = duration(job.spec.tail_s)
+    return f"all steps are done: what its script does after its loop may take {tail} (job.tail_s)"
+
+
 def job_view(state: State, job: Job, at_s: float) -> JobView:
     layout, account = job.layouts.current, job.account
     tables = None if job.ended else job.layouts.tables
@@ -106,7 +115,13 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         status=job.status,
         because="; ".join(
             why
-            for why in (job.because, job.market.waiting, job.layouts.unfit, job.trouble.unread)
+            for why in (
+                _after_loop(job),
+                job.because,
+                job.market.waiting,
+                job.layouts.unfit,
+                job.trouble.unread,
+            )
             if why
         ),
         step=job.progress.step,

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -17,10 +17,11 @@ from orchestrator.client import Checkpoint
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobBranched, JobCancelled, JobChanged, JobResumed
 from orchestrator.formatting import duration, moment, plural, usd
-from orchestrator.view import JobView
+from orchestrator.view import JobStatus, JobView
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RESUMABLE = ("FAILED", "CANCELLED")
+LIVE: tuple[str, ...] = tuple(status for status in get_args(JobStatus) if status not in ENDED)
 DEADLINE_DAYS_MAX = 3650
 
 Bound = float | Literal["kept"] | None  # None is no bound

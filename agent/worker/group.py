@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 import torch
 
-from agent.errors import CannotRecord, Unplayed, WireError
+from agent.errors import CannotRecord, Misuse, Unplayed, WireError
 from agent.faults import passing
 from agent.messages import WorkerOrder
 from agent.net.beside import Beside
@@ -458,7 +458,13 @@ class Group(Participant):
         with self.link.stuck.aided():  # waits for the thread that makes them
             self.beside.settle()
 
-    def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
+    def finish(self, replica: Replica, facts: Facts) -> bool:
+        # The job would wait for a first step of this worker, which nobody can join before it.
+        if not facts.steps_total:
+            raise Misuse(
+                "the loop has no step to do: session.steps(n) or session.epochs(n, data) was called for none, or the data "
+                "is shorter than a batch"
+            )
         self._check(replica)
         if not self.astray:
             self.output.tell(replica.turn - 1, replica.state, last=True)

@@ -21,7 +21,7 @@ from orchestrator.config import load
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobBranched
 from orchestrator.view import JobView
-from orchestrator.wishes import ENDED, RESUMABLE
+from orchestrator.wishes import ENDED, LIVE, RESUMABLE
 
 TAKEN_S_MAX = 10.0
 LOOK_S = 0.1
@@ -180,11 +180,11 @@ def change(
     client = command.client()
     ahead_s = client.ahead_s()
     asker = wishes.Asker(by=BY, at_s=time.time() + ahead_s)
-    one = find(client, job)
+    one = find(client, job, LIVE)
     budget_usd: wishes.Bound = "kept" if budget is None else _amount("--budget", budget)
     until_s: wishes.Bound = "kept" if deadline is None else _until_s(deadline, asker.at_s, ahead_s)
     wish = wishes.change(one, budget_usd, until_s, asker)
-    command.say(Text(wish.would))
+    command.say(Text(f"{one.id}: {wish.would}"))
     if not (yes or command.json) and sys.stdin.isatty() and not typer.confirm("Change it?"):
         raise CommandError("nothing was changed")
     client.post(wish.event)

@@ -115,6 +115,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *(Text(said, style="yellow") for said in found.silent),
         _offers(found.offers),
         *_verdict(found),
+        *([Text(found.too_little, style="yellow")] if found.too_little else []),
         *(
             [Text(f"a budget has to be {found.least.because}", style="dim")]
             if capped and found.least

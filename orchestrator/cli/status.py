@@ -74,7 +74,7 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
         machines = [one for one in view.machines if one.job == job.id]
         table = (Text(), tables.machines(machines, view.at_s, job.machines)) if machines else ()
         return (panel(view, job, (old,) if old else ()), *table, Text())
-    parts: list[Any] = [tables.cost_line(view.cost)]
+    parts: list[Any] = [tables.cost_line(view)]
     if old:
         parts.insert(0, Text(old, style="yellow"))
     if view.jobs:

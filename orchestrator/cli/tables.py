@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import watch
-from orchestrator.formatting import duration, loss, percent, plural, usd
-from orchestrator.view import CostView, JobView, MachineView, Sentence, View
+from orchestrator.formatting import duration, loss, of_budget, percent, plural, usd
+from orchestrator.view import JobView, MachineView, Sentence, View
 
 ENDED_SHOWN = 5
 JOBS_ENDED_SHOWN = 10
@@ -179,8 +179,9 @@ def live(view: View) -> int:
     return listed + sum(one.count for one in view.unlisted)
 
 
-def cost_line(cost: CostView) -> Text:
-    budget = f" of {usd(cost.budget_usd)}" if cost.budget_usd is not None else ""
+def cost_line(view: View) -> Text:
+    cost = view.cost
+    budget = of_budget(cost.budget_usd, view.short_usd)
     saved = f"saved {usd(cost.saved_usd)}"
     if cost.on_demand_usd > 0:
         saved += f" ({percent(cost.saved_usd, cost.on_demand_usd)})"

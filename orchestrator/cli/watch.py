@@ -27,6 +27,7 @@ from orchestrator.formatting import (
     duration,
     loss,
     moment,
+    of_budget,
     pause,
     percent,
     plural,
@@ -163,7 +164,8 @@ def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
         yield f"{plural(len(booting), 'machine')} booting for {duration(first_s)}"
     if not job.workers and any(one.state == "ready" for one in mine):
         yield "its workers start"
-    if job.workers and still_s > max(STILL_S, STILL_STEPS * job.step_s):
+    to_come = not job.steps_total or job.step < job.steps_total
+    if to_come and job.workers and still_s > max(STILL_S, STILL_STEPS * job.step_s):
         yield f"no step for {duration(still_s)}"
 
 
@@ -281,10 +283,10 @@ def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
         f"layout {job.layout or '-'}",
         plural(job.machines, "machine"),
         f"{usd(job.now_usd_per_h)}/h",
-        f"spent {usd(job.spent_usd)}",
+        f"spent {usd(job.spent_usd)}{of_budget(job.budget_usd, job.short_usd)}",
         f"saved {usd(job.saved_usd)}",
     ]
-    if job.status != "RUNNING":
+    if job.status != "RUNNING" or job.step == job.steps_total:
         parts.append(job.because)
     return " · ".join([*parts, *notes])
 
@@ -321,7 +323,7 @@ def _help(job: JobView) -> str:
 
 
 def _money(job: JobView) -> str:
-    budget = f" of {usd(job.budget_usd)}" if job.budget_usd is not None else ""
+    budget = of_budget(job.budget_usd, job.short_usd)
     return (
         f"[bold]{usd(job.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
         f"saved [bold]{usd(job.saved_usd)}[/] "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from orchestrator.brain.holdings import ledger
 from orchestrator.history.records import Cause, JobReading, LeaseReading, Reading
-from orchestrator.state import Job, Lease, State
+from orchestrator.state import Job, Lease, State, finished_computing
 
 ENDED_SHOWN_S = 3900.0  # a machine stays in readings so long, because lists may correct its bill
 JOBS_SHOWN_S = 600.0  # the same for a job that has ended and holds nothing
@@ -118,6 +118,8 @@ def _training(job: Job) -> Cause:
     layouts, progress = job.layouts, job.progress
     if job.status == "RECOVERING" or layouts.generation in layouts.mending:
         return "restoring"
+    if finished_computing(job):
+        return "saving"
     if layouts.acknowledged != layouts.generation:
         if layouts.acknowledged:
             return "morphing"

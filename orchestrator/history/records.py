@@ -31,7 +31,7 @@ MEANING: dict[Cause, str] = {
     "useful": "machines computed steps for the first time",
     "redone": "machines computed steps again that were lost",
     "proving": "joining workers proved that they compute the same",
-    "saving": "a job that ends put its state away",
+    "saving": "all steps were done, or the job ended: its state was put away, its script went on",
     "restoring": "a job went on after the loss of a worker",
     "morphing": "a job changed its layout",
     "waiting": "machines booted, or scripts were loading",

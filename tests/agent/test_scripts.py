@@ -107,6 +107,17 @@ def test_a_failure_says_its_step_as_the_loop_counts(crew: Crew) -> None:
 CASES: dict[str, tuple[str, FailureKind, str]] = {
     "no session": ("print('done')", "no_session", "without a session"),
     "no loop": (START, "refused", "never looped over session.steps"),
+    "no steps": (START + STEP.replace("4", "0"), "refused", "has no step to do"),
+    "no steps, and microbatches that nobody knows": (
+        START.replace(", microbatches=2", "") + STEP.replace("4", "0"),
+        "refused",
+        "has no step to do",
+    ),
+    "epochs of no steps": (
+        START + "for epoch in session.epochs(3, []): pass",
+        "refused",
+        "has no step to do",
+    ),
     "exit": ("import sys; sys.exit('no data')", "exit", "ended itself with 1: no data"),
     "exit past Python": (
         "import os\nprint('no data')\nos._exit(1)",
@@ -329,7 +340,7 @@ def test_whatever_a_script_prints_its_lines_arrive(crew: Crew) -> None:
         1,
         "import faulthandler, sys\nfaulthandler.enable()\nsys.stdout.reconfigure(line_buffering=True)\n"
         + START
-        + "\nfor _ in session.steps(0): pass\n"
+        + "\nfor _ in session.steps(1): session.backward(lambda b: model(b).sum(), [x, x])\n"
         + "print('/none/\\udcff')\nsys.stdout.buffer.write(b'\\xff bytes\\n')\nprint('done')\n",
     )
     crew.completed()

@@ -479,6 +479,14 @@ def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
         assert usd_per_h * 120 / H <= limits.budget_left_usd + 1e-9
 
 
+def test_runner_up_has_its_price_per_as_much_work_as_the_chosen():
+    """$0.9413 per 1,000,000 beside $0.0010 per 1,000 cannot be compared at a glance."""
+    chosen = _Footprint(taken=1, usd_per_h=0.057, work_per_s=17.7, usd_per_work=0.94e-6)
+    dearer = _Footprint(taken=2, usd_per_h=0.114, work_per_s=32.3, usd_per_work=1.04e-6)
+    assert _other(chosen, dearer).endswith("32.3 work/s, $1.0400 per 1,000,000 work")
+    assert "$0.0009 per 1,000 work" in _other(dearer, chosen)
+
+
 def test_a_runner_up_that_is_no_dearer_says_what_speaks_against_it():
     """The same price twice, or a lower one behind "next best", would look like a mistake."""
     chosen = _Footprint(taken=2, usd_per_h=0.114, work_per_s=4.0, usd_per_work=7.9e-6)
@@ -675,6 +683,25 @@ def test_a_deadline_that_has_passed_or_cannot_be_met_runs_on_demand():
         said = decide(market, [], demand, limits, Linear(), 0.0)
         assert [a.market for a in said.acquire] == ["on_demand"]
         assert words in said.because
+
+
+@pytest.mark.parametrize(
+    ("work_left", "finish_by_s", "buys"),
+    [
+        (50.0, 100.0, []),  # an on-demand machine would begin to work when all is done
+        (50.0, 1_030.0, []),
+        (70.0, 100.0, ["on_demand"]),  # its start is shorter than the rest
+        (50.0, 1_120.0, ["on_demand"]),  # started now, it keeps the deadline if spot is lost
+    ],
+)
+def test_late_job_that_ends_before_a_start_buys_nothing(work_left, finish_by_s, buys):
+    """A start takes 61 s, and it is 1,000 s now; what works is kept, because nothing is faster."""
+    market = [one("a", 0.3), one("a", 1.0, market="on_demand")]
+    demand = msgspec.structs.replace(DEMAND, work_left=work_left)
+    limits = Limits(slots_max=1, finish_by_s=finish_by_s)
+    said = decide(market, [lease("0", "a", 0.3)], demand, limits, Linear(), 1_000.0)
+    assert [a.market for a in said.acquire] == buys
+    assert bool(said.release) == bool(buys)
 
 
 def test_what_works_is_kept_while_the_cheap_pool_is_away():

@@ -382,6 +382,25 @@ def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
     assert housed("change", submitted, "--budget", "9").code == 0
 
 
+def test_change_without_a_name_is_of_the_job_that_costs(housed, submitted):
+    """A later one has failed: its budget was lowered, and the other went on with its own."""
+    housed.script("fails.py", FAILS)
+    failed = housed("submit", "fails.py", "--max-failures", "0", "--follow")
+    assert failed.code == 100
+    answer = housed("change", "--budget", "9")
+    assert answer.code == 0
+    assert answer.out.startswith(f"{submitted}: It may spend $")
+    assert "nothing would change" in housed("what-if", "--budget", "9").out
+
+
+def test_what_if_refuses_a_budget_below_what_is_owed_as_a_change_does(housed, submitted, until):
+    """It said that nothing is sold at a price that could be paid."""
+    until(lambda: housed.client().view().cost.reserved_usd > 0)
+    for command in ("what-if", "change"):
+        refused = housed(command, submitted, "--budget", "0.0000001")
+        assert (refused.code, "has spent or reserved $" in refused.line) == (1, True)
+
+
 def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypatch):
     """The job trains and costs money until the manager is back."""
     monkeypatch.setattr(jobs, "TAKEN_S_MAX", 0.2)

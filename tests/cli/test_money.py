@@ -161,6 +161,11 @@ def test_an_export_has_the_columns_of_focus_and_adds_up(remembering, past):
     assert {row["x_Job"] for row in kept} == {"job-0"}
 
 
+def test_export_to_a_folder_that_is_not_there_names_the_file_once(remembering):
+    refused = remembering("export", "none/spent.csv")
+    assert (refused.code, refused.line.count("none/spent.csv")) == (2, 1)
+
+
 @pytest.mark.parametrize("by", ["cause", "day"])
 def test_the_day_from_which_on_money_is_counted_is_said(remembering, by):
     """Money is kept by whole days: what was asked for the last minutes is that of a day, or of two."""

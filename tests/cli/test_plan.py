@@ -165,6 +165,25 @@ def test_a_plan_expects_what_its_machines_cost_while_they_start_and_work(shell, 
     assert "a budget has to be" not in shell(*work).out  # nobody asked
 
 
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        (("--budget", "0.05"), "a budget of $0.0500 ends before that: it takes $0.0"),
+        (("--set", "budget.total_usd=0.05"), "budget.total_usd, of which $0.0500 are left, ends"),
+        (("--budget", "0.08"), ""),
+        ((), ""),
+    ],
+)
+def test_plan_with_a_budget_below_cost_and_reserve_says_so(shell, bound, words):
+    """Before anything is spent: the job would fail on its way, with most of the money gone."""
+    shell.script("train.py")
+    answer = shell("plan", "train.py", "--steps", "10000", "--step-s", "0.5", *bound)
+    said = answer.out.replace("\n", " ")
+    assert answer.code == 0
+    assert words in said
+    assert ("ends before that" in said) == bool(words)
+
+
 def test_a_plan_shows_what_would_be_bid(shell):
     """Where the rule asks for bids every spot offer has one; elsewhere there is neither a bid nor a column."""
     shell.script("train.py")

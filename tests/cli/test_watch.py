@@ -155,6 +155,13 @@ def test_without_a_terminal_there_is_a_line_now_and_then():
     assert last.endswith("all done")
 
 
+def test_line_of_a_job_whose_steps_are_done_says_what_is_waited_for():
+    """Its machines cost as long as its script goes on after its loop."""
+    waits = seen(step=100, because="all steps are done: its script may take 10 min 0 s")
+    first = watched(Told(waits, OVER))[1].splitlines()[0]
+    assert "saved $0.002766 · all steps are done: its script may take 10 min 0 s" in first
+
+
 def test_a_terminal_that_cannot_redraw_gets_lines():
     """What an editor or a CI job calls `dumb` would see nothing of a panel before the job ends."""
     out = io.StringIO()
@@ -223,6 +230,38 @@ def test_what_becomes_of_a_deadline_is_said(changes, words):
     assert deadline(view.jobs[0], view.at_s).endswith(words)
     text = panel(view, OVER)
     assert re.search(rf"deadline .*{words}", text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eta_s": 60_000.0}, "spent $0.001234 of $1.00, at this cost $0.0112 too little"),
+        ({"eta_s": 59_000.0}, "spent $0.001234 of $1.00"),
+        ({"eta_s": None}, "spent $0.001234 of $1.00"),
+        ({"eta_s": 60_000.0, "budget_usd": None}, "spent $0.001234"),
+    ],
+)
+def test_budget_that_the_rest_and_the_reserve_would_pass_is_said_to_be_too_little(changes, words):
+    """As for a deadline: before it is too late, by how much, in a terminal and in plain lines."""
+    assert f"{words} ·" in panel(seen(**changes), OVER)
+    assert f"{words} ·" in watched(Told(seen(**changes), OVER))[1]
+
+
+@pytest.mark.parametrize(
+    ("budget_usd", "words"),
+    [
+        (1.5, "spent $0.001234 of $1.50, at this cost $0.5112 too little ·"),
+        (3.0, "spent $0.001234 of $3.00 ·"),
+    ],
+)
+def test_budget_of_all_that_the_rest_of_all_would_pass_is_said_to_be_too_little(budget_usd, words):
+    first, second = (
+        msgspec.structs.replace(JOB, id=f"gpt-{n}", eta_s=60_000.0, budget_usd=None)
+        for n in range(2)
+    )
+    cost = msgspec.structs.replace(COST, budget_usd=budget_usd)
+    view = msgspec.structs.replace(seen(), jobs=(first, second), cost=cost)
+    assert words in str(tables.cost_line(view))
 
 
 @pytest.mark.parametrize(
@@ -375,6 +414,7 @@ def test_what_is_waited_for_is_said(monkeypatch):
     assert notes(boots, ready, **early) == ("1 machine booting for 20 s", "its workers start")
     assert notes(MACHINE, step_s=0.0) == ("no step for 0 s",)
     assert notes(MACHINE, step_s=0.2) == ()
+    assert notes(MACHINE, step_s=0.0, step=100) == ()  # there is none to come
     (old,) = notes(MACHINE, ago_s=7200.0)
     assert old == "as of 2 h 0 min ago: the manager has said nothing since"
     assert notes(MACHINE, ago_s=100.0, status="FAILED", ended_at_s=60.0) == ()

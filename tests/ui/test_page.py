@@ -306,6 +306,25 @@ def test_what_becomes_of_a_deadline_is_shown(page, house, make, changes, words):
     page.wait_for(f"document.querySelector('#jobs').innerText.includes({words!r})")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eta_s": 36_000.0}, "of $1.00, at this cost $0.771 too little"),
+        ({"eta_s": 371.0}, "of $1.00\n"),
+    ],
+)
+def test_budget_that_will_not_do_is_shown(page, house, make, changes, words):
+    house.source.now = make.view(jobs=(make.job(**changes),))
+    page.wait_for(f"document.querySelector('#jobs').innerText.includes({words!r})")
+
+
+def test_final_cost_that_leaves_no_reserve_is_over_the_budget(page, house, make):
+    """The job would be ended before, since what gives its machines back is kept."""
+    cost = replace(make.view().cost, budget_usd=0.39)
+    house.source.now = make.view(cost=cost)
+    page.wait_for("document.querySelector('.cost.over')?.innerText.includes('over the budget')")
+
+
 def test_where_the_model_is_can_be_typed(page, house, make):
     """A path, not an address in which blanks are %20; one that is no encoding is shown as it is."""
     for uri, shown in (

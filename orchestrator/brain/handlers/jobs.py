@@ -129,8 +129,11 @@ def _refusal(state: State, job: Job) -> str | None:
     wall_s = state.now_s - state.skew_s
     late = spec.deadline_s is not None and spec.deadline_s <= wall_s
     if late and not job.active:  # one that has begun goes on, with the work that it has paid for
-        return f"its deadline passed {wall_s - (spec.deadline_s or 0.0):.0f} s ago"
-    for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
+        return f"its deadline passed {duration(wall_s - (spec.deadline_s or 0.0))} ago"
+    for name, account in (
+        ("budget_usd of the job", job.account),
+        ("budget.total_usd", state.account),
+    ):
         refusal = _too_poor(state, job, account, name)
         if refusal is not None:
             return refusal

@@ -57,7 +57,7 @@ def export(
         write(_csv(rows))
         return
     else:
-        write_file(file, _csv(rows), str(file))
+        write_file(file, _csv(rows), "export")
     total = sum(float(str(row["BilledCost"])) for row in rows)
     begins = "" if since is None else f" from {utc_day(from_s)} on"
     command.answer({}, Text(f"{plural(len(rows), 'line')}, {usd(total)} in all{begins}, in {file}"))
@@ -71,7 +71,7 @@ def _html(command: Command, file: Path | None) -> None:
     if file is None:
         write(text)
         return
-    write_file(file, text, str(file))
+    write_file(file, text, "export")
     command.answer({"file": str(file)}, Text(f"{len(text):,} characters, in {file}"))
 
 

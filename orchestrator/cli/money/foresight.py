@@ -8,13 +8,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator import wishes
 from orchestrator.cli import tables
 from orchestrator.cli.command import Command, CommandError
-from orchestrator.cli.jobs import Job, find
+from orchestrator.cli.jobs import BY, Job, find
 from orchestrator.cli.submit import check_budget, deadline_s
 from orchestrator.dashboard.foresight import state_of
 from orchestrator.formatting import duration, plural, usd
-from orchestrator.wishes import ENDED
+from orchestrator.wishes import ENDED, LIVE
 
 if TYPE_CHECKING:  # the brain takes longer to import than all other commands together
     from orchestrator.what_if import Outcome, Terms
@@ -48,9 +49,11 @@ def what_if(  # noqa: PLR0913 - a parameter per option
 
     check_budget(budget)
     client = command.client()
-    one = find(client, job)
+    one = find(client, job, LIVE)
     if one.status in ENDED:
         raise CommandError(f"{one.id} has ended: {one.status}; for a new job: orchestrator plan")
+    if budget is not None:  # one that a change would refuse is refused in the same words
+        wishes.change(one, budget, "kept", wishes.Asker(by=BY, at_s=time.time()))
     ends_at_s = None if deadline is None else deadline_s(deadline, time.time()) + client.ahead_s()
     names = None if regions is None else tuple(part for part in regions.split(",") if part)
     terms = Terms(

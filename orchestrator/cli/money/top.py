@@ -64,7 +64,7 @@ def screen(view: View | None, lines: list[Spent], places: Places) -> tuple[Rende
     """Return the parts of the screen, the most important first, as the last may not fit."""
     if view is None:
         return (Text(f"the manager has not said anything yet; {why_silent(view, places)}"),)
-    parts: list[RenderableType] = [tables.cost_line(view.cost)]
+    parts: list[RenderableType] = [tables.cost_line(view)]
     if lines:
         parts.append(_causes(lines))
     if old := "; ".join(filter(None, (age(view), why_silent(view, places)))):

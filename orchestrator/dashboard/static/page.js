@@ -62,7 +62,7 @@ function costs(view, sum) {
       el("div", { class: value.length > 12 ? "value long" : "value" }, value),
       el("div", { class: "more" }, more));
   const share = sum.on_demand_usd > 0 ? `${Math.round((100 * sum.saved_usd) / sum.on_demand_usd)} % less than on demand` : "";
-  const over = sum.budget_usd !== null && sum.final_usd && sum.final_usd.most > sum.budget_usd;
+  const over = sum.budget_usd !== null && sum.final_usd && sum.final_usd.most + sum.committed_usd > sum.budget_usd;
   const boxes = [
     box("Spent", usd(sum.spent_usd), sum.budget_usd === null ? "no limit set" : `of ${usd(sum.budget_usd)}`),
     box("Reserved", usd(sum.committed_usd), "for what is held"),
@@ -97,6 +97,14 @@ function due(job, now) {
   return `${dated(job.deadline_s, now)}, ${job.ended_at_s === null ? ahead : over}`;
 }
 
+/** What a job has spent of its budget, and whether that will do; as `orchestrator status JOB` says it. */
+function paid(job) {
+  if (job.budget_usd === null) return usd(job.spent_usd);
+  const rest = (job.now_usd_per_h * (job.eta_s ?? 0)) / 3600;
+  const short = job.spent_usd + job.reserved_usd + rest - job.budget_usd;
+  return `${usd(job.spent_usd)} of ${usd(job.budget_usd)}${rest > 0 && short > 0 ? `, at this cost ${usd(short)} too little` : ""}`;
+}
+
 function facts(job, now) {
   const over = job.ended_at_s !== null;
   const rows = [
@@ -105,7 +113,7 @@ function facts(job, now) {
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
     job.deadline_s === null ? null : ["Deadline", due(job, now)],
-    ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
+    ["Spent", paid(job)],
     over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
     ["Saved", job.on_demand_usd > 0 ? `${usd(job.saved_usd)} (${Math.round((100 * job.saved_usd) / job.on_demand_usd)} %)` : usd(job.saved_usd)],

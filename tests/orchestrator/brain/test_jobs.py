@@ -76,9 +76,9 @@ def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand):
     ("settings", "spec", "says"),
     [
         ({}, {"budget_usd": 0.0}, "it buys no step"),
-        ({"budget_usd": 0.001}, {}, "budget is too small for one step"),  # that of all jobs
+        ({"budget_usd": 0.001}, {}, "budget.total_usd is too small for one step"),
         ({}, {"slots_min": 3, "slots_max": 2}, "slots_min must not be above slots_max"),
-        ({}, {"deadline_s": 400.0}, "its deadline passed 600 s ago"),
+        ({}, {"deadline_s": 400.0}, "its deadline passed 10 min 0 s ago"),
     ],
 )
 def test_a_job_that_cannot_run_is_refused_in_one_line(hand, settings, spec, says):

@@ -53,6 +53,18 @@ def test_a_job_that_has_just_ended_is_shown_though_many_were_submitted_after_it(
     assert "long" in shown(h)
 
 
+def test_job_whose_steps_are_done_says_what_may_still_cost(hand):
+    """A script that hangs after its loop has its machines for ten minutes more."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    h.goes_on(1)
+    assert "after its loop" not in job_view(h.state, h.job, h.at_s).because
+    h.goes_on(h.steps_total)
+    waits = "all steps are done: what its script does after its loop may take 10 min 0 s (job."
+    assert job_view(h.state, h.job, h.at_s).because.startswith(waits)
+
+
 def test_what_the_last_bits_are_is_said_in_a_line(hand):
     """Exact or not and why, and the first step that machines of another kind have computed."""
     h = hand()

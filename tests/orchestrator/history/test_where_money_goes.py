@@ -83,6 +83,14 @@ def test_books_of_before_ledgers_had_names_go_on(machine):
     assert sum(charge.usd for charge in more) == pytest.approx(1.0)
 
 
+def test_time_after_the_last_step_is_no_useful_step(hand):
+    """A script that hangs after its loop would be told to have computed steps for ten minutes more."""
+    h = hand().running(slots_max=1)
+    assert [lease.causes for lease in reading_of(h.state, h.at_s).leases] == [(("useful", 1.0),)]
+    h.committed(h.steps_total)
+    assert [lease.causes for lease in reading_of(h.state, h.at_s).leases] == [(("saving", 1.0),)]
+
+
 def test_time_without_a_manager_is_no_work_of_a_machine_that_had_ended(hand):
     """An hour of it was useful, and came back as a refund."""
     h, books, causes = hand(), Books(), Counter[str]()
