@@ -24,8 +24,8 @@ FORBIDDEN = (
     "along with `--with PATH`, of submit and rehearse"
 )
 NOT_WRITTEN = (
-    "{} is not in session.output on this worker: in the loop a file is there only as far as it was stored in time and is "
-    "kept (docs/script.md); session.state is there in any case"
+    "{} is not in session.output on this worker: in the loop a file is there only as far as it was stored in time, and "
+    "job.output_bytes and job.output_files left room for it (docs/script.md); session.state is there in any case"
 )
 MODULE = (
     "{} is not on this machine: a module beside the script goes along with `--with`, of submit and rehearse, if no import "
