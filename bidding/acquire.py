@@ -470,13 +470,11 @@ def _mode(
     table = book(climate, max(left_s, 1.0) / HOUR_S, price, overhead_s / HOUR_S)
     chosen = guarded(
         table,
-        (left_s / HOUR_S, need_s / HOUR_S),
+        (left_s / HOUR_S, need_s / HOUR_S, _rest_s(scene) / HOUR_S),
         (margin_s / HOUR_S, overhead_s / HOUR_S),
         phase_of(climate, spot is not None),
         MODES.index(now),
     )
-    if left_s < need_s + overhead_s and spot is not None and _ends_before(scene, overhead_s):
-        chosen = SPOT if now == "spot" else chosen
     if chosen == SPOT and spot is None:
         chosen = MODES.index("idle")
     mode, spare_s = MODES[chosen], left_s - need_s - margin_s
@@ -489,11 +487,11 @@ def _mode(
     return mode, why, spare_s <= overhead_s
 
 
-def _ends_before(scene: _Scene, start_s: float) -> bool:
-    """Whether what works does the rest before a machine that starts now could work."""
+def _rest_s(scene: _Scene) -> float:
+    """Return in how many seconds what works now does the rest."""
     works = Counter(h.type.name for h in scene.holdings if h.doing == "works" and not h.noticed)
     rate = scene.throughput.work_per_s(works) if works else 0.0
-    return rate > 0 and (scene.demand.work_left or 0.0) <= rate * start_s
+    return (scene.demand.work_left or 0.0) / rate if rate > 0 else math.inf
 
 
 def _leaves(left_s: float, need_s: float) -> str:

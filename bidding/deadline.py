@@ -167,20 +167,27 @@ def look_up(book: Book, time_left_h: float, work_left_h: float, phase: int, now:
 
 @compiled
 def guarded(
-    book: Book, left_h: tuple[float, float], costs_h: tuple[float, float], phase: int, now: int
+    book: Book,
+    left_h: tuple[float, float, float],
+    costs_h: tuple[float, float],
+    phase: int,
+    now: int,
 ) -> int:
     """Return the table's mode, or on-demand if no other mode is sure to finish.
 
-    `left_h` are the hours to go and the hours of work on demand. `costs_h` are the hours that a
-    change to on demand would take (its start, a loss just before it, the time between two
-    decisions), and the hours that a start on spot takes. A starting machine uses spare time, so it
-    must cover both.
+    `left_h` are the hours to go, the hours of work on demand, and those of work on what works now.
+    `costs_h` are the hours that a change to on demand would take (its start, a loss just before it,
+    the time between two decisions), and the hours that a start on spot takes. A starting machine
+    uses spare time, so it must cover both. A job that is too late all the same stays on spot if it
+    ends there before another machine could work.
     """
-    time_h, work_h = left_h
+    time_h, work_h, rest_h = left_h
     margin_h, start_h = costs_h
     if work_h <= 0:
         return IDLE
     spare_h = time_h - work_h
+    if now == SPOT and phase < OFF_YOUNG and spare_h < start_h and rest_h <= start_h:
+        return SPOT
     if spare_h <= (0.0 if now == ON_DEMAND else margin_h):
         return ON_DEMAND
     mode = look_up(book, time_h, work_h, phase, now)

@@ -430,6 +430,20 @@ def mode_now(world: BacktestWorld, leases: Leases) -> int:
 
 
 @compiled
+def rest_h(
+    world: BacktestWorld, job: BacktestJob, leases: Leases, t: int, work_left: float
+) -> float:
+    """Return in how many hours what works now does the rest."""
+    power = 0.0
+    for row in range(LEASES_MAX):
+        starts = (t - leases.begun[row]) * world.tick_h < job.start_h - 1e-9
+        if leases.machines[row] > 0 and not starts:
+            k = leases.pool[row]
+            power += leases.machines[row] * world.slots[k] * world.speed[k]
+    return work_left / power**job.scaling if power > 0 else np.inf
+
+
+@compiled
 def time_and_work(
     world: BacktestWorld, job: BacktestJob, t: int, work_left: float
 ) -> tuple[float, float]:
@@ -445,12 +459,13 @@ def with_deadline(
     world: BacktestWorld, job: BacktestJob, plan: Decision, leases: Leases, t: int, work_left: float
 ) -> tuple[int, bool]:
     """Return the mode of the manager's guarded table, and whether time is tight."""
-    left_h = time_and_work(world, job, t, work_left)
+    time_h, work_h = time_and_work(world, job, t, work_left)
+    left_h = (time_h, work_h, rest_h(world, job, leases, t, work_left))
     margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     start_h = job.start_h + job.morph_h
     now = mode_now(world, leases)
     mode = guarded(plan.book, left_h, (margin_h, start_h), plan.phase[t], now)
-    return mode, bool(left_h[0] - left_h[1] <= margin_h + start_h)
+    return mode, bool(time_h - work_h <= margin_h + start_h)
 
 
 @compiled
