@@ -14,7 +14,7 @@ from agent.keeper.admission import Entrance
 from agent.keeper.commits import History
 from agent.keeper.member import Member
 from agent.keeper.reports import Reports
-from agent.keeper.roster import HUNG_BYTES_PER_S, HUNG_S, SILENT_EARLY_S, Roster
+from agent.keeper.roster import HUNG_S, SILENT_EARLY_S, Roster, moved_s
 from agent.keeper.storage.backup import Saved
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
@@ -85,15 +85,14 @@ class Regrouping:
         began anew would not come to its end either, and after some of these the job has failed.
         """
         roster, told, newest = self._roster, self._told, self._history.version
-        current = told is not None and roster.started and told.layout is roster.layout
-        if not current or told is None or told.version != newest:
+        if told is None or not roster.started or told.layout is not roster.layout:
             return
         since_s = time.monotonic() - self._told_at_s
         inside = roster.inside()
         late = [member for member in inside if member.version != newest]
-        again = {*asked.workers} == {*told.layout.workers}
-        state_bytes = max((one.ready.state_bytes for one in late if one.ready), default=0)
-        if again and len(late) < len(inside) and since_s > HUNG_S + state_bytes / HUNG_BYTES_PER_S:
+        again = told.version == newest and {*asked.workers} == {*told.layout.workers}
+        bound_s = HUNG_S + max(map(moved_s, late), default=0.0)
+        if again and len(late) < len(inside) and since_s > bound_s:
             for member in late:
                 roster.lose(member.worker, "silent", LATE.format(since_s))
 

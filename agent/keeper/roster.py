@@ -321,7 +321,7 @@ class Roster:
         for member in list(self.members.values()):
             if not member.hung_s or member.ready is None:
                 continue
-            if member.hung_s > self._hung.bound_s + member.ready.state_bytes / HUNG_BYTES_PER_S:
+            if member.hung_s > self._hung.bound_s + moved_s(member):
                 self._hung.ended(self._history.version)
                 self.lose(member.worker, "silent", HANGS.format(member.hung_s))
 
@@ -369,6 +369,11 @@ class Roster:
         layouts = (self.layout, self.pending)
         inside = any(layout is not None and member.worker in layout.workers for layout in layouts)
         return inside or self._owes_state(member.worker)
+
+
+def moved_s(member: Member) -> float:
+    """Return how long a member's state takes at worst, to it or from it."""
+    return 0.0 if member.ready is None else member.ready.state_bytes / HUNG_BYTES_PER_S
 
 
 def _is_partial(held: Iterable[Held | None]) -> bool:

@@ -25,9 +25,8 @@ from cloud.open_files import Reserve, limit
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_S = (
-    8.0  # a busy machine takes seconds; if places are lacking, the oldest caller goes anyhow
-)
+# A busy machine takes seconds; if places are lacking, the oldest caller goes anyhow.
+HANDSHAKE_S = 8.0
 PLACES_MAX = 512
 RESERVED_FILES = 16
 BACKLOG = 1024

@@ -396,6 +396,12 @@ def machines_of(
 
 
 @compiled
+def starts(world: BacktestWorld, job: BacktestJob, leases: Leases, row: int, t: int) -> bool:
+    """Return whether the machines of a row do not work yet."""
+    return bool((t - leases.begun[row]) * world.tick_h < job.start_h - 1e-9)
+
+
+@compiled
 def rows_held(world: BacktestWorld, job: BacktestJob, leases: Leases, t: int) -> Ints:
     """Return the rows of leases in the decision's order: working ones first, then by pool."""
     pools = world.price.shape[0]
@@ -403,9 +409,8 @@ def rows_held(world: BacktestWorld, job: BacktestJob, leases: Leases, t: int) ->
     n = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
-            starts = (t - leases.begun[row]) * world.tick_h < job.start_h - 1e-9
-            k = leases.pool[row]
-            rows[n], keys[n] = row, (pools if starts else 0) + (k + 1) % pools
+            k, starting = leases.pool[row], starts(world, job, leases, row, t)
+            rows[n], keys[n] = row, (pools if starting else 0) + (k + 1) % pools
             n += 1
     return rows[:n][np.argsort(keys[:n], kind="mergesort")]
 
@@ -436,8 +441,7 @@ def rest_h(
     """Return in how many hours what works now does the rest."""
     power = 0.0
     for row in range(LEASES_MAX):
-        starts = (t - leases.begun[row]) * world.tick_h < job.start_h - 1e-9
-        if leases.machines[row] > 0 and not starts:
+        if leases.machines[row] > 0 and not starts(world, job, leases, row, t):
             k = leases.pool[row]
             power += leases.machines[row] * world.slots[k] * world.speed[k]
     return work_left / power**job.scaling if power > 0 else np.inf
