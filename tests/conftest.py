@@ -20,6 +20,7 @@ END_S_MAX = 20.0
 RUN_BYTES = 3 << 30  # what one run of tests takes at most, with its houses
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many tests run at once with `-n auto`: twice the cores, as far as memory goes.
 
