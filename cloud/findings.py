@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 
 import msgspec
 
-from cloud.errors import CloudError
+from cloud.errors import CloudError, Throttled, Unknown
 from cloud.model import InstanceType, Room
 
 Found = Sequence["Finding"]
@@ -28,6 +28,13 @@ def bad(name: str, found: str, remedy: str) -> Finding:
     return Finding(name, False, found, remedy)
 
 
+def failed(name: str, error: CloudError, remedy: str) -> Finding:
+    """Say what kept a look from being taken; without an answer, nothing is known to be wrong."""
+    if isinstance(error, Unknown | Throttled):
+        remedy = f"try again; if it stays so: {remedy}"
+    return bad(name, str(error).removesuffix("; the list will tell"), remedy)
+
+
 def room_left(name: str, room: Room, types: Iterable[InstanceType], remedy: str) -> Finding:
     """Say whether a quota leaves room for at least the smallest machine that it counts."""
     least = min((x.vcpus for x in types if room.family in ("", x.family)), default=0)
@@ -43,7 +50,7 @@ async def looked(name: str, look: Awaitable[Found], remedy: str, at_most_s: floa
     try:
         return await asyncio.wait_for(look, at_most_s)
     except CloudError as error:
-        return [bad(name, str(error).removesuffix("; the list will tell"), remedy)]
+        return [failed(name, error, remedy)]
     except TimeoutError:
         return [bad(name, f"no answer within {at_most_s:.0f} s", "is the network up? try again")]
     except (LookupError, TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import hypothesis
 import pytest
 from receiver import Receiver
 from remains import remains
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 MARK = "SPOT_TEST_RUN"
 END_S_MAX = 20.0
 RUN_BYTES = 3 << 30  # what one run of tests takes at most, with its houses
+
+# How long an example takes says nothing on busy cores.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,7 +17,7 @@ from cloud.aws.calls import Calls, matching
 from cloud.aws.launching import run_instances
 from cloud.aws.selling import Shop
 from cloud.aws.settings import AwsSettings, Region
-from cloud.findings import Finding, Found, bad, good, looked, room_left
+from cloud.findings import Finding, Found, bad, failed, good, looked, room_left
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Market, Pool, Recipe, Sold
 
 LOOK_S = 60.0
@@ -183,7 +183,7 @@ class _Region:
         try:
             answer = await self._call("describe_subnets", SubnetIds=[name])
         except errors.CloudError as error:
-            return bad(title, str(error), "correct aws.subnets"), ""
+            return failed(title, error, "correct aws.subnets"), ""
         told = answer["Subnets"][0]
         network, free = str(told["VpcId"]), int(told["AvailableIpAddressCount"])
         if told["AvailabilityZone"] != zone:

@@ -549,11 +549,16 @@ class Crew:
         self.client.close()
 
 
-def ends_alike(crew: Crew, alone: tuple[list[str], bytes], steps: int) -> None:
-    """The job ends, no step was done twice by anyone who prints, and the bits are the same."""
+def ends_alike(
+    crew: Crew, alone: tuple[list[str], bytes], steps: int, besides: tuple[str, ...] = ()
+) -> None:
+    """The job ends, no step was done twice by anyone who prints, and the bits are the same.
+
+    Lines that begin with one of `besides` may have been printed, too.
+    """
     lines, weights = alone
     assert crew.completed().step == steps
-    printed = [line for line in crew.printed() if not line.startswith(rerecording.SAID)]
+    printed = [line for line in crew.printed() if not line.startswith((rerecording.SAID, *besides))]
     assert set(printed) <= set(lines)
     assert len(printed) == len(set(printed))
     assert (crew.folder / "out.pt").read_bytes() == weights

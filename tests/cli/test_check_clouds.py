@@ -16,6 +16,8 @@ from cloudfake.ec2 import Ec2Door, served
 from cloudfake.ec2_account import Account, Dials
 from cloudfake.papers import certificate, key, pem
 
+from cloud.aws import calls
+from cloud.azure import connection
 from cloud.azure.examine import needed
 from cloud.clock import CLOCK
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Pool
@@ -56,6 +58,8 @@ SIGNERS = pem(SIGNER).decode()
 @contextmanager
 def ec2_beside(shell, monkeypatch) -> Iterator[Ec2Door]:
     """An account on a loopback port, with settings that name it and keys that open it."""
+    # It answers from this process, which may have to wait for a processor.
+    monkeypatch.setattr(calls, "READ_S", 120.0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDTEST")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     door = Ec2Door(Account(Dials(startup_s=0.0)), CLOCK)
@@ -77,6 +81,7 @@ def arm(shell, monkeypatch) -> Iterator[ArmDoor]:
     """A subscription on a loopback port; the manager's machine has an identity that may do all."""
     door = ArmDoor(CLOCK)
     door.speaker = MANAGER
+    monkeypatch.setattr(connection, "READ_S", 120.0)
     monkeypatch.setattr(init_check, "CHECKS", ())
     with listening(door) as url:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", url)

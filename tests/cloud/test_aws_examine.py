@@ -197,6 +197,20 @@ def test_keys_that_are_none_or_expired_are_one_line_for_all_regions():
     assert re.match(r"-1[12]\d s from AWS's", wrong(slow)["clock"])  # a header has whole seconds
 
 
+@pytest.mark.parametrize("fault", ["before", "broken", "throttle"])
+def test_a_call_without_an_answer_asks_for_another_try_first(fault):
+    """A connection that was lost says nothing of the image or the subnets."""
+    house = AwsHouse()
+    house.door.fault = lambda action, _: (
+        fault if action in ("DescribeImages", "DescribeSubnets") else None
+    )
+    lines = found(house)
+    assert {"image", "subnet us-east-1a"} <= {name for name in lines if not lines[name].ok}
+    for line in lines.values():
+        assert line.ok or line.remedy.startswith("try again; if it stays so: "), line
+        assert "the list will tell" not in line.found
+
+
 def test_a_region_that_is_silent_keeps_no_other_from_being_looked_at():
     """Its one line says so."""
     house = AwsHouse()

@@ -10,6 +10,7 @@ import pytest
 
 from agent.keeper.output_files import Outputs
 from agent.output import earlier, kept
+from agent.output import folder as output_folder
 
 Job = Any
 Worker = Any
@@ -355,8 +356,13 @@ def in_place(step: int) -> Any:
 
 @pytest.mark.parametrize("does", [many, anew, in_place])
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_file_is_of_its_step_between_two_looks_as_well(job: Job, does: Any, saved: bool) -> None:
+def test_a_file_is_of_its_step_between_two_looks_as_well(
+    job: Job, does: Any, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A look at the end of a step whose state is saved finds all; else nothing is said of it."""
+    monkeypatch.setattr(
+        output_folder, "SETTLE_S", 60.0
+    )  # whatever else runs here, all comes to be stored
     one = job.worker("one")
     in_place("came with the script")(one)
     one.begin(0)

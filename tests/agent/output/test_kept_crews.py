@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone
 
+from agent.keeper.admission import WITHOUT_FILES
 from agent.messages import JobCompleted, Progress
+from agent.output.missing_file import LACKED
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +63,8 @@ COUNTS = """if step == 0:
         assert int(open("n.txt").read()) == step
     open("n.tmp", "w").write(str(step + 1))
     __import__("os").replace("n.tmp", "n.txt")"""
+# On busy cores many files may be stored too late for a newcomer, whose place another one takes.
+WITHOUT = (LACKED.partition("{}")[0], WITHOUT_FILES)
 AMONG_MANY = SCRIPT.replace("BODY", COUNTS).replace("AFTER", "")
 LEADER_ONLY = SCRIPT.replace("BODY", 'session.save("best.pt")').replace(
     "AFTER", 'model.load_state_dict(torch.load(session.output / "best.pt"))'
@@ -102,7 +106,7 @@ def test_newcomers_read_the_best_checkpoint(crew: Crew, script: str) -> None:
         workers += newcomers
         # Until it has done a step its files are on their way to it, and are lost with the worker that has them.
         crew._until("a step with it", partial(has_done_a_step, crew, crew.generation))
-    ends_alike(crew, expected, STEPS)
+    ends_alike(crew, expected, STEPS, besides=WITHOUT)
 
 
 @pytest.mark.parametrize("script", [AFTER_LOOP, IN_LOOP], ids=["after the loop", "in the loop"])
