@@ -68,7 +68,7 @@ def best_by_enumeration(market: Market, start_s: float, work_h: float) -> float:
     return best
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prices=st.lists(
         st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.5]), min_size=6, max_size=6),

@@ -305,7 +305,7 @@ def both(m, finish_tick=0, table=NO_BOOK):
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(moments())
 def test_the_backtest_keeps_and_buys_what_the_manager_does(m):
     """Held machines, pools that sell nothing or refused, several slots, every kind of billing."""
@@ -313,7 +313,7 @@ def test_the_backtest_keeps_and_buys_what_the_manager_does(m):
     assert backtest == manager
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(moments(), st.sampled_from([1, 12, 240, 4000]), st.sampled_from([IDLE, ON_DEMAND, SPOT]))
 def test_with_a_deadline_the_backtest_keeps_and_buys_what_the_manager_does(m, ticks, mode):
     """Too late, tight, and with time to spare; both look up the same table, which says one mode."""

@@ -70,7 +70,7 @@ def holding(draw):
 holdings = st.lists(holding(), max_size=5, unique_by=lambda h: h.lease)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(offers, holdings, st.sampled_from([2, 6, 12]))
 def test_no_more_than_a_part_is_exchanged_at_once(on_offer, held, most):
     """Of the slots that are held next, newcomers replace a quarter at most, in whole machines."""
@@ -122,7 +122,7 @@ def test_what_a_limit_does_not_allow_to_stay_leaves_before_anything_is_bought():
     assert sum(a.count for a in said.acquire) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(offers, st.floats(1.01, 3.0))
 def test_a_dominated_lease_never_improves_cost_per_work(on_offer, worse):
     """One more offer of the same kind and risk at a higher price leaves the best E as it was."""
@@ -440,7 +440,7 @@ def any_limits(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(any_offer(), max_size=7, unique_by=lambda o: (o.pool, o.market)),
     holdings,
@@ -499,7 +499,7 @@ def test_a_runner_up_that_is_no_dearer_says_what_speaks_against_it():
 
 
 @given(offers)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_bought_is_what_the_prices_of_work_put_first(offers):
     """People see the very figures that offers were put in order by: the first that is free is taken first."""
     said = decide(offers, (), DEMAND, Limits(slots_max=4), Linear(), 0.0)

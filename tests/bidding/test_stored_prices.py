@@ -22,7 +22,7 @@ def series(at_s, seed=0):
     return Series(at_s=np.array(at_s, dtype=np.float64), value=value)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=SHARED_FOLDER)
+@settings(max_examples=50, suppress_health_check=SHARED_FOLDER)
 @given(spans=st.dictionaries(pools, times, max_size=4))
 def test_what_is_written_is_read(tmp_path, spans):
     """Any pools and any moments, to the bit, and the same bytes for the same history."""
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path, spans):
     assert path.read_bytes() == written
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SHARED_FOLDER)
+@settings(max_examples=300, suppress_health_check=SHARED_FOLDER)
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(tmp_path, data):
     """Cut off anywhere, or with a byte changed, a file is refused by our own error or still reads."""

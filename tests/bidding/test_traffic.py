@@ -175,7 +175,7 @@ def test_where_traffic_is_free_every_decision_is_what_it_was():
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 4)), max_size=6),
     st.floats(0.0, 0.1),

@@ -131,7 +131,7 @@ MESSAGE = from_base64(AWS.rsa2048(DOCUMENT))
 OPENED = with_open_lengths(MESSAGE)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     data=st.sampled_from([MESSAGE, OPENED]),
     at=st.integers(0, len(OPENED)),
@@ -149,7 +149,7 @@ def test_no_changed_message_is_a_proof(data: bytes, at: int, put: bytes, cut: in
         assert message.content == DOCUMENT.encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes):
     """Whatever a stranger sends, the reader raises nothing else."""

@@ -385,9 +385,7 @@ LINES = st.one_of(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200) | st.lists(LINES, max_size=8).map("\n".join).map(str.encode))
 def test_any_file_gives_settings_or_clear_lines(tmp_path, data):
     """Whatever the bytes: either a valid tree, or a few printable lines that start with the file."""
@@ -403,9 +401,7 @@ def test_any_file_gives_settings_or_clear_lines(tmp_path, data):
         assert config.job.slots_min <= config.job.slots_max
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_variable_gives_settings_or_clear_lines(tmp_path, key, value):
     """The environment is held to the same standard as the file."""

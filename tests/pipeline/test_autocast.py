@@ -114,7 +114,6 @@ def has_lstm(dtype: torch.dtype) -> bool:
 
 @settings(
     max_examples=15,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

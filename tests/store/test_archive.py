@@ -4,7 +4,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
@@ -446,7 +446,6 @@ class Mortal(MemorySink):
             super().delete([key])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_death_at_any_change_leaves_a_whole_version(seed):
     """Writers die at every single change, in saves and prunes; what was committed is never lost."""
@@ -474,7 +473,6 @@ def test_death_at_any_change_leaves_a_whole_version(seed):
             assert read_state(safe.sink, safe.read(mark)) == tensors_of(make_state(mark.version))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_dropping_covered_fences_changes_nothing(data):
     """Pruned fences and floors said nothing that those that are kept do not say as well."""

@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_sink import MemorySink
 from safetensors.numpy import load
@@ -19,7 +19,6 @@ from agent.store.places.sinks import check_key
 seeds = st.integers(0, 10**6)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**7), st.integers(1, 300))
 def test_shares_cover_every_byte_once(total, holders):
     """The ranges of all holders follow each other from 0 to the end, and differ by a line at most."""
@@ -31,7 +30,6 @@ def test_shares_cover_every_byte_once(total, holders):
     assert max(sizes) - min(sizes) <= 128
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(1, 5))
 def test_every_part_is_a_plain_safetensors_file(seed, holders):
     """The safetensors library reads each part; put together, its tensors are the layer's bytes."""
@@ -76,7 +74,6 @@ def test_a_tensor_that_is_cut_is_named_by_its_elements():
     assert np.array_equal(np.concatenate([*loaded[0].values(), *loaded[1].values()]), data)
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(0, 10**9), st.integers(0, 7))
 def test_a_manifest_with_any_byte_changed_is_damaged(seed, place, bit):
     """Flip a byte anywhere in a manifest, or cut it anywhere: it is not taken for one."""
@@ -98,7 +95,6 @@ def test_a_manifest_under_another_name_is_damaged():
         decode(encode(manifest), "manifests/0000000002-0000000001.json")
 
 
-@settings(deadline=None)
 @given(seeds, st.data())
 def test_a_state_with_a_part_missing_cannot_be_assembled(seed, data):
     """Take any part away, or give a layer that nobody wrote: there is no manifest of that."""

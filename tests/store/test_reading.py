@@ -1,7 +1,7 @@
 """Whoever wrote it, anybody reads it: only what is wanted, and never what is not as it was written."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
@@ -40,7 +40,6 @@ class Counting(MemorySink):
         return Opened()
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(1, 6), st.integers(1, 4))
 def test_what_any_number_of_holders_wrote_is_read_whole(seed, holders, threads):
     """States of drawn shapes, written by 1 to 6 holders, come back byte for byte."""
@@ -49,7 +48,6 @@ def test_what_any_number_of_holders_wrote_is_read_whole(seed, holders, threads):
     assert read_state(sink, manifest, threads) == tensors_of(state)
 
 
-@settings(deadline=None)
 @given(seeds, st.data())
 def test_any_ranges_can_be_wanted(seed, data):
     """Drawn ranges of a layer of several blocks, overlapping or not, land where they should."""
@@ -80,7 +78,6 @@ def test_only_the_blocks_that_are_wanted_are_read():
     assert sum(length for _, length in sink.ranges) == count
 
 
-@settings(deadline=None)
 @given(seeds, st.data())
 def test_any_change_to_any_file_is_found(seed, data):
     """Flip a byte, cut or remove any file: a full read says damaged, headers included."""

@@ -53,7 +53,7 @@ def histories(draw) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories())
 def test_data_under_any_shares_is_the_epoch_of_a_plain_run(processes: int, history):
     alone = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M)

@@ -22,7 +22,7 @@ def _data(dataset, **options) -> Data:
 
 
 @pytest.mark.parametrize(("processes", "kind"), [(0, Read), (0, Told), (2, Read)])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories())
 def test_stream_under_any_shares_is_the_epoch_of_a_plain_run(processes: int, kind, history):
     expected = plain(_data(Told(SAMPLES)), len(history))

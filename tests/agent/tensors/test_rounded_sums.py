@@ -69,7 +69,7 @@ def _by_hand(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @given(st.lists(st.tuples(*[NUMBERS] * COLUMNS), min_size=1, max_size=20), st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_layout_has_the_number_that_is_rounded_at_each_place_of_the_tree(
     drawn: list[tuple[float, ...]], workers: int
 ) -> None:

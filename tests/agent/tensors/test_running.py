@@ -54,7 +54,7 @@ def _same(space: SumSpace, total: Sum, plain: _Model) -> None:
 
 
 @given(st.permutations(range(6)), st.integers(1, 6), st.booleans(), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_worker_adds_up_as_torch_does(
     order: list[int], count: int, lends: bool, twice: bool
 ) -> None:
@@ -80,7 +80,7 @@ def _losses(numbers: list[int]) -> list[float]:
 
 
 @given(st.integers(1, 9), st.integers(1, 11))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
     """However the microbatches are shared out, also with workers that have none, it is the sum but for rounding."""
     parts: dict[int, Plan] = {}

@@ -80,7 +80,7 @@ def _alone(space: SumSpace, total: int) -> Sum:
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_number_of_workers_gives_the_same_bits(total: int, workers: int, lends: bool) -> None:
     """However the microbatches are shared out, the sum is the one of a worker alone."""
     space = _space()
@@ -96,7 +96,7 @@ def test_any_number_of_workers_gives_the_same_bits(total: int, workers: int, len
 
 
 @given(st.integers(1, 24), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_last_microbatch_is_added_entry_by_entry_to_the_same_bits(
     total: int, data: st.DataObject
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_last_microbatch_is_added_entry_by_entry_to_the_same_bits(
 
 
 @given(st.integers(1, 24), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_survivor_keeps_what_it_has_computed(total: int, data: st.DataObject) -> None:
     """The range of a worker changes at any microbatch, any number of times; nothing is added twice."""
     space = _space()
@@ -137,7 +137,6 @@ def test_a_survivor_keeps_what_it_has_computed(total: int, data: st.DataObject) 
 
 
 @given(st.integers(1, 64), st.data())
-@settings(deadline=None)
 def test_a_range_is_a_handful_of_nodes(total: int, data: st.DataObject) -> None:
     """The nodes of a range cover it exactly, in order, and are at most two per level."""
     first = data.draw(st.integers(0, total - 1))

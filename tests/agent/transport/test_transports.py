@@ -170,9 +170,7 @@ def test_who_is_held_back_holds_up_nobody_else(scene: Scene) -> None:
 
 
 @given(st.data())
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_traffic_arrives(scene: Scene, data: st.DataObject) -> None:
     """Whatever three workers send each other, in whatever order it is expected."""
     generation = data.draw(st.integers(1 << 10, 1 << 40))

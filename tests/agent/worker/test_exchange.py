@@ -139,7 +139,7 @@ def layouts(draw: st.DrawFn, generation: int = 0) -> Layout:
 
 
 @given(layouts(), st.sampled_from([128, 512, 4096, 1 << 25]), st.sampled_from(["", *FORMATS]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_blocks_and_any_layout_give_the_same_bits(
     layout: Layout, block_bytes: int, exchange: SumFormat | Literal[""]
 ) -> None:
@@ -161,7 +161,7 @@ def test_any_blocks_and_any_layout_give_the_same_bits(
     st.integers(0, 4000),
     st.sampled_from(FORMATS),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_layout_that_ends_in_the_middle_leaves_nothing_behind(
     before: int, after: int, total: int, events: int, exchange: SumFormat
 ) -> None:

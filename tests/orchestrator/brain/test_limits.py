@@ -56,7 +56,7 @@ def held_usd_per_h(h: Any) -> float:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(moves, st.sampled_from([0.05, 0.1, 0.14, 0.3]), st.sampled_from([1, 2, 4]))
 def test_whatever_prices_do_the_limit_per_hour_holds(hand, many, most, least):
     """What rises above the limit is given back at once, in the same turn in which its price is learned."""
@@ -68,7 +68,7 @@ def test_whatever_prices_do_the_limit_per_hour_holds(hand, many, most, least):
         assert held_usd_per_h(h) + 0.01 <= most * (1 + 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(moves, st.sampled_from(["local", "aws_today", "aws_2016"]), st.sampled_from([0.0, 0.02]))
 def test_whatever_prices_do_no_budget_is_passed(hand, many, billing, disk):
     """Spent and promised together stay within the cap of the job, under every rule, disks included."""
