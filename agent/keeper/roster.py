@@ -38,9 +38,10 @@ class Suspicions:
 
     Each of two workers whose connection broke accuses the other, and only one of them can be gone.
     Once the oldest accusation has had its time, the worker with most broken connections is lost;
-    among equals, the one that most accuse. A worker that died is found before that time, by its own
-    connection to the keeper. A worker that reaches no other accuses them all, and may be accused by
-    none. What the lost worker said, and what was said of it, is dropped.
+    among equals one that is not spared, then the one that most accuse, then the newest. A worker
+    that died is found before that time, by its own connection to the keeper. A worker that reaches
+    no other accuses them all, and may be accused by none. What the lost worker said, and what was
+    said of it, is dropped.
     """
 
     def __init__(self) -> None:
@@ -56,14 +57,23 @@ class Suspicions:
     def clear(self) -> None:
         self._due_s.clear()
 
-    def lost(self, now_s: float) -> tuple[str, str] | None:
+    def lost(self, now_s: float, spared: Collection[str] = ()) -> tuple[str, str] | None:
         """Return the worker to give up now, and a worker that accuses it or is accused by it."""
         if not any(due_s <= now_s for due_s in self._due_s.values()):
             return None
         broken = {frozenset(pair) for pair in self._due_s}
         counts = Counter(worker for pair in broken for worker in pair)
         accused = Counter(worker for worker, _ in self._due_s)
-        worst = max(counts, key=lambda worker: (counts[worker], accused[worker], worker))
+        worst = max(
+            counts,
+            key=lambda worker: (
+                counts[worker],
+                worker not in spared,
+                accused[worker],
+                len(worker),  # w10 is newer than w9
+                worker,
+            ),
+        )
         return worst, min(one for pair in broken if worst in pair for one in pair - {worst})
 
 
@@ -337,11 +347,16 @@ class Roster:
             self.suspicions.hear(accused, by, due_s)
 
     def lose_the_suspected(self, now_s: float) -> None:
-        while (pair := self.suspicions.lost(now_s)) is not None:
+        while (pair := self.suspicions.lost(now_s, self._living_holders(now_s))) is not None:
             accused, by = pair
             self.suspicions.drop(accused)
             if not self.is_gone(accused):
                 self.lose(accused, "connection", f"its connection to {by} broke")
+
+    def _living_holders(self, now_s: float) -> set[str]:
+        """Return the holders that have just been heard: without them steps may be done again."""
+        members = self.members
+        return {w for w in self.holders() if members[w].silent_s(now_s) < PEER_GRACE_S}
 
     def _owes_state(self, worker: str) -> bool:
         """Whether workers of the layout wait for the state of this worker, which is not in it."""

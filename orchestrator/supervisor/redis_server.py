@@ -121,11 +121,13 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def is_harmed(self) -> bool:
-        """Return whether somebody removed or cut the file of a living server."""
-        file = self._newest_file()
+        """Return whether somebody removed, replaced or cut the file of a living server."""
+        file, server = self._newest_file(), self._process
         stat = file.stat() if file is not None else None
-        if self.alive() and (stat is None or _was_cut(stat, self._seen)):
-            return True
+        if server is not None and self.alive():
+            opened = stat is not None and _has_open(server.pid, stat)
+            if stat is None or not opened or _was_cut(stat, self._seen):
+                return True
         self._seen = stat
         return False
 
@@ -212,6 +214,15 @@ class RedisServer:
             f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
             f"--from {self._places.checkpoints.as_uri()}/JOB"
         )
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    """Return whether a process has this file open, and not another one that lay in its place."""
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if samestat(link.stat(), file):
+                return True
+    return False
 
 
 def _was_cut(file: os.stat_result, before: os.stat_result | None) -> bool:

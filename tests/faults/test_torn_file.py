@@ -118,15 +118,19 @@ def test_a_file_that_is_gone_where_there_were_jobs_is_said(server, tmp_path, gon
     assert f"submit SCRIPT --from {checkpoints.as_uri()}/JOB" in said
 
 
-@pytest.mark.parametrize("harm", ["file", "folder", "cut"])
+@pytest.mark.parametrize("harm", ["file", "folder", "cut", "replaced by an older copy"])
 def test_a_file_that_somebody_takes_from_a_living_server_is_written_again(server, tmp_path, harm):
     """All that was promised is in the server's memory still, and would be gone with it."""
     (file,) = tmp_path.rglob("appendonly.aof")
+    older = file.with_name("older")
     with redis.Redis.from_url(server.url) as store:
+        shutil.copy2(file, older)
         store.rpush("kept", *range(WHOLE))
         assert not server.is_harmed()
         if harm == "cut":
             os.truncate(file, file.stat().st_size // 2)
+        elif harm == "replaced by an older copy":
+            older.rename(file)
         elif harm == "file":
             file.unlink()
         else:
@@ -137,5 +141,6 @@ def test_a_file_that_somebody_takes_from_a_living_server_is_written_again(server
         until("its file", lambda: not any(store.info("persistence")[one] for one in rewrites))
         store.rpush("kept", "and what came later")
     server.stop()
+    assert not server.is_harmed()
     assert server.start() == ""
     assert kept(server) == WHOLE + 1

@@ -255,10 +255,10 @@ class MemoryLog:
     # --- what is found ----------------------------------------------------------------------------
 
     def find(self, committed: int) -> Saved | None:
-        """Return what the previous keeper left, up to what was committed, and take it over.
+        """Return what the previous keeper left, without sums that were not committed; take it over.
 
-        Raise `Held` while that keeper still ends, as what it holds may be the only copy, and
-        `Unavailable` for an error that may pass.
+        Its state was committed, whatever Redis knows. Raise `Held` while that keeper still ends, as
+        what it holds may be the only copy, and `Unavailable` for an error that may pass.
         """
         with self._lock:
             try:
@@ -283,8 +283,6 @@ class MemoryLog:
                 f"{self._folder} is of another version of the software: start that one, and then: orchestrator down"
             )
         state = msgspec.msgpack.decode(data, type=State)
-        if state.version > committed:
-            return None
         backup = Backup(
             generation=state.generation,
             version=state.version,

@@ -52,8 +52,9 @@ def newest(
 ) -> Found:
     """Return the newest of what lies on the shelves and of what was `left` in memory.
 
-    The shelves are in order of preference. Places `further` away are searched only if the others
-    do not reach what is committed, whatever they seemed to have. What is read lies in `room`.
+    The shelves are in order of preference. Places `further` away are not searched if what was
+    `left` reaches what is committed. Where the shelves reach it, too, they are searched in case
+    Redis is an older copy, and may be away. What is read lies in `room`.
     """
     places, asked = [*shelves], False
     limits, unread = dict[int, int](), list[CheckpointError]()
@@ -63,7 +64,8 @@ def newest(
         held = [(at, manifest) for at, manifest in looked if manifest is not None]
         best = max(held, key=lambda one: one[1].version, default=None)
         reached = max(-1 if best is None else best[1].version, -1 if left is None else left.reached)
-        if not asked and reached < committed:
+        if not asked and (reached < committed or left is None or left.reached < reached):
+            noted = noted if reached < committed else unread
             places, asked = [*places, *_opened(further, noted)], True
             continue
         if left is not None and left.reached == reached:
@@ -94,6 +96,8 @@ def _because(version: int, redo: int, committed: int, place: str, places: Sequen
     text = f"version {version} from {place}"
     if redo:
         text += f", up to {redo} steps applied again from their sums"
+    if version > committed > 0:
+        text += f"; Redis knows only the first {committed} commits, so it is an older copy"
     if version < committed:
         text += f"; {committed - version} committed steps are lost, since no copy reaches further"
     damage = (each for shelf in places for each in shelf.archive.damage())

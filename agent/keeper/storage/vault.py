@@ -698,8 +698,7 @@ class Vault:
         if self.backup is not None:
             return Found(None, "nothing that is stored reaches further")
         left = self.left(committed)
-        if left is not None and left.reached >= committed:
-            return recovery.newest([], committed, left)
+        patient &= left is None or left.reached < committed  # else nothing has to be read
         here, more = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
         room = self.memory.take  # so that the next keeper finds it, too
         found = recovery.newest([here], committed, left, patient=patient, further=more, room=room)

@@ -89,7 +89,8 @@ def test_a_keeper_that_ends_in_the_middle_of_a_close_leaves_it_to_the_next(morta
     mortal.keeper.kill()
     mortal.keeper.faults = msgspec.json.encode(plan).decode()
     mortal.keeper.start()
-    workers = mortal.begin(1, TOY.read_text(), *arguments)
+    # The close writes the first part, however slowly the steps come.
+    workers = mortal.begin(1, TOY.read_text(), *arguments, checkpoint_every_s=3600.0)
     mortal.reach(3)
     mortal.keeper.close_job("job")
     assert mortal.keeper.process.ended(30.0)

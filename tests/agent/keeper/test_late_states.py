@@ -7,7 +7,7 @@ from players import House, begun
 
 from agent.keeper import layouts
 from agent.messages import WorkerLost
-from agent.protocol import Enter
+from agent.protocol import Enter, PeerBroken
 
 
 @pytest.fixture
@@ -63,3 +63,24 @@ def test_who_is_asked_for_with_others_is_not_late(
     house.dies("w2")
     house.begins("w1", "w3")
     assert lost(house) == {"w2"}
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_newcomer_that_cannot_reach_the_only_holder_is_lost_and_not_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """The smaller name dials, so w10 alone says that its connection to w9 broke. Without w9 the job would go back to what the
+    keeper has. If w9 is not heard any more, it is gone."""
+    house = begun(House(tmp_path), "w9", commits=3)
+    newcomer = house.joins("w10")
+    house.commits(2)
+    house.until("it to be ready", lambda: "w10" in house.ready)
+    monkeypatch.setattr(newcomer, "handed_over", lambda _: newcomer.state)
+    monkeypatch.setattr(newcomer, "catch_up", lambda: None)
+    house.begins("w9", "w10")
+    holder = house.players["w9"]
+    if not lives:
+        monkeypatch.setattr(holder, "hear", lambda: False)
+    newcomer.say(PeerBroken(peer="w9", generation=house.generation))
+    house.until("one to be lost", lambda: lost(house))
+    assert lost(house) == {"w10" if lives else "w9"}

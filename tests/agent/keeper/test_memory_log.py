@@ -15,7 +15,7 @@ import msgspec
 import players
 import pytest
 import redis
-from backups import same
+from backups import disk, same, saved
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
 from players import House
 
@@ -32,6 +32,7 @@ from agent.keeper.storage.memory_log import (
     sweep,
 )
 from agent.keeper.storage.vault import Place, Vault
+from agent.keeper.storage.versions import save
 from agent.keys import OPEN_JOBS
 from agent.messages import JobOrder, Recalled, RecallFailed, Rewound
 from agent.store.encoding.format import lay_out
@@ -106,7 +107,7 @@ def test_the_next_one_finds_what_was_committed(shared: Path) -> None:
     memory.leave()
     for committed in (7, 6, 3):
         assert same(found(shared, committed), until_version(held, committed))
-    assert found(shared, 2) is None  # of another past
+    assert same(found(shared, 2), until_version(held, 3))  # Redis is an older copy
     assert found(shared / "other", 7) is None
 
 
@@ -116,6 +117,27 @@ def test_it_is_there_when_the_memory_is_not_held_on_to_any_more(shared: Path) ->
     memory.leave()
     del memory, held
     assert [bytes(one.body) for one in found(shared, 5).redo] == expected
+
+
+def test_what_the_disk_has_beyond_what_an_older_copy_of_redis_knows_is_gone_on_from(
+    shared: Path,
+) -> None:
+    """Going on from what the memory has up to there would make the newer version void, without a word."""
+    memory, held = lived(shared / "memory" / "job", 3, 4)
+    memory.leave()
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    place = Place(checkpoints=shared / "disk", memory=shared / "memory")
+    save(disk(shared / "disk" / "job"), 1, saved(9))
+    vault = Vault(order, place, lambda _: None)
+    found = vault.recall(5, patient=True)
+    vault.leave()
+    assert same(found.saved, saved(9))
+    assert "Redis knows only the first 5 commits, so it is an older copy" in found.because
+    vault = Vault(order, place, lambda _: None)
+    for archive in (shared / "disk" / "job").glob("manifests/*"):
+        archive.unlink()
+    assert same(vault.recall(5, patient=True).saved, until_version(held, 5))
+    vault.leave()
 
 
 def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:

@@ -344,7 +344,19 @@ def test_a_damaged_version_on_the_disk_gives_way_to_the_copy(tmp_path: Path) -> 
     assert here.marks() == []
 
 
-def test_storage_is_asked_only_if_the_disk_does_not_have_it_all(tmp_path: Path) -> None:
+def test_a_copy_beyond_what_redis_knows_is_gone_on_from(tmp_path: Path) -> None:
+    """Of a state folder that was put back an hour later: going on from its disk would make the newer copy void."""
+    storage = Storage(url=(tmp_path / "there").as_uri(), every_s=0.0)
+    vault = vault_of(tmp_path / "here", [], storage)
+    save(disk(tmp_path / "here" / "job"), 1, saved(5))
+    assert same(vault.recall(5, patient=True).saved, saved(5))
+    save(storage.archive("job"), 1, saved(9))
+    found = vault.recall(5, patient=True)
+    assert same(found.saved, saved(9))
+    assert "Redis knows only the first 5 commits, so it is an older copy" in found.because
+
+
+def test_storage_has_to_answer_only_if_the_disk_does_not_have_it_all(tmp_path: Path) -> None:
     """A store that is away is no obstacle to a job whose disk is whole; without it, it is one."""
     storage = Storage(url="file:///proc/nowhere", every_s=0.0)
     vault = vault_of(tmp_path, [], storage)

@@ -54,3 +54,21 @@ def test_another_generation_starts_anew() -> None:
     said.hear("a", "b", 1.0)
     said.clear()
     assert said.lost(9.0) is None
+
+
+def test_of_two_alike_the_newest_is_lost() -> None:
+    """Workers are numbered, and w10 came after w9."""
+    said = Suspicions()
+    said.hear("w9", "w10", 1.0)
+    said.hear("w10", "w9", 1.0)
+    assert said.lost(1.0) == ("w10", "w9")
+
+
+def test_who_is_spared_is_lost_only_with_more_broken_connections() -> None:
+    """It has the state that the others lack, and only one of them has seen the connection break."""
+    said = Suspicions()
+    said.hear("w9", "w10", 1.0)
+    assert said.lost(1.0) == ("w9", "w10")
+    assert said.lost(1.0, {"w9"}) == ("w10", "w9")
+    said.hear("w9", "w11", 1.0)
+    assert said.lost(1.0, {"w9"}) == ("w9", "w10")
