@@ -285,6 +285,8 @@ class Plain:
         ({"h": [0.5] * 99 + [Plain()]}, '["h"][99]', "is a Plain"),
         ({1: lambda: 0}, "[1]", "is a function"),
         ({Plain: 1}, "'s key <class", "is a type"),
+        ({torch.nn.Linear(1, 1): 1}, "'s key Linear(", "take its name, as named_modules() and"),
+        ({torch.nn.Parameter(torch.ones(1)): 1}, "'s key Param", "take its name, as named_modules"),
         (
             {"w": torch.nn.Parameter(torch.zeros(1))},
             '["w"]',

@@ -201,10 +201,13 @@ class _Packing:
 
     def pairs(self, value: Mapping[Any, Any]) -> list[list[Any]]:
         keys = [*value]
-        return [
-            self.items(keys, lambda at: f"'s key {keys[at]!r}"),
-            self.items([*value.values()], lambda at: f"[{_shown(keys[at])}]"),
-        ]
+        try:
+            written = self.items(keys, lambda at: f"'s key {keys[at]!r}")
+        except Unsavable as error:
+            if any(isinstance(key, torch.nn.Module | torch.Tensor) for key in keys):
+                error.what = "cannot be saved as a key: take its name, as named_modules() and named_parameters() give it"
+            raise
+        return [written, self.items([*value.values()], lambda at: f"[{_shown(keys[at])}]")]
 
     def place(self, value: Any, tensor: torch.Tensor) -> int:
         """Return the number of a tensor beside the bytes."""
