@@ -68,6 +68,11 @@ class Loop:
     def seed(self) -> int:
         return self.replica.seed
 
+    @property
+    def passed_over(self) -> bool:
+        """Whether the loop begun last had no step to do, because a rehearsal was over before it."""
+        return self.replica.stage == "over" and self._first > 0 and self.replica.turn <= self._first
+
     def begin(self, count: int) -> None:
         """Begin a loop of `count` turns."""
         self._process.check()

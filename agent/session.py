@@ -315,6 +315,11 @@ class Session:
     def _world(self) -> World:
         return self._loop.world
 
+    @property
+    def passes_over(self) -> bool:
+        """Whether the script runs code of its loops without their steps."""
+        return self.replica.comes_in or self._loop.passed_over
+
     def close(self) -> None:
         """End with the script; if it left its loop early, its present state is the final one."""
         self._loop.close()

@@ -15,6 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from agent.checks.attributes import Attributes
+from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
 from agent.source.tracebacks import is_library, is_own_class
 from agent.tensors.layer_names import Models, named_modules
@@ -35,6 +36,7 @@ class OwnValues:
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         things = [*named_modules(models).values(), *optimizers]
         self._saved = {id(thing): _saved_of(thing) for thing in objects.values()}
+        self._states = [one for one in objects.values() if isinstance(one, ScriptState)]
         self._carried = [one for one in objects.values() if isinstance(one, Variables | Attributes)]
         self._objects = [
             (type(thing).__name__, thing, self._of_object(thing))
@@ -77,11 +79,15 @@ class OwnValues:
             for key, value in self._of_object(thing).items():
                 if key not in begun or value != begun[key]:
                     yield f"{name}.{key}"
+        kept = {id(value) for state in self._states for value in state.values()}
         for space in () if self._loop is None else _spaces(self._loop):
             # One that the loop makes anew in each step was not there when it began.
             for key, value in self._variables.items():
                 other = OTHER if value is None else value
-                if key in space and _plain(space[key], other) != value:
+                # A list in session.state is changed under its own name, too.
+                if key not in space or (id(space[key]) in kept and type(space[key]) in COLLECTIONS):
+                    continue
+                if _plain(space[key], other) != value:
                     yield key
 
     def _of_object(self, thing: object) -> dict[str, object]:

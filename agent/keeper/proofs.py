@@ -458,11 +458,11 @@ BEFORE = (
     "What a script begins with has to be the same in every process: seed what is drawn before the loop, "
     "`torch.manual_seed(0)`"
 )
+COUNT = "The count of enumerate(data) begins at 0 on a joining worker: use session.step % len(data), in each step"
 BEHIND = (
     "The script does something after session.backward(...) on the leader alone, or it depends there on something that a "
     "joining worker does not have, such as a sum over the steps of an epoch: keep that in session.state, or in an object "
-    "that is given to Session(...). The count of enumerate(data) begins at 0 on a joining worker: use "
-    "session.step % len(data), in each step"
+    f"that is given to Session(...). {COUNT}"
 )
 ASIDE = (
     "The script has changed these, and the session does not keep them: {}. A variable belongs into session.state; for an "
@@ -475,7 +475,8 @@ BEHIND_STATE = (
 BEHIND_REST = (
     "A buffer that is not saved, as a cache of keys and values, is written to on every worker or on none: call its module "
     "on all, not `if session.leader:`. What session.state or an object given to Session(...) keeps has to follow from the "
-    "step, from what backward returns and from itself"
+    "step, from what backward returns and from itself; if a tensor or list there is data that the script reads as well, "
+    "keep a copy of it, tensor.clone(), because loading a state writes into it"
 )
 NAMES = {
     SESSION_STATE: SESSION_STATE,
@@ -497,7 +498,7 @@ def _advice(what: str, step: int) -> str:
     if what == BATCH:
         return (
             "Microbatches have to depend on the step only, not on what the script drew or counted before, because a joining "
-            "worker has not drawn or counted that"
+            f"worker has not drawn or counted that. {COUNT}"
         )
     if what.startswith(WRITTEN):
         return (

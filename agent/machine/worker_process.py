@@ -316,7 +316,7 @@ def _of_script(error: BaseException, group: Group) -> Failed | Unable:
     apart = any(each.replica.holdings.here is not None for each in session.made())
     if apart and (cause := refusals.cause_of(error)):
         return Failed(kind="refused", detail=f"{said}\n{cause}")
-    if _comes_in():
+    if any(each.passes_over for each in session.made()):
         return Failed(kind="refused", detail=f"{said}\n{LATE}")
     if isinstance(error, NameError) and any(each.replica.loaded for each in session.made()):
         # One of a function's variable has no `name`.

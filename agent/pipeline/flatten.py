@@ -9,7 +9,7 @@ that is recorded cannot read them, and is refused if it does.
 
 import copy
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,10 @@ def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
     leaves, spec = pytree.tree_flatten(batch)
     if all(map(is_leaf, leaves)):
         return leaves, spec
-    return pytree.tree_flatten(pytree.tree_map(_opened, batch))
+    try:
+        return pytree.tree_flatten(pytree.tree_map(_opener(), batch))
+    except RecursionError:  # a long chain of objects
+        return leaves, spec
 
 
 def is_leaf(value: object) -> bool:
@@ -216,17 +219,38 @@ def with_mappings_opened(batch: Any) -> Any:
 
 
 def _opened(value: Any) -> Any:
-    """Open an object that holds tensors, and otherwise only plain values; and None."""
+    return _opener()(value)
+
+
+def _opener() -> Callable[[Any], Any]:
+    """Return what opens an object that holds tensors, and otherwise only plain values; and None.
+
+    An object that leads back to itself, as a node of a tree to its parent, is left as it is.
+    """
+    met: dict[int, Any] = {}
+
+    def opened(value: Any) -> Any:
+        if id(value) not in met:
+            met[id(value)] = value
+            met[id(value)] = _taken_apart(value, opened)
+        return met[id(value)]
+
+    return opened
+
+
+def _taken_apart(value: Any, opened: Callable[[Any], Any]) -> Any:
     if value is None:
         return _Nothing()
     if isinstance(value, UserDict):
         empty = copy.copy(value)
         empty.data = {}
-        return _Opened(_Like(empty, tuple(value.data), {}), _each(value.data.values()))
+        found = [pytree.tree_map(opened, each) for each in value.data.values()]
+        return _Opened(_Like(empty, tuple(value.data), {}), found)
     if isinstance(value, torch.Tensor | torch.nn.Module) or not hasattr(value, "__dict__"):
         return value
     parts = {key: each for key, each in vars(value).items() if not isinstance(each, KEPT)}
-    leaves = [leaf for each in _each(parts.values()) for leaf in pytree.tree_leaves(each)]
+    found = [pytree.tree_map(opened, each) for each in parts.values()]
+    leaves = pytree.tree_leaves(found)
     if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
         return value
     kept = {key: each for key, each in vars(value).items() if key not in parts}
@@ -236,8 +260,4 @@ def _opened(value: Any) -> Any:
         return value
     for key in parts:
         del vars(empty)[key]
-    return _Opened(_Like(empty, tuple(parts), kept), _each(parts.values()))
-
-
-def _each(values: Any) -> list[Any]:
-    return [pytree.tree_map(_opened, value) for value in values]
+    return _Opened(_Like(empty, tuple(parts), kept), found)

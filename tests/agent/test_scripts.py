@@ -651,3 +651,25 @@ def test_what_fails_in_a_step_that_is_over_is_no_failure_of_the_script(
     assert crew.completed().step == 8
     assert crew.of(WorkerFailed) == []
     assert first in crew.ready
+
+
+def test_a_rehearsal_that_is_over_before_a_later_loop_says_why_its_code_has_nothing(
+    crew: Crew,
+) -> None:
+    """A worker that joins behind that loop would have nothing either."""
+    script = START.replace("microbatches=2", "microbatches=2, steps=16") + textwrap.dedent(
+        """
+        def train():
+            for epoch in session.epochs(2, 4):
+                for _ in session.each(4):
+                    loss = session.backward(lambda b: model(b).sum(), [x, x])
+                    optimizer.step()
+            print(loss)
+        train()
+        train()
+        """
+    )
+    crew.begin(1, script, stop_at=8)
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert "local variable 'loss'" in report.detail
+    assert "belongs into session.state, or has a value before the loop" in report.detail

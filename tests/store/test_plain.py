@@ -234,6 +234,34 @@ def test_what_is_here_is_filled_in_its_place():
     assert kept["t"].tolist() == [1, 1]
 
 
+def test_a_row_of_the_data_is_not_written_to():
+    """Else the data of this worker would change, and only its own."""
+    data = torch.arange(6.0)
+    here = {"last": data[2], "in a list": [data[3]]}
+    found = again({"last": data[4], "in a list": [data[5]]}, here)
+    assert found["last"] is here["last"]
+    assert same(found, {"last": torch.tensor(4.0), "in a list": [torch.tensor(5.0)]})
+    assert data.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("order", [("flat", "part"), ("part", "flat")])
+def test_a_part_of_a_memory_stays_one_and_another_part_is_let_go(order):
+    """A parameter of a flat vector stays in it; the newest row of a table is another one here."""
+
+    def state(first, row):
+        flat = torch.arange(first, first + 4)
+        value = {"flat": flat, "part": [flat[:2], flat[row], flat.view(2, 2)]}
+        return {key: value[key] for key in order}
+
+    saved, here = state(10, 3), state(0, 2)
+    found = again(saved, here)
+    assert same(found, saved)
+    found["flat"].zero_()
+    assert found["part"][0].tolist() == [0, 0]
+    assert found["part"][1].item() == 13
+    assert found["part"][2].tolist() == [[0, 0], [0, 0]]
+
+
 def test_two_lists_are_not_filled_into_one_that_is_here_twice():
     shared = [0]
     found = again({"a": [1], "b": [2]}, {"a": shared, "b": shared})
@@ -256,6 +284,8 @@ class Plain:
         ({"h": [0.5] * 99 + [Plain()]}, '["h"][99]', "is a Plain"),
         ({1: lambda: 0}, "[1]", "is a function"),
         ({Plain: 1}, "'s key <class", "is a type"),
+        ({torch.nn.Linear(1, 1): 1}, "'s key Linear(", "take its name, as named_modules() and"),
+        ({torch.nn.Parameter(torch.ones(1)): 1}, "'s key Param", "take its name, as named_modules"),
         (
             {"w": torch.nn.Parameter(torch.zeros(1))},
             '["w"]',

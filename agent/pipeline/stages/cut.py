@@ -28,6 +28,7 @@ from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import NOTHING, Boundary, Piece
 from agent.pipeline.tracing.analysis import CutPoint, Facts, cut_points, used
+from agent.pipeline.tracing.recording.eager_trace import backward_hooks
 from agent.pipeline.tracing.recording.module_names import written
 from agent.pipeline.tracing.recording.trace import METRICS, attributes_kept
 from agent.schedule import Schedule
@@ -131,7 +132,8 @@ def _seldom_written(graph: fx.GraphModule, nodes: list[fx.Node], span: range) ->
     """Return buffers that may be written to, though no write has been seen.
 
     They belong to a module that is kept whole, and what it does may depend on values. Buffers used
-    on both sides of a cut are left out.
+    on both sides of a cut are left out, and so are those of a module with backward hooks: what such
+    a hook writes is in no copy, and shows in the buffer itself.
     """
     elsewhere = {
         id(tensor) for i, node in enumerate(nodes) if i not in span for tensor in used(graph, node)
@@ -140,6 +142,7 @@ def _seldom_written(graph: fx.GraphModule, nodes: list[fx.Node], span: range) ->
         id(buffer)
         for node in (nodes[i] for i in span)
         if node.op == "call_module"
+        if not any(map(backward_hooks, graph.get_submodule(str(node.target)).modules()))
         for each in graph.get_submodule(str(node.target)).modules()
         if not type(each).__module__.startswith("torch.nn.")
         for buffer in each._buffers.values()

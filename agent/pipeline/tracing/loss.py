@@ -53,6 +53,7 @@ from agent.pipeline.tracing.recording.trace import (
     trained,
     unvalidated,
 )
+from agent.pipeline.tracing.recording.written_back import runs_code, written_back
 from agent.pipeline.tracing.variants import Variant, Variants
 from agent.tensors.absent import any_away, computable
 from agent.tensors.device import device_of
@@ -153,6 +154,8 @@ class _Loss:
         if loss is None:
             return graph, facts, None
         found = self._twice()
+        if runs_code(self._model, found.loss):
+            self._refuse_written_back()
         if not _alike(loss, found) and not graph.meta.get(FIXED):
             graph, facts, loss = self._looked(told, fixed=True)
         if loss is not None:
@@ -216,6 +219,18 @@ class _Loss:
                 "the loss depend on the model, the microbatch and session.state only"
             )
         return one
+
+    def _refuse_written_back(self) -> None:
+        call = partial(self._call, whole=True)
+        with attributes_kept(self._model), _as_before(self._model):
+            name = written_back(
+                self._model, lambda: called(call, cloned(self.leaves), self._scaler).loss
+            )
+        if name:
+            raise CannotRecord(
+                f"a backward writes to the buffer {name!r}, in a hook or in an autograd.Function, and stages keep what a forward "
+                "writes: write to it after session.backward(...), or train with depth 1"
+            )
 
     def as_it_is(self, leaves: Sequence[Any]) -> Returned:
         call = partial(self._call, whole=True)

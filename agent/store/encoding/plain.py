@@ -24,7 +24,7 @@ import torch
 from agent.errors import StateError
 from agent.store.encoding import streams
 from agent.store.encoding.sharing import present
-from agent.tensors.shards import DTYPES
+from agent.tensors.shards import DTYPES, in_a_row
 
 VALUES, TENSORS = "~values", "~tensors"
 # A list of this many elements is first checked as a whole.
@@ -108,7 +108,10 @@ def unpacked(
 
     `opened` is as in `packed`, and `registered` has the objects that the state refers to.
     """
-    return _Unpacking(state[TENSORS], opened, registered).value(_form_of(state), here)
+    unpacking = _Unpacking(state[TENSORS], opened, registered)
+    found = unpacking.value(_form_of(state), here)
+    unpacking.part()
+    return found
 
 
 def described(state: Mapping[str, Any]) -> Any:
@@ -198,10 +201,13 @@ class _Packing:
 
     def pairs(self, value: Mapping[Any, Any]) -> list[list[Any]]:
         keys = [*value]
-        return [
-            self.items(keys, lambda at: f"'s key {keys[at]!r}"),
-            self.items([*value.values()], lambda at: f"[{_shown(keys[at])}]"),
-        ]
+        try:
+            written = self.items(keys, lambda at: f"'s key {keys[at]!r}")
+        except Unsavable as error:
+            if any(isinstance(key, torch.nn.Module | torch.Tensor) for key in keys):
+                error.what = "cannot be saved as a key: take its name, as named_modules() and named_parameters() give it"
+            raise
+        return [written, self.items([*value.values()], lambda at: f"[{_shown(keys[at])}]")]
 
     def place(self, value: Any, tensor: torch.Tensor) -> int:
         """Return the number of a tensor beside the bytes."""
@@ -382,8 +388,10 @@ class _Unpacking:
         self._sharing = present()
         if self._sharing is not None:
             self._sharing.read(self)
-        # Objects here that have been filled; one object is not filled for two places.
+        # Objects here that have been filled, and their memories; one is not filled for two places.
         self._used: set[int] = set()
+        # Tensors here in a memory that others may read, with what they are to be.
+        self._within: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def value(self, form: Any, here: Any = None) -> Any:
         if type(form) is list:
@@ -476,14 +484,33 @@ class _Unpacking:
         if place not in self.made:
             found = self._tensors[place]
             if _takes(here, found, device) and id(here) not in self._used:
-                with torch.no_grad():
-                    found = here.copy_(found)
+                found = self._filled(here, found)
             elif device != found.device.type:
                 found = found.to(device)
             self._used.add(id(found))
             self.made[place] = found.requires_grad_(wants_grad)
         made: torch.Tensor = self.made[place]
         return made
+
+    def _filled(self, here: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """Fill a tensor with a memory of its own; one within another's waits for what that gets."""
+        memory = here.untyped_storage()
+        if here.nbytes < memory.nbytes() or memory._cdata in self._used:
+            self._within.append((here, found))
+            return here
+        self._used.add(memory._cdata)
+        with torch.no_grad():
+            return here.copy_(found)
+
+    def part(self) -> None:
+        """Give tensors their own memory that are not what the memory around them has made them.
+
+        Such a tensor is a row of the script's data, or of a table where another row was kept.
+        Writing to it would change that.
+        """
+        for here, found in self._within:
+            if not torch.equal(in_a_row(here), in_a_row(found)):
+                here.data = found
 
     def _array(self, place: int, _: Any) -> Any:
         if place not in self.made:

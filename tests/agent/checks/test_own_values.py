@@ -8,6 +8,7 @@ import torch
 
 from agent.checks.attributes import Attributes, Registry
 from agent.checks.own_values import CHARS_MAX, TOLD_MAX, OwnValues
+from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
 from agent.step import Mean
 
@@ -48,6 +49,19 @@ def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> Non
     assert last and fixed == 3 and flag and (best, hidden, unset, weight)
     own.end_loop()
     assert own.changed() == ()
+
+
+def test_a_variable_for_a_list_that_session_state_keeps_is_not_named() -> None:
+    state = ScriptState()
+    own = OwnValues({"session.state": state}, {})
+    memory, losses = state.setdefault("memory", []), []
+    count = state["count"] = 1
+    own.begin_loop(sys._getframe())
+    memory.append(1)
+    losses.append(1)
+    count += 1
+    state["count"] = count
+    assert own.changed() == ("losses", "count")
 
 
 def test_a_sum_of_losses_is_named() -> None:

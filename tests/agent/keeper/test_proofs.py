@@ -75,8 +75,10 @@ def test_what_differs_is_said_in_a_line(changes: dict[str, object], says: str) -
 
 
 def test_a_count_that_begins_anew_in_the_middle_of_an_epoch_is_told_how_it_goes_on() -> None:
-    """Rates and intervals of evaluation go by `enumerate(loader)` in many scripts."""
+    """Rates and rows of a table go by `enumerate(loader)` in many scripts."""
     assert "session.step % len(data), in each step" in said(reached=reached(5, 8))
+    batch = (computed(5, batch=Digest("batch", 2)),)
+    assert "session.step % len(data), in each step" in said(computed=batch)
 
 
 def test_what_a_script_keeps_in_its_state_is_named_so() -> None:
@@ -92,7 +94,7 @@ def test_tensors_of_no_layer_are_told_by_where_they_may_be() -> None:
     known.hear("a", prepared(5, reached=reached(5, name=REST)))
     line = known.hear("b", prepared(5, reached=reached(5, 1, name=REST)))
     assert line.startswith("step 4: a tensor of no layer (a buffer with persistent=False, or")
-    assert "not `if session.leader:`" in line
+    assert "not `if session.leader:`" in line and "tensor.clone()" in line
     assert "\n" not in line and REST not in line and proofs.REST == REST
 
 
