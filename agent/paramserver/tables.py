@@ -6,7 +6,7 @@ squares). So whatever copies, pushes or rolls back rows carries the optimizer's 
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -357,11 +357,7 @@ def _look_at_aggregate(table: Table, samples: Array) -> None:
             found = table.aggregate.combine(left.copy(), right)
         return _demand_alike(name, found, left)
 
-    def alike(left: Array, right: Array) -> bool:
-        near = 1e-5 if _is_whole(table) else max(1e-5, 8 * float(np.finfo(table.dtype).eps))
-        known = ~(np.isnan(left) | np.isnan(right))  # it may not be made for every sign
-        return np.allclose(left[known], right[known], near, near)
-
+    alike = partial(_are_alike, table)
     first, second, third = samples
     if not alike(both(first, second), both(second, first)):
         raise ApplicationError(f"the aggregate {name} is not commutative, though it declares it")
@@ -370,6 +366,12 @@ def _look_at_aggregate(table: Table, samples: Array) -> None:
     neutral, plain = np.full_like(first, neutral_of(table)), np.abs(first)
     if not alike(np.nan_to_num(both(neutral, plain)), plain):
         raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def _are_alike(table: Table, left: Array, right: Array) -> bool:
+    near = 1e-5 if _is_whole(table) else max(1e-5, 8 * float(np.finfo(table.dtype).eps))
+    known = ~(np.isnan(left) | np.isnan(right))  # it may not be made for every sign
+    return np.allclose(left[known], right[known], near, near)
 
 
 def _demand_alike(name: str, found: Any, given: Array) -> Array:
@@ -389,9 +391,20 @@ def _look_at_rows(table: Table, change: Array) -> None:
     """Raise unless a table's first rows are what it declares, and its rule can change them."""
     keys = np.arange(len(change))
     rows = _samples_of_rows(table, keys)
-    if table.rule is not None:
-        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
-            table.changed(keys, rows, change.astype(table.change_dtype))
+    if table.rule is None:
+        return
+    name, change = (
+        f"the rule {table.rule.name!r} of table {table.name!r}",
+        change.astype(table.change_dtype),
+    )
+    with blamed(name):
+        whole = table.changed(keys, rows, change)
+        parts = [table.changed(keys[at], rows[at], change[at]) for at in (slice(1), slice(1, None))]
+    if not _are_alike(table, whole, np.concatenate(parts)):
+        raise ApplicationError(
+            f"{name} makes of a row what depends on other rows or on calls before, so on where "
+            "partitions lie; have it keep what it remembers in its arrays"
+        )
 
 
 def _samples_of_rows(table: Table, keys: Array) -> Array:
