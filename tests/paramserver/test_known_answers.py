@@ -214,6 +214,7 @@ def test_half_of_all_machines_serve_those_that_run_longest():
     serving = actives(nodes(4, 60), 2, 32, set())
     assert serving == [f"t{at}" for at in range(32)]
     assert len(actives(nodes(4, 60), 2, 16, set())) == 16
+    assert len(actives(nodes(1, 6), 2, 16, set())) == 4
     assert actives(nodes(4, 60), 1, 32, set()) == ["r0", "r1", "r2", "r3"]
 
 
