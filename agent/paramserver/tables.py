@@ -280,7 +280,8 @@ class Table(NamedTuple):
     def _combined(self, changes: Array, starts: Array) -> Array:
         combine = np.add if self.exact else self.aggregate.combine
         if isinstance(combine, np.ufunc):
-            found: Array = combine.reduceat(changes, starts, axis=0)
+            # Of itself NumPy sums narrow whole numbers as wide ones, which are cut off unseen later.
+            found: Array = combine.reduceat(changes, starts, axis=0, dtype=changes.dtype)
             return found
         groups = np.split(changes[:, None], starts[1:])
         return np.concatenate([reduce(combine, group) for group in groups])
