@@ -274,7 +274,9 @@ class Table(NamedTuple):
             parts = [
                 after[:, at : at + self.width] for at in range(self.width, self.columns, self.width)
             ]
-            self.rule.apply(value, change, parts)
+            gradient = change.view()
+            gradient.flags.writeable = False  # it may be what is read again
+            self.rule.apply(value, gradient, parts)
         return after
 
     def _combined(self, changes: Array, starts: Array) -> Array:
@@ -401,6 +403,11 @@ def _look_at_rows(table: Table, change: Array) -> None:
     with blamed(name):
         whole = table.changed(keys, rows, change)
         parts = [table.changed(keys[at], rows[at], change[at]) for at in (slice(1), slice(1, None))]
+    if np.array_equal(whole, rows):
+        raise ApplicationError(
+            f"{name} changes neither a value nor an array by a sample of gradients; "
+            "it is to change them in place, because what it returns is not looked at"
+        )
     if not _are_alike(table, whole, np.concatenate(parts)):
         raise ApplicationError(
             f"{name} makes of a row what depends on other rows or on calls before, so on where "

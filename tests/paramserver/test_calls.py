@@ -110,3 +110,23 @@ def test_a_rule_that_looks_at_other_rows_or_at_former_calls_is_refused(apply, dt
     """What it makes would depend on which rows lie in one partition and change in one clock."""
     with pytest.raises(ApplicationError, match="depends on other rows or on calls before"):
         verify(Table("weights", 6, 2, dtype, rule=Rule("mine", 0, apply)))
+
+
+def _forgetful(value, gradient, _arrays):
+    return value - gradient
+
+
+def test_a_rule_that_changes_nothing_in_place_is_refused():
+    """A table with it would stay as it was at first, without a word."""
+    with pytest.raises(ApplicationError, match="is to change them in place"):
+        verify(Table("weights", 6, 2, rule=Rule("mine", 0, _forgetful)))
+
+
+def _scaling(value, gradient, _arrays):
+    gradient *= 0.1
+    value -= gradient
+
+
+def test_a_rule_that_changes_its_gradient_is_named():
+    with pytest.raises(ApplicationError, match="read-only"):
+        verify(Table("weights", 6, 2, rule=Rule("mine", 0, _scaling)))
