@@ -206,6 +206,7 @@ class Table(NamedTuple):
         """Return what these rows are after the summed change of a clock, as new memory."""
         with blamed(f"changing table {self.name!r}"):
             found, is_noticed = _watched(lambda: self._changed(rows, change))
+        self._demand_shape(found, rows.shape)
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
@@ -222,6 +223,7 @@ class Table(NamedTuple):
         """Return the changes of these keys, of which each has those from its start on."""
         with blamed(f"summing changes of table {self.name!r}"):
             found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        self._demand_shape(found, (len(starts), *changes.shape[1:]))
         most = int(np.diff(starts, append=len(changes)).max())
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
@@ -231,6 +233,13 @@ class Table(NamedTuple):
                 about = combine.reduceat(changes.astype(float), starts, axis=0)
             self._demand(keys, found, _wrapped(found, about))
         return found
+
+    def _demand_shape(self, found: Array, shape: tuple[int, ...]) -> None:
+        if found.shape != shape:
+            raise ApplicationError(
+                f"the aggregate {self.aggregate.name!r} of table {self.name!r} makes rows of shape "
+                f"{found.shape} where {shape} are needed; rows have to keep theirs"
+            )
 
     def _wraps(self, found: Array, parts: list[tuple[Array, int]]) -> np.ufunc | None:
         """Return the aggregate if whole numbers may have wrapped around when these were summed."""

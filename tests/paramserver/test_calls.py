@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent.paramserver.api import Application, Stop, even, run_alone
-from agent.paramserver.tables import ApplicationError, Rule, Table, verify
+from agent.paramserver.tables import Aggregate, ApplicationError, Rule, Table, verify
 from agent.paramserver.virtual.cluster import Virtual
 
 KEYS = 50
@@ -130,3 +130,13 @@ def _scaling(value, gradient, _arrays):
 def test_a_rule_that_changes_its_gradient_is_named():
     with pytest.raises(ApplicationError, match="read-only"):
         verify(Table("weights", 6, 2, rule=Rule("mine", 0, _scaling)))
+
+
+def test_an_aggregate_that_drops_rows_now_and_then_is_named():
+    """No sample has shown that, and what is left would count for all rows."""
+    table = Table(
+        "sum", 4, 2, aggregate=Aggregate("mine", lambda a, b: (a + b)[: len(a) % 3 or 1], 0)
+    )
+    rows = np.ones((3, 2))
+    with pytest.raises(ApplicationError, match="'mine' of table 'sum' makes rows of shape"):
+        table.changed(np.arange(3), rows, rows)
