@@ -5,7 +5,8 @@ The same file runs in one process (`run_alone`) and on any number of machines.
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -24,6 +25,10 @@ from agent.paramserver.tables import (
 from cloud.clock import CLOCK, Clock
 
 MEASURE_MAX = 1e290  # so that the sum of a clock is finite, however many there are
+FOREIGN = (
+    "params are used by another thread or after their call of process_range; let that call itself "
+    "read before its threads begin, and update after they have ended"
+)
 GRAINS = 80  # of a worker's share of a clock: pieces of 2.5 % and 5 % are 2 and 4 of them
 
 
@@ -75,8 +80,14 @@ def even(items: int, blocks: int, grains: int = GRAINS, batches: int = 1) -> Wor
     return Work(tuple(items * block // blocks for block in range(blocks + 1)), grains, batches)
 
 
+SEEN: "ContextVar[Params | None]" = ContextVar("params", default=None)
+
+
 class Params:
-    """What one call of `process_range` sees. Its changes count only if the call returns."""
+    """What one call of `process_range` sees. Its changes count only if the call returns.
+
+    It is of that call and its thread: changes of threads side by side would be lost.
+    """
 
     def __init__(
         self, tables: dict[str, Table], read: Callable[[Table, Array], Array], clock: int
@@ -84,12 +95,27 @@ class Params:
         self._tables, self._read, self.clock = tables, read, clock
         self.changes: dict[str, Changes] = {}
         self.measured = 0.0
+        self.wrong: Exception | None = None  # which counts even if the application catches it
+        self._called = False
+
+    @contextlib.contextmanager
+    def called(self) -> Iterator[None]:
+        """Have this be the one that a call sees; another thread sees none."""
+        self._called, token = True, SEEN.set(self)
+        try:
+            yield
+        finally:
+            SEEN.reset(token)
 
     def read(self, table: str, keys: Any) -> Array:
         """Return the values of these keys, one row each, to be read only."""
         declared = self._table(table)
         wanted = declared.wanted(keys)
-        rows = self._read(declared, wanted)
+        try:
+            rows = self._read(declared, wanted)
+        except Missing as missing:
+            self.wrong = missing
+            raise
         if declared.reads_own and table in self.changes:
             rows = self.changes[table].over(wanted, rows)
         found = rows[:, : declared.width]
@@ -105,6 +131,7 @@ class Params:
 
     def measure(self, value: SupportsFloat) -> None:
         """Add to the objective of this clock, which is summed over all items."""
+        self._demand_own()
         number = float(value.item() if hasattr(value, "item") else value)
         if not abs(number) <= MEASURE_MAX:
             wrong = "too large to be summed" if math.isfinite(number) else "not finite"
@@ -112,11 +139,18 @@ class Params:
         self.measured += number
 
     def _table(self, name: str) -> Table:
+        self._demand_own()
         try:
             return self._tables[name]
         except KeyError:
             known = ", ".join(self._tables)
             raise ApplicationError(f"there is no table {name!r}; there are: {known}") from None
+
+    def _demand_own(self) -> None:
+        if self._called and SEEN.get() is not self:
+            foreign = ApplicationError(FOREIGN)
+            self.wrong = self.wrong or foreign
+            raise foreign
 
 
 class Application:
@@ -169,11 +203,16 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
     """Process a range, if it has items; an error names the range and the kind of error."""
     if hi <= lo:
         return
+    error: BaseException | None = None
     try:
-        application.process_range(lo, hi, params)
-    except (Missing, ApplicationError):
-        raise
-    except (Exception, SystemExit) as error:  # an exit would end machine after machine
+        with params.called():
+            application.process_range(lo, hi, params)
+    except (Exception, SystemExit) as raised:  # an exit would end machine after machine
+        error = raised
+    error = params.wrong or error
+    if isinstance(error, Missing | ApplicationError):
+        raise error
+    if error is not None:
         what = f"{type(application).__name__}.process_range({lo}, {hi}) raised"
         raise ApplicationError(f"{what} {type(error).__name__}: {error}") from error
 

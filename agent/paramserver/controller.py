@@ -445,8 +445,8 @@ class Controller:
         return self._marked(leave) + self._without(gone, now_s)
 
     def _without(self, gone: list[str], now_s: float) -> Out:
-        if self.begun_s is None:
-            return []
+        if self.begun_s is None:  # the others may have waited for just these to load
+            return self._marked(self._begin(now_s))
         if not self.nodes:
             return self._end("every machine is gone; the newest checkpoint is what is left")
         if self.plan.apart and all(node.reliable for node in self.nodes.values()):

@@ -41,8 +41,8 @@ class Member:
         self.dropped = 0
 
     def handle(self, sender: str, message: Message, now_s: float) -> Out:
-        if isinstance(message, Roll) and message.epoch >= self.epoch:
-            return self._roll(sender, message, now_s)
+        if isinstance(message, Roll):  # there is one in each epoch, and it may come twice
+            return self._roll(sender, message, now_s) if message.epoch > self.epoch else []
         if isinstance(message, Load):  # data are the same in every epoch
             return self.marked(self._take(sender, message, now_s))
         if message.epoch > self.epoch:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from agent.errors import AgentError
 from agent.paramserver.api import Application, checked, even
@@ -21,6 +20,8 @@ from agent.paramserver.live.node import LOOK_S, Node
 from agent.paramserver.live.post import Book, Broken, Introduced, Post
 from agent.paramserver.live.store import Folder
 from agent.paramserver.messages import CONTROLLER, Beat, Message, Out
+from agent.paramserver.server import put
+from agent.paramserver.tables import Rows, keys_of
 from agent.store.memory import keep_memory
 
 BEAT_S = 1.0
@@ -210,17 +211,15 @@ class House:
             raise awaited.error
 
     def result(self, limit_s: float = 300.0) -> dict[str, Any]:
-        """Wait for the end, and return the tables as the store has them; zeros before a clock."""
+        """Wait for the end, and return the tables as the store has them, and keys where any may be."""
         self.wait(lambda controller: controller.ended, limit_s)
         folder, clock = Folder(self.job.store), self.controller.saved
-        found: dict[str, Any] = {}
-        application = self.job.application()
-        for table in application.tables:
-            found[table.name] = np.zeros((table.keys, table.columns), table.dtype)
+        rows = {table.name: Rows(table) for table in self.job.application().tables}
         for partition in range(self.job.partitions if clock >= 0 else 0):
-            for section in folder.read(partition, clock):
-                found[section.table][section.keys] = section.values
-        return found
+            put(rows, folder.read(partition, clock))
+        keys = {name: held.keys() for name, held in rows.items()}
+        found = {name: held.get(keys[name]) for name, held in rows.items()}
+        return found | {keys_of(name): keys[name] for name in rows if not rows[name].table.keys}
 
     def close(self) -> None:
         for spawned in self.nodes.values():

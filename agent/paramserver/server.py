@@ -420,6 +420,8 @@ class Server:
             put(replica.rows, contents.sections)
             replica.committed, replica.version = contents.committed, message.version
             return [(CONTROLLER, Installed(partition=number, mirror=True))]
+        if number in self.parts:
+            return []  # it came twice, and has gone on since
         part = self.parts[number] = Partition(number, self.tables, self._count)
         if not contents.whole:
             self.replicas[number].commit(contents.committed)

@@ -6,7 +6,7 @@ squares). So whatever copies, pushes or rolls back rows carries the optimizer's 
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -206,6 +206,7 @@ class Table(NamedTuple):
         """Return what these rows are after the summed change of a clock, as new memory."""
         with blamed(f"changing table {self.name!r}"):
             found, is_noticed = _watched(lambda: self._changed(rows, change))
+        self._demand_shape(found, rows.shape)
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
                 self._demand(keys, found, np.isfinite(rows) & ~np.isfinite(found))
@@ -222,6 +223,7 @@ class Table(NamedTuple):
         """Return the changes of these keys, of which each has those from its start on."""
         with blamed(f"summing changes of table {self.name!r}"):
             found, is_noticed = _watched(lambda: self._combined(changes, starts))
+        self._demand_shape(found, (len(starts), *changes.shape[1:]))
         most = int(np.diff(starts, append=len(changes)).max())
         if found.dtype.kind == "f":
             if is_noticed or self._is_odd(found):
@@ -231,6 +233,13 @@ class Table(NamedTuple):
                 about = combine.reduceat(changes.astype(float), starts, axis=0)
             self._demand(keys, found, _wrapped(found, about))
         return found
+
+    def _demand_shape(self, found: Array, shape: tuple[int, ...]) -> None:
+        if found.shape != shape:
+            raise ApplicationError(
+                f"the aggregate {self.aggregate.name!r} of table {self.name!r} makes rows of shape "
+                f"{found.shape} where {shape} are needed; rows have to keep theirs"
+            )
 
     def _wraps(self, found: Array, parts: list[tuple[Array, int]]) -> np.ufunc | None:
         """Return the aggregate if whole numbers may have wrapped around when these were summed."""
@@ -274,13 +283,16 @@ class Table(NamedTuple):
             parts = [
                 after[:, at : at + self.width] for at in range(self.width, self.columns, self.width)
             ]
-            self.rule.apply(value, change, parts)
+            gradient = change.view()
+            gradient.flags.writeable = False  # it may be what is read again
+            self.rule.apply(value, gradient, parts)
         return after
 
     def _combined(self, changes: Array, starts: Array) -> Array:
         combine = np.add if self.exact else self.aggregate.combine
         if isinstance(combine, np.ufunc):
-            found: Array = combine.reduceat(changes, starts, axis=0)
+            # Of itself NumPy sums narrow whole numbers as wide ones, which are cut off unseen later.
+            found: Array = combine.reduceat(changes, starts, axis=0, dtype=changes.dtype)
             return found
         groups = np.split(changes[:, None], starts[1:])
         return np.concatenate([reduce(combine, group) for group in groups])
@@ -357,11 +369,7 @@ def _look_at_aggregate(table: Table, samples: Array) -> None:
             found = table.aggregate.combine(left.copy(), right)
         return _demand_alike(name, found, left)
 
-    def alike(left: Array, right: Array) -> bool:
-        near = 1e-5 if _is_whole(table) else max(1e-5, 8 * float(np.finfo(table.dtype).eps))
-        known = ~(np.isnan(left) | np.isnan(right))  # it may not be made for every sign
-        return np.allclose(left[known], right[known], near, near)
-
+    alike = partial(_are_alike, table)
     first, second, third = samples
     if not alike(both(first, second), both(second, first)):
         raise ApplicationError(f"the aggregate {name} is not commutative, though it declares it")
@@ -370,6 +378,12 @@ def _look_at_aggregate(table: Table, samples: Array) -> None:
     neutral, plain = np.full_like(first, neutral_of(table)), np.abs(first)
     if not alike(np.nan_to_num(both(neutral, plain)), plain):
         raise ApplicationError(f"{table.aggregate.neutral} is not neutral for the aggregate {name}")
+
+
+def _are_alike(table: Table, left: Array, right: Array) -> bool:
+    near = 1e-5 if _is_whole(table) else max(1e-5, 8 * float(np.finfo(table.dtype).eps))
+    known = ~(np.isnan(left) | np.isnan(right))  # it may not be made for every sign
+    return np.allclose(left[known], right[known], near, near)
 
 
 def _demand_alike(name: str, found: Any, given: Array) -> Array:
@@ -389,9 +403,25 @@ def _look_at_rows(table: Table, change: Array) -> None:
     """Raise unless a table's first rows are what it declares, and its rule can change them."""
     keys = np.arange(len(change))
     rows = _samples_of_rows(table, keys)
-    if table.rule is not None:
-        with blamed(f"the rule {table.rule.name!r} of table {table.name!r}"):
-            table.changed(keys, rows, change.astype(table.change_dtype))
+    if table.rule is None:
+        return
+    name, change = (
+        f"the rule {table.rule.name!r} of table {table.name!r}",
+        change.astype(table.change_dtype),
+    )
+    with blamed(name):
+        whole = table.changed(keys, rows, change)
+        parts = [table.changed(keys[at], rows[at], change[at]) for at in (slice(1), slice(1, None))]
+    if np.array_equal(whole, rows):
+        raise ApplicationError(
+            f"{name} changes neither a value nor an array by a sample of gradients; "
+            "it is to change them in place, because what it returns is not looked at"
+        )
+    if not _are_alike(table, whole, np.concatenate(parts)):
+        raise ApplicationError(
+            f"{name} makes of a row what depends on other rows or on calls before, so on where "
+            "partitions lie; have it keep what it remembers in its arrays"
+        )
 
 
 def _samples_of_rows(table: Table, keys: Array) -> Array:

@@ -87,6 +87,25 @@ class Counter(Application):
         params.measure(hi - lo)
 
 
+class Twice(Delays):
+    """Every twentieth message comes twice."""
+
+    def send(self, source, target, message, deliver):
+        for _ in range(1 + (self._draw.random() < 0.05)):
+            super().send(source, target, message, deliver)
+
+
+class Narrow(Delays):
+    """Every eighth way from one node to another takes a hundred times as long."""
+
+    def send(self, source, target, message, deliver):
+        usual_s = self._delay_s
+        if random.Random(f"{source} {target}").random() < 1 / 8:
+            self._delay_s = 100 * usual_s
+        super().send(source, target, message, deliver)
+        self._delay_s = usual_s
+
+
 class Fate(NamedTuple):
     """What happens in a run: at the n-th message of a kind, somebody dies."""
 
@@ -94,7 +113,7 @@ class Fate(NamedTuple):
     traps: tuple[tuple[type, int, str], ...] = ()
 
 
-def cluster(seed: int, *, bound="drawn", help_size=None, apart=False) -> Virtual:
+def cluster(seed: int, *, bound="drawn", help_size=None, apart=False, network=Delays) -> Virtual:
     draw = random.Random(seed)
     reliable, transient = draw.randint(1, 3), draw.randint(1, 5)
     reliable = 1 if apart else reliable
@@ -119,7 +138,7 @@ def cluster(seed: int, *, bound="drawn", help_size=None, apart=False) -> Virtual
         plan,
         places,
         cost=costs.__getitem__,
-        network=lambda made: Delays(made, delay_s, 0.95, seed),
+        network=lambda made: network(made, delay_s, 0.95, seed),
         bound=Bound(bound),
     )
 
@@ -257,9 +276,11 @@ def violations(virtual: Virtual) -> list[str]:
     return found
 
 
-def judged(seed: int, count: int = 3, *, apart: bool = False) -> tuple[list[str], str]:
+def judged(
+    seed: int, count: int = 3, *, apart: bool = False, network: type[Delays] = Delays
+) -> tuple[list[str], str]:
     """Run a seed with mishaps; return what is wrong, and the story."""
-    virtual = cluster(seed, apart=apart)
+    virtual = cluster(seed, apart=apart, network=network)
     story = mishaps(virtual, seed, count)
     why = virtual.run(limit_s=4000)
     text = f"seed {seed}: {why} at {virtual.now_s:.2f}; {story}; {virtual.brain.notes}"

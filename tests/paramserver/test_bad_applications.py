@@ -579,6 +579,22 @@ def test_a_sum_that_numbers_cannot_hold_is_named_and_the_clocks_before_it_stay(t
         assert np.allclose(section.values, expected[section.keys])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_a_sum_of_one_clock_that_narrow_numbers_cannot_hold_is_named(dtype):
+    class Full(Small):
+        tables = (Table("sum", 4, 1, dtype),)
+
+        def change(self, item):
+            return np.full((1, 1), np.iinfo(dtype).max)
+
+    said = f"the sum of changes of table 'sum', key 0, is beyond what {dtype} can hold"
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(Full())
+    virtual, why = run(Full)
+    assert re.search(said.replace("key 0", "key ."), why)
+    assert virtual.brain.ledger.closed == -1
+
+
 def test_a_sum_that_cannot_be_held_leaves_every_table_as_it_was():
     """A part of a clock would stay for good, because nothing says what its rows were before."""
     tables = {"first": Table("first", 4, 1), "second": Table("second", 4, 1, "int8")}

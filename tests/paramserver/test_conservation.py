@@ -23,6 +23,13 @@ def test_counts_are_whole_where_copies_are_apart_from_all_that_serve():
         assert wrong == [], story
 
 
+@pytest.mark.parametrize("network", [counters.Twice, counters.Narrow])
+def test_counts_are_whole_where_messages_come_twice_or_late(network):
+    for seed in range(SEEDS):
+        wrong, story = counters.judged(seed, 4, apart=seed % 2 == 1, network=network)
+        assert wrong == [], story
+
+
 def test_a_change_that_counts_twice_is_seen():
     """The counter model is worth something: it sees a batch that a clock lists and has twice."""
     virtual = counters.cluster(3, bound=0)

@@ -214,6 +214,7 @@ def test_half_of_all_machines_serve_those_that_run_longest():
     serving = actives(nodes(4, 60), 2, 32, set())
     assert serving == [f"t{at}" for at in range(32)]
     assert len(actives(nodes(4, 60), 2, 16, set())) == 16
+    assert len(actives(nodes(1, 6), 2, 16, set())) == 4
     assert actives(nodes(4, 60), 1, 32, set()) == ["r0", "r1", "r2", "r3"]
 
 
@@ -309,6 +310,17 @@ def test_the_time_of_a_job_goes_on_when_all_its_machines_were_gone():
     join("second", 1000.0)
     assert controller.begun_s == 1000.0
     assert controller.elapsed_s(1010.0) == 70.0
+
+
+def test_a_job_begins_without_a_machine_that_is_gone_while_it_loads():
+    """The others are here already, so nothing that comes would begin it."""
+    controller = Controller(Plan(even(8, 2, 2), Stop(clocks=2), 1, 2, apart=True))
+    for name in ("keeper", "first", "second"):
+        joins = Join(reliable=name == "keeper", machine=name, allocation=name)
+        out = controller.handle(name, joins, 0.0)
+        assert name == "first" or out == []
+    out = dict(controller.lost(["first"], 1.0))
+    assert out["second"] == Load(blocks=[0, 1])
 
 
 class Plain(Application):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import counters
 import faulty
 import numpy as np
 import pytest
@@ -69,6 +70,19 @@ def test_a_run_through_losses_has_the_bits_of_one_process(tmp_path):
         ]
         assert len({name.partition("-")[2] for name in files}) <= 2, files
         assert np.array_equal(found["weights"], alone.rows["weights"].get(np.arange(4)))
+
+
+def test_the_result_has_the_rows_of_a_table_of_any_keys_beside_these(tmp_path):
+    with running(
+        counters, "Counter", tmp_path, "r0", blocks=2, grains=4, partitions=2, expected=1
+    ) as house:
+        found = house.result()
+    items, clocks = np.arange(counters.Counter.items), counters.Counter.stop.clocks
+    assert np.array_equal(found["sparse keys"], items * 1000)
+    assert np.array_equal(
+        found["sparse"], np.stack([np.full_like(items, clocks), clocks * items], 1)
+    )
+    assert found["dense"].sum() == clocks * len(items)
 
 
 def test_a_wall_clock_that_is_set_changes_nothing_that_is_measured(tmp_path, monkeypatch):
