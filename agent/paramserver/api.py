@@ -5,7 +5,7 @@ The same file runs in one process (`run_alone`) and on any number of machines.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -28,6 +28,10 @@ MEASURE_MAX = 1e290  # so that the sum of a clock is finite, however many there 
 FOREIGN = (
     "params are used by another thread or after their call of process_range; let that call itself "
     "read before its threads begin, and update after they have ended"
+)
+NOT_RUN = (
+    "{}.{} has a yield or an await, so a call of it does nothing; it is to be a plain function that "
+    "has done its work when it returns"
 )
 GRAINS = 80  # of a worker's share of a clock: pieces of 2.5 % and 5 % are 2 and 4 of them
 
@@ -166,7 +170,7 @@ class Application:
 
     def process_range(self, lo: int, hi: int, params: Params) -> None:
         for item in range(lo, hi):
-            self.process_item(item, params)
+            _demand_done("process_item", self, self.process_item(item, params))  # type: ignore[func-returns-value]
 
     def process_item(self, item: int, params: Params) -> None:  # noqa: ARG002 - to be overridden
         raise ApplicationError(f"{type(self).__name__} has neither process_range nor process_item")
@@ -206,7 +210,7 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
     error: BaseException | None = None
     try:
         with params.called():
-            application.process_range(lo, hi, params)
+            _demand_done("process_range", application, application.process_range(lo, hi, params))  # type: ignore[func-returns-value]
     except (Exception, SystemExit) as raised:  # an exit would end machine after machine
         error = raised
     error = params.wrong or error
@@ -215,6 +219,11 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
     if error is not None:
         what = f"{type(application).__name__}.process_range({lo}, {hi}) raised"
         raise ApplicationError(f"{what} {type(error).__name__}: {error}") from error
+
+
+def _demand_done(call: str, application: Application, returned: object) -> None:
+    if isinstance(returned, Generator | Coroutine | AsyncGenerator):
+        raise ApplicationError(NOT_RUN.format(type(application).__name__, call))
 
 
 class Missing(Exception):  # noqa: N818 - it says what is so

@@ -412,9 +412,10 @@ def _look_at_rows(table: Table, change: Array) -> None:
     with blamed(name):
         whole = table.changed(keys, rows, change)
         parts = [table.changed(keys[at], rows[at], change[at]) for at in (slice(1), slice(1, None))]
-    if np.array_equal(whole, rows):
+        idle = np.array_equal(whole, rows) and not _moves_others(table, keys, rows, change)
+    if idle:
         raise ApplicationError(
-            f"{name} changes neither a value nor an array by a sample of gradients; "
+            f"{name} changes neither a value nor an array by samples of gradients; "
             "it is to change them in place, because what it returns is not looked at"
         )
     if not _are_alike(table, whole, np.concatenate(parts)):
@@ -422,6 +423,20 @@ def _look_at_rows(table: Table, change: Array) -> None:
             f"{name} makes of a row what depends on other rows or on calls before, so on where "
             "partitions lie; have it keep what it remembers in its arrays"
         )
+
+
+def _moves_others(table: Table, keys: Array, rows: Array, change: Array) -> bool:
+    """Return whether a rule that leaves first rows as they are changes others, or by larger gradients.
+
+    A step in proportion to a row's norm does nothing to zeros, and a threshold takes small ones.
+    """
+    for size in () if _is_whole(table) else (1.0, 1e3, 1e6):
+        others = rows + rows.dtype.type(1)
+        if not np.array_equal(
+            table.changed(keys, others, change * change.dtype.type(size)), others
+        ):
+            return True
+    return False
 
 
 def _samples_of_rows(table: Table, keys: Array) -> Array:

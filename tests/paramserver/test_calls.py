@@ -140,3 +140,41 @@ def test_an_aggregate_that_drops_rows_now_and_then_is_named():
     rows = np.ones((3, 2))
     with pytest.raises(ApplicationError, match="'mine' of table 'sum' makes rows of shape"):
         table.changed(np.arange(3), rows, rows)
+
+
+def _by_norm(value, gradient, _arrays):
+    """As layer-wise rates do: a row of zeros stays one."""
+    value -= 0.1 * np.linalg.norm(value, axis=1, keepdims=True) * gradient
+
+
+def _above(value, gradient, _arrays):
+    """A threshold that takes all that is small."""
+    moved = value - 0.01 * gradient
+    value[:] = np.sign(moved) * np.maximum(np.abs(moved) - 10.0, 0.0)
+
+
+@pytest.mark.parametrize("apply", [_by_norm, _above])
+def test_a_rule_that_leaves_zeros_as_they_are_is_one(apply):
+    verify(Table("weights", 6, 2, rule=Rule("mine", 0, apply)))
+
+
+class Lazy(Application):
+    tables, items, stop = (Table("counts", 1, 1),), 4, Stop(clocks=2)
+
+
+def _yields(_self, *given):
+    given[-1].update("counts", [0], [[1.0]])
+    yield
+
+
+async def _awaits(_self, *given):
+    given[-1].update("counts", [0], [[1.0]])
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@pytest.mark.parametrize("call", ["process_range", "process_item"])
+@pytest.mark.parametrize("does", [_yields, _awaits])
+def test_a_call_that_does_nothing_yet_is_named(call, does):
+    """Else all clocks would pass, and the tables would stay as they were at first."""
+    with pytest.raises(ApplicationError, match=rf"Lazy\.{call} has a yield or an await"):
+        run_alone(type("Lazy", (Lazy,), {call: does})())
