@@ -14,6 +14,7 @@ from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
 from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.brain.purchases import situation
+from orchestrator.brain.purchases.buying import think
 from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
 from orchestrator.view_builder import view_of
 
@@ -542,3 +543,13 @@ def test_a_job_whose_steps_are_done_buys_only_where_what_is_left_cannot_end_it(h
     assert bool(h.only([*h.taken(first), *h.wait(600.0)], Launch)) == (fewest == 4)
     if fewest == 1:
         assert h.only([*h.taken(second), *h.wait(5.0)], Launch)
+
+
+def test_every_sentence_of_a_decision_counts_in_steps_once_one_was_timed(hand):
+    """Also why a machine is given back: a person reads both beside each other."""
+    h = hand().running(slots_max=4)
+    h.prices = (9.0, 9.0, 9.0, 9.0)
+    h.price(*h.prices)
+    found = think(h.state, h.job)
+    assert found.release
+    assert all(" steps/s, " in one.because for one in (found, *found.release))
