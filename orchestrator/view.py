@@ -28,9 +28,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     job: str  # the job that it works for, which pays for it
     pool: str
     market: str
-    state: (
-        str  # intended | pending | booting | ready | working | noticed | leaving | ending | ended
-    )
+    state: str  # as a lease has it; a machine that boots no more and has to join again is `silent`
     price_usd_per_h: float
     on_demand_usd_per_h: float
     cost_usd: float

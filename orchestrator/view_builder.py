@@ -222,7 +222,7 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
         job=lease.job,
         pool=lease.pool.key,
         market=lease.request.market,
-        state=lease.state,
+        state="silent" if (lease.state, lease.agent) == ("booting", "silent") else lease.state,
         price_usd_per_h=lease.price_usd_per_h,
         on_demand_usd_per_h=lease.type.on_demand_usd_per_h,
         cost_usd=ledger.cost_so_far_usd(lease, at_s),

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,10 @@ SAID = (
 ABSOLUTE = (
     "{} is not on this machine: a file that the script reads goes along with `--with PATH`, of submit and rehearse, and is "
     f"opened by a path from the script's folder, or lies on storage that every machine reaches; {READ_BACK}"
+)
+BESIDE = (
+    "{} lies beside the script, at {}, and the script runs in the folder where submit was typed: open "
+    "`Path(__file__).parent / ...`, or type submit in the script's folder"
 )
 FORBIDDEN = (
     "{} may not be opened on this machine: what the script writes belongs into session.output, and what it reads goes "
@@ -95,7 +100,10 @@ def _said(error: FileNotFoundError | PermissionError, output: Path | None) -> st
         return NOT_WRITTEN.format(Path(text).relative_to(output))
     if isinstance(error, PermissionError):
         return FORBIDDEN.format(shown)
-    return ABSOLUTE.format(shown) if Path(text).is_absolute() else SAID.format(shown, shown)
+    if Path(text).is_absolute():
+        return ABSOLUTE.format(shown)
+    beside = Path(sys.argv[0]).parent / text
+    return BESIDE.format(shown, beside) if beside.exists() else SAID.format(shown, shown)
 
 
 def _shown(name: str | bytes | os.PathLike[str]) -> str:

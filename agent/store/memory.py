@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,11 +32,16 @@ def keep_memory() -> None:
     """Keep freed memory, because a step frees what the next one takes again.
 
     Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
-    back at 128 KiB, and map every large allocation. See mallopt(3).
+    back at 128 KiB, and map every large allocation.
     """
+    set_malloc(MALLOC)
+
+
+def set_malloc(settings: Mapping[int, int]) -> None:
+    """Set when the C library gives freed memory back to the system: see mallopt(3)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # another C library has none
-        for setting, nbytes in MALLOC.items():
+        for setting, nbytes in settings.items():
             mallopt(setting, nbytes)
 
 

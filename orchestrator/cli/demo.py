@@ -259,6 +259,7 @@ def play(console: Console, root: Path, stage: Stage) -> int:
             with _house(folder, console, stage.environment) as client:
                 code, view = _show(client, folder, root, console, stage)
             if not stage.settled(view, console):
+                console.print("[bold red]not as it should be:[/] the account has other books")
                 code = 1
             _mail(view, folder, root / PAGE, console)
     except DemoFailed as error:

@@ -55,6 +55,7 @@ TONES = {
     "ready": "green",
     "noticed": "red",
     "leaving": "red",
+    "silent": "red",
     "ended": "dim",
 }
 

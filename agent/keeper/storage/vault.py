@@ -734,7 +734,7 @@ class Vault:
         """Where the job began, which is searched if nothing of its own is left."""
         source = self._without_unread(earlier(url))
         self._earlier_place = source.sink.name
-        return Shelf(OBJECT, source, step_in(url))
+        return Shelf(url, source, step_in(url))
 
     def _without_unread(self, archive: Archive) -> Archive:
         for (place, mark), why in dict(self._unread).items():

@@ -11,7 +11,6 @@ Until then a parameter is away: see `agent.tensors.absent`. It is the same objec
 that an optimizer may have it already.
 """
 
-import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,9 +30,13 @@ from agent.pipeline.deferred.tape import (
     TapeLine,
     inits_written,
 )
+from agent.store.memory import set_malloc
 from agent.tensors.absent import is_away, nothing
 from agent.tensors.device import CPU
 
+# Large blocks go back to the system when they are freed. Kept in the heap, they are of no use as soon
+# as a little lies between them, so a process that makes one tensor after the other would grow to the
+# size of the model. Memory is worth more than time where a model is this large.
 MALLOC = {-1: 1 << 24, -2: 1 << 17, -3: 1 << 22}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 BUILT = "build it as usual instead of handing it over unbuilt"
 
@@ -48,7 +51,7 @@ class Unborn(Generic[Model]):
     """
 
     def __init__(self, factory: Callable[[], Model]) -> None:
-        _give_back_at_once()
+        set_malloc(MALLOC)
         if (default := torch.get_default_device()) != CPU:
             raise CannotPlayBack(
                 f"torch.set_default_device({str(default)!r}) has values drawn on that device, which cannot be done in "
@@ -184,19 +187,6 @@ def _weights_listed_anew(model: torch.nn.Module) -> Iterator[None]:
     yield
     for module in recurrent:
         module._init_flat_weights()
-
-
-def _give_back_at_once() -> None:
-    """Have the C library give large blocks back to the system when they are freed.
-
-    Kept in the heap, they are of no use as soon as a little lies between them, so a process that
-    makes one tensor after the other would grow to the size of the model. Memory is worth more than
-    time where a model is this large.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for setting, nbytes in MALLOC.items():
-            mallopt(setting, nbytes)
 
 
 def _too_early() -> None:

@@ -85,7 +85,7 @@ def stop(state: State, out: list[AnyAction], worker: Worker, because: str) -> No
                 job=worker.job,
                 worker=worker.id,
                 machine_id=lease.machine_id,
-                because=f"{worker.id}: {because}",
+                because=because,
             )
         )
 

@@ -220,8 +220,21 @@ def _slots(state: State, purchase: Purchase) -> int:
 
 def _think(state: State, job: Job, kind: Kind | None = None) -> Purchase:
     asked = situation.situation_of(state, job, kind)
-    return acquire.decide(
+    purchase = acquire.decide(
         asked.offers, asked.holdings, asked.demand, asked.limits, asked.speed, asked.at_s
+    )
+    unit = "step" if job.progress.step_s else "slot-second"
+
+    def counted(said: str) -> str:
+        """Write what people count for work."""
+        said = said.replace(" work/s", f" {unit}s/s").replace("000 work", f"000 {unit}s")
+        return said.replace(" per work", f" per {unit}")
+
+    return replace(
+        purchase,
+        release=tuple(replace(one, because=counted(one.because)) for one in purchase.release),
+        because=counted(purchase.because),
+        runner_up=counted(purchase.runner_up),
     )
 
 
@@ -265,7 +278,7 @@ def _room_for(state: State, job: Job) -> int:
 def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     room = min(LAUNCHES_PER_PERIOD_MAX, state.settings.machines_max - len(state.leases))
     bought = 0
-    worth, home = _worth(job, purchase), leases.home_of(state, job)
+    worth, home = _worth(purchase), leases.home_of(state, job)
     for part in purchase.acquire:
         egress_usd = leases.egress_usd(state, job, part.pool, home)
         wanted = min(part.count, room - bought)
@@ -333,18 +346,15 @@ def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     return True
 
 
-def _worth(job: Job, purchase: Purchase) -> str:
-    """What the work costs with it, and what the next best would: the reason that people read, in what they count."""
+def _worth(purchase: Purchase) -> str:
+    """What the work costs with it, and what the next best would: the reason that people read."""
     if purchase.cost_usd_per_work is None:
         return purchase.because
-    return f"with it {_chosen(job, purchase)}"
+    return f"with it {_chosen(purchase)}"
 
 
-def _chosen(job: Job, purchase: Purchase) -> str:
-    unit = "step" if job.progress.step_s else "slot-second"
-    said = f"{purchase.because}; next best: {purchase.runner_up}"
-    said = said.replace(" work/s", f" {unit}s/s").replace("000 work", f"000 {unit}s")
-    return said.replace(" per work", f" per {unit}")
+def _chosen(purchase: Purchase) -> str:
+    return f"{purchase.because}; next best: {purchase.runner_up}"
 
 
 def _thought(state: State, job: Job, purchase: Purchase) -> Thought:
@@ -353,7 +363,7 @@ def _thought(state: State, job: Job, purchase: Purchase) -> Thought:
     for one in purchase.priced[:PRICED_KEPT_MAX]:
         prices[one.market][one.pool.key] = one.usd_per_slot_h
     fits = purchase.cost_usd_per_work is not None
-    because = _chosen(job, purchase) if fits else purchase.because
+    because = _chosen(purchase) if fits else purchase.because
     return Thought(job=job.id, at_s=state.now_s, because=because, usd_per_slot_h=prices)
 
 

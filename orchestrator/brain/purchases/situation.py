@@ -18,6 +18,7 @@ from orchestrator.brain.layouts import forecast, speeds
 from orchestrator.state import Job, Kind, Lease, PoolState, State, leases_of
 
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
+PRICES_S = 60.0  # how long a place's first prices are waited for
 ROUNDING_USD, ROUNDING = 1e-12, 1e-9
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 Bought = Counter[tuple[str, Market, str]]  # vCPUs by place, market and family
@@ -186,10 +187,16 @@ def _needed_usd(state: State, offer: Offer) -> float:
 
 
 def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:
-    """What it costs there now; None where it is not sold so, not allowed, or not known well enough."""
+    """What it costs there now; None where it is not sold so, not allowed, or not known well enough.
+
+    A catalogue has the prices on demand. Those on spot come after it, and are waited for.
+    """
+    place = state.places[known.pool.place.key]
+    if place.quoted_at_s is None and state.now_s < place.rooms_at_s + PRICES_S:
+        return None
     if market == "on_demand":
         return known.kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
-    return None if state.places[known.pool.place.key].stale else known.spot_usd_per_h
+    return None if place.stale else known.spot_usd_per_h
 
 
 def vcpus_bought(state: State) -> Bought:

@@ -69,7 +69,7 @@ export const TONE = {
   RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
   PENDING: "wait", PROVISIONING: "wait", DRAINING: "wait",
   intended: "wait", pending: "wait", booting: "wait", ready: "good", working: "good",
-  noticed: "bad", leaving: "bad", ending: "wait", ended: "",
+  noticed: "bad", leaving: "bad", silent: "bad", ending: "wait", ended: "",
 };
 
 // The name of a pool may break after its slashes, and nowhere else if that is enough.

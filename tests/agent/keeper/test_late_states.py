@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from players import House, begun
 
-from agent.keeper import layouts
+from agent.keeper import layouts, roster
 from agent.messages import WorkerLost
 from agent.protocol import Enter, PeerBroken
 
@@ -36,7 +36,7 @@ def lost(house: House) -> set[str]:
 def test_who_alone_lacks_the_state_is_lost_when_the_layout_is_asked_for_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layouts, "HUNG_S", 0.0, raising=False)
+    monkeypatch.setattr(layouts, "HUNG_S", 0.0)
     joins_in_vain(house, monkeypatch)
     house.begins("w1", "w2", "w3")
     assert lost(house) == {"w3"}
@@ -54,11 +54,21 @@ def test_a_transfer_that_has_just_begun_is_not_late(
     assert lost(house) == set()
 
 
+def test_a_large_state_has_the_time_that_its_size_takes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "HUNG_S", 0.0)
+    monkeypatch.setattr(roster, "HUNG_BYTES_PER_S", 1e-6)
+    joins_in_vain(house, monkeypatch)
+    house.begins("w1", "w2", "w3")
+    assert lost(house) == set()
+
+
 def test_who_is_asked_for_with_others_is_not_late(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker is gone, so the transfer begins anew for that reason."""
-    monkeypatch.setattr(layouts, "HUNG_S", 0.0, raising=False)
+    monkeypatch.setattr(layouts, "HUNG_S", 0.0)
     joins_in_vain(house, monkeypatch)
     house.dies("w2")
     house.begins("w1", "w3")

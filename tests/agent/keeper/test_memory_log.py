@@ -399,7 +399,9 @@ def test_what_was_read_is_there_for_the_next_keeper_as_well(
     url = (tmp_path / "earlier").as_uri() if branched else ""
     order = JobOrder(job="job", script="train.py", script_sha="", from_url=url)
     keeper = Vault(order, place, lambda report: None)
-    recalled = keeper.recall(0 if branched else 7, patient=True).saved
+    begun = keeper.recall(0 if branched else 7, patient=True)
+    recalled = begun.saved
+    assert f"from {url or 'local disk'}" in begun.because
     assert same(recalled, Saved(state(disk, 4), sums))
     keeper.adopt(recalled)
     for step in (7, 8, 9):
@@ -407,7 +409,7 @@ def test_what_was_read_is_there_for_the_next_keeper_as_well(
         keeper.log(one)
     expected = Saved(state(disk, 4), tuple(logged(disk, step, size) for step in range(4, 10)))
     keeper.leave()
-    del keeper, recalled, one
+    del keeper, recalled, begun, one
     found = Vault(order, place, lambda report: None).recall(10, patient=True)
     assert same(found.saved, expected), found.because
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,21 @@ def test_a_file_that_is_not_there_is_explained(tmp_path: Path) -> None:
         line = hint(caught.value, tmp_path)
         assert "\n" not in line
         assert re.search(words, line), line
+
+
+def test_a_file_that_lies_beside_the_script_is_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went along, and the script opens it as if it had been started in its own folder."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "x.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["src/train.py"])
+    with pytest.raises(FileNotFoundError) as caught, open("x.txt"):  # noqa: PTH123
+        pass
+    line = hint(caught.value, None)
+    assert line.startswith("x.txt lies beside the script, at src/x.txt, ")
+    assert "--with" not in line
 
 
 def test_a_file_that_a_library_did_not_find_is_explained_as_well() -> None:

@@ -14,6 +14,7 @@ from cloud.model import Place, Pool, Quote, Sold
 from orchestrator.actions import Launch, Terminate
 from orchestrator.brain.holdings.ledger import committed_usd, spent_usd
 from orchestrator.brain.purchases import situation
+from orchestrator.brain.purchases.buying import think
 from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
 from orchestrator.view_builder import view_of
 
@@ -144,6 +145,7 @@ def test_moving_the_state_to_another_region_is_part_of_the_price(hand):
     h = hand(egress_usd_per_gb=0.02).running(slots_max=1)
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
     sell(h, *sold(h, abroad))
+    h.quoted(abroad, 0.03)
     egress = {o.pool.region: o.egress_usd for o in situation.offers(h.state, h.job)}
     assert egress == {"east": 0.0, "west": pytest.approx(0.02 * (1 << 20) / 1e9)}
 
@@ -314,19 +316,32 @@ def short_of_one(hand: Any) -> Any:
     return h
 
 
-def test_catalogue_without_prices_buys_nothing_yet(hand):
-    """A job that waits for the first catalogue waits for the first prices as well: on demand is dear."""
+@pytest.fixture
+def unpriced(hand: Any) -> Any:
+    """A job at a place that has said what it sells, and not yet the prices on spot."""
     other, h = hand(), hand()
     other.start()
     h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
     h.submit(slots_max=1)
     here = Sold(types=tuple(other.state.types.values()), pools=tuple(sold(other)))
-    seen = CatalogueSeen(at_s=h.at_s, place=Place("local", "east"), sold=here)
-    assert not h.only(h.see(seen), Launch)
+    h.see(CatalogueSeen(at_s=h.at_s, place=Place("local", "east"), sold=here))
+    return h
+
+
+def test_catalogue_without_prices_buys_nothing_yet(unpriced):
+    """A job that waits for the first catalogue waits for the first prices as well: on demand is dear."""
+    h = unpriced
+    assert not h.only([*h.said, *h.wait(30.0)], Launch), "however long they are under way"
     assert h.job.status == "PROVISIONING"
     h.price(0.03, 0.06, 0.04, 0.07)
     (launch,) = h.only(h.wait(2.0), Launch)
     assert launch.request.market == "spot"
+
+
+def test_a_place_that_never_says_what_spot_costs_is_bought_from_on_demand(unpriced):
+    h = unpriced
+    (launch,) = h.only(h.wait(situation.PRICES_S + 4.0), Launch)
+    assert launch.request.market == "on_demand"
 
 
 def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand):
@@ -528,3 +543,13 @@ def test_a_job_whose_steps_are_done_buys_only_where_what_is_left_cannot_end_it(h
     assert bool(h.only([*h.taken(first), *h.wait(600.0)], Launch)) == (fewest == 4)
     if fewest == 1:
         assert h.only([*h.taken(second), *h.wait(5.0)], Launch)
+
+
+def test_every_sentence_of_a_decision_counts_in_steps_once_one_was_timed(hand):
+    """Also why a machine is given back: a person reads both beside each other."""
+    h = hand().running(slots_max=4)
+    h.prices = (9.0, 9.0, 9.0, 9.0)
+    h.price(*h.prices)
+    found = think(h.state, h.job)
+    assert found.release
+    assert all(" steps/s, " in one.because for one in (found, *found.release))

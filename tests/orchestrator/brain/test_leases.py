@@ -312,11 +312,12 @@ def test_a_notice_that_nobody_comes_for_is_taken_back(hand):
 
 
 def test_a_silent_agent_is_regrouped_around_and_may_come_back(hand):
-    """Its workers are out at once; when it is back its slots get fresh workers."""
+    """Its workers are out at once; when it is back its slots get fresh workers. Nobody says that it boots."""
     h = hand().running(slots_max=2)
     first = h.leases[0]
     h.away(first.machine_id)
     assert first.agent == "silent"
+    assert [one.state for one in view_of(h.state, h.at_s).machines] == ["silent", "intended"]
     out = h.joined(first.machine_id)
     assert first.goes_at_s is None
     assert h.only(out, StartWorker)
