@@ -223,6 +223,8 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
 
 def _demand_done(call: str, application: Application, returned: object) -> None:
     if isinstance(returned, Generator | Coroutine | AsyncGenerator):
+        if not isinstance(returned, AsyncGenerator):
+            returned.close()  # else it complains later that nobody waited for it
         raise ApplicationError(NOT_RUN.format(type(application).__name__, call))
 
 

@@ -171,7 +171,6 @@ async def _awaits(_self, *given):
     given[-1].update("counts", [0], [[1.0]])
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")
 @pytest.mark.parametrize("call", ["process_range", "process_item"])
 @pytest.mark.parametrize("does", [_yields, _awaits])
 def test_a_call_that_does_nothing_yet_is_named(call, does):
