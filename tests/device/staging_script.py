@@ -25,6 +25,7 @@ from leaving import (
 from agent.net.wire import room
 from agent.pipeline.stages.channel import Parcel
 from agent.pipeline.stages.transport import asked_for, pack, unpack
+from agent.store.encoding.plain import TENSORS, packed, unpacked
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
 from agent.tensors.device import DeviceWatch, set_stream_state, stream_state
@@ -235,6 +236,16 @@ def a_watch_tells_when_it_was_done() -> None:
     marks = [watch.mark() for _ in range(3)]
     seconds = [watch.seconds(each) for each in marks]
     assert seconds == sorted(seconds)
+
+
+def a_row_of_the_data_is_not_written_to() -> None:
+    """A state that keeps a row of what lies on the device is loaded from the host."""
+    data = torch.arange(6.0, device=DEVICE)
+    state = packed({"row": data[4]})
+    state[TENSORS] = [tensor.cpu().clone() for tensor in state[TENSORS]]
+    found = unpacked(state, {"row": data[2]})["row"]
+    assert (found.device, found.cpu().item()) == (DEVICE, 4.0)
+    assert data.cpu().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 if __name__ == "__main__":

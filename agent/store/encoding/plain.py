@@ -496,7 +496,7 @@ class _Unpacking:
         """Fill a tensor with a memory of its own; one within another's waits for what that gets."""
         memory = here.untyped_storage()
         if here.nbytes < memory.nbytes() or memory._cdata in self._used:
-            self._within.append((here, found))
+            self._within.append((here, found.to(here.device)))
             return here
         self._used.add(memory._cdata)
         with torch.no_grad():
