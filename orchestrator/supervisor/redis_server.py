@@ -122,14 +122,21 @@ class RedisServer:
 
     def is_harmed(self) -> bool:
         """Return whether somebody removed, replaced or cut the file of a living server."""
-        file, server = self._newest_file(), self._process
+        file = self._newest_file()
         stat = file.stat() if file is not None else None
-        if server is not None and self.alive():
-            opened = stat is not None and _has_open(server.pid, stat)
-            if stat is None or not opened or _was_cut(stat, self._seen):
-                return True
+        if self.alive() and (stat is None or not self._is_whole(stat)):
+            return True
         self._seen = stat
         return False
+
+    def _is_whole(self, file: os.stat_result) -> bool:
+        """Return whether the living server appends to this file, which has not become shorter.
+
+        The file that was looked at last was found open then.
+        """
+        if self._seen is not None and samestat(file, self._seen):
+            return file.st_size >= self._seen.st_size
+        return self._process is not None and _has_open(self._process.pid, file)
 
     def rewrite(self) -> None:
         """Have the server write all it has into a new file.
@@ -223,11 +230,6 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
             if samestat(link.stat(), file):
                 return True
     return False
-
-
-def _was_cut(file: os.stat_result, before: os.stat_result | None) -> bool:
-    """Return whether a file to which a server appends has become shorter."""
-    return before is not None and samestat(file, before) and file.st_size < before.st_size
 
 
 def _may_be_torn(sound: int, torn: bytes) -> bool:
