@@ -135,11 +135,9 @@ def buy_if_due(state: State, out: list[AnyAction]) -> None:
 def buy_for_considered(state: State, out: list[AnyAction]) -> None:
     """At the end of every event: for the jobs for which it made that necessary."""
     considered, state.considered = state.considered, {}
-    priced = all(p.quoted_at_s is not None for p in state.places.values() if not p.closed)
     for job in [state.jobs[job_id] for job_id in considered if job_id in state.jobs]:
         job.market.think_at_s = state.now_s
-        if priced:  # else only what is sold on demand is known: prices are on their way
-            _buy(state, out, job)
+        _buy(state, out, job)
 
 
 def _buy(state: State, out: list[AnyAction], job: Job) -> None:
