@@ -405,10 +405,8 @@ def _look_at_rows(table: Table, change: Array) -> None:
     rows = _samples_of_rows(table, keys)
     if table.rule is None:
         return
-    name, change = (
-        f"the rule {table.rule.name!r} of table {table.name!r}",
-        change.astype(table.change_dtype),
-    )
+    name = f"the rule {table.rule.name!r} of table {table.name!r}"
+    change = change.astype(table.change_dtype)
     with blamed(name):
         whole = table.changed(keys, rows, change)
         parts = [table.changed(keys[at], rows[at], change[at]) for at in (slice(1), slice(1, None))]
@@ -430,13 +428,10 @@ def _moves_others(table: Table, keys: Array, rows: Array, change: Array) -> bool
 
     A step in proportion to a row's norm does nothing to zeros, and a threshold takes small ones.
     """
-    for size in () if _is_whole(table) else (1.0, 1e3, 1e6):
-        others = rows + rows.dtype.type(1)
-        if not np.array_equal(
-            table.changed(keys, others, change * change.dtype.type(size)), others
-        ):
-            return True
-    return False
+    others = rows + rows.dtype.type(1)
+    sizes = () if _is_whole(table) else (1.0, 1e3, 1e6)
+    tried = (table.changed(keys, others, change * change.dtype.type(size)) for size in sizes)
+    return not all(np.array_equal(found, others) for found in tried)
 
 
 def _samples_of_rows(table: Table, keys: Array) -> Array:
