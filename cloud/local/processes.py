@@ -12,7 +12,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-MARKER = "SPOT_MACHINE_ID"
+MARKER = "SPOT_BELONGS_TO"
+"""Names what a process belongs to, unlike anything else on this computer: a machine by its disk.
+
+The id of a machine does not do. Two accounts may sell machines of one name, as two tests do.
+"""
 PASS_S = 0.002
 PATIENCE_S = 10.0
 
@@ -20,10 +24,10 @@ PATIENCE_S = 10.0
 def living(inits: Mapping[str, int]) -> set[int]:
     """Return the pids of all processes of these machines, init included.
 
-    `inits` maps each machine id to the pid of its init.
+    `inits` maps the mark of each machine to the pid of its init.
     """
     parents, zombies = _process_table()
-    machines = {f"{MARKER}={machine_id}".encode() for machine_id in inits}
+    machines = {f"{MARKER}={mark}".encode() for mark in inits}
     found = {pid for pid in inits.values() if pid in parents}
     undecided = set(parents) - found
     grown = True

@@ -191,7 +191,7 @@ class LocalCloud:
         if machine_id not in self._hosts:
             return
         try:
-            processes.kill({machine_id: self._hosts[machine_id].init.pid}, INSIST_S)
+            processes.kill({self._mark(machine_id): self._hosts[machine_id].init.pid}, INSIST_S)
         except TimeoutError as error:
             _say(f"{machine_id}: {error}; it is killed again")
             asyncio.get_running_loop().call_later(SHUTDOWN_S, self._insist, machine_id)
@@ -227,7 +227,10 @@ class LocalCloud:
                     str(os.getpid()),
                     str(self._boot(machine, disk)),
                 ],
-                env=self._environment(machine, disk, listener.url),
+                env={
+                    **self._environment(machine, disk, listener.url),
+                    processes.MARKER: self._mark(machine.id),
+                },
                 cwd=disk,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
@@ -246,6 +249,9 @@ class LocalCloud:
 
         return metadata_app(dialect, self._fate(machine.id), self.clock, sign)
 
+    def _mark(self, machine_id: str) -> str:
+        return str(self._disks / machine_id)
+
     def _fate(self, machine_id: str) -> Fate:
         return _Fate(self, machine_id)
 
@@ -261,7 +267,6 @@ class LocalCloud:
             "HOME": str(disk),
             "LANG": "C.UTF-8",
             **(private.environment(self._boot_env) if self._boot_env else {}),
-            processes.MARKER: machine.id,
             "SPOT_DEPLOYMENT": machine.tags.get(DEPLOYMENT_TAG, ""),
             "SPOT_ADDRESS": machine.address,
             "SPOT_SLOTS": str(slots[machine.pool.type]),
@@ -298,7 +303,7 @@ class LocalCloud:
         os.close(host.exited)
         host.listener.close()
         host.init.wait()
-        processes.kill({machine_id: host.init.pid})
+        processes.kill({self._mark(machine_id): host.init.pid})
         machine = self.core.machine(machine_id)
         if machine.state != "terminated":
             own = machine.tags.get(DEPLOYMENT_TAG, "")
@@ -307,7 +312,7 @@ class LocalCloud:
 
     async def _kill(self, machine_ids: Iterable[str]) -> None:
         inits = {
-            machine_id: self._hosts[machine_id].init.pid
+            self._mark(machine_id): self._hosts[machine_id].init.pid
             for machine_id in machine_ids
             if machine_id in self._hosts
         }

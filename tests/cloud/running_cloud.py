@@ -81,10 +81,8 @@ class RunningCloud:
         assert self.process is not None
         for child in _children(self.process.pid):
             with suppress(FileNotFoundError, ProcessLookupError):  # it ends while it is looked at
-                if machine_id in alive_on({machine_id}) and _children(child):
-                    environment = Path("/proc", str(child), "environ").read_bytes()
-                    if f"{processes.MARKER}={machine_id}".encode() in environment.split(b"\0"):
-                        return child
+                if _machine_of(child) == machine_id and _children(child):
+                    return child
         return None
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -97,17 +95,21 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def _machine_of(pid: int) -> str:
+    """Return the machine that a process carries the mark of, or nothing."""
+    start = f"{processes.MARKER}=".encode()
+    try:
+        marks = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    found = [mark.removeprefix(start).decode() for mark in marks if mark.startswith(start)]
+    return Path(found[0]).name if found else ""
+
+
 def alive_on(machine_ids: set[str]) -> dict[str, set[int]]:
     """Every process that carries the mark of one of these machines, detached or not."""
     found: dict[str, set[int]] = {}
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            marks = Path(entry.path, "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        for machine_id in machine_ids:
-            if f"{processes.MARKER}={machine_id}".encode() in marks:
-                found.setdefault(machine_id, set()).add(int(entry.name))
+        if entry.name.isdigit() and (machine_id := _machine_of(int(entry.name))) in machine_ids:
+            found.setdefault(machine_id, set()).add(int(entry.name))
     return found

@@ -6,7 +6,8 @@ One account of each cloud serves all that is asserted here, because a start take
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cloudfake.account.running import Cloud, Running, running
 from cloud.aws.identity import AwsIdentity
 from cloud.azure.identity import AzureIdentity
 from cloud.identity.proof import Identity, Proof
+from cloud.local.processes import MARKER
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest, Machine, Place, Pool
 from orchestrator.clouds import providers
 from orchestrator.config import load
@@ -75,17 +77,64 @@ def test_a_bought_machine_runs_its_user_data_and_ends_as_its_cloud_does(
     """It proves who it is, finds no secret, shuts itself down, is drilled away, and is given back."""
     (tmp_path / "curl.py").write_text(CURL)
     script = BOOT.format(curl=tmp_path / "curl.py", cloud=cloud)
-    with running(cloud, tmp_path / "account", "--startup-s", "0.3", "--owner", "ours") as account:
-        for name, value in account.environment().items():
-            monkeypatch.setenv(name, value)
-        (tmp_path / "orchestrator.toml").write_text(
-            '[manager]\ndeployment = "ours"\n[local]\nenabled = false\n' + account.settings()
-        )
-        config = load(tmp_path / "orchestrator.toml", {})
-        (provider,) = providers(config, tmp_path, lambda _: script).values()
+    with opened(cloud, tmp_path, script, monkeypatch) as (account, provider):
         asyncio.run(played(cloud, provider, account))
         books = account.books()
         assert (books["left"], books["bought_twice"], books["touched"]) == ([], [], [])
+
+
+def test_a_machine_that_another_account_calls_the_same_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two accounts on one computer sell machines of one name; one of them is given back."""
+    script = "#!/bin/sh\ntouch up\nexec sleep 600\n"
+
+    async def bought(account: Running, provider: Any) -> tuple[Machine, Path]:
+        await provider.places()
+        await provider.sold(POOLS["aws"].place)
+        (machine,) = await provider.launch(asked("t-0", POOLS["aws"]))
+        disk = account.directory / "machines" / machine.id
+        await until("its first boot", (disk / "up").exists)
+        return machine, disk
+
+    async def both() -> None:
+        kept, disk = await bought(*ours)
+        given_back, _ = await bought(*theirs)
+        assert kept.id == given_back.id
+        await theirs[1].end([given_back.ref])
+        await until("an empty account", lambda: not theirs[0].books()["left"])
+        assert _pid_of(disk)
+        assert ours[0].books()["left"]
+        for _, provider in (ours, theirs):
+            await provider.close()
+
+    with (
+        opened("aws", tmp_path / "one", script, monkeypatch) as ours,
+        opened("aws", tmp_path / "two", script, monkeypatch) as theirs,
+    ):
+        asyncio.run(both())
+
+
+def asked(token: str, pool: Pool) -> LaunchRequest:
+    tags = {DEPLOYMENT_TAG: "ours"}
+    return LaunchRequest(token=token, pool=pool, market="spot", bid_usd_per_h=None, tags=tags)
+
+
+@contextmanager
+def opened(
+    cloud: Cloud, folder: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Running, Any]]:
+    """Run an account in this folder; yield it and its provider, whose machines run this script."""
+    folder.mkdir(exist_ok=True)
+    with running(cloud, folder / "account", "--startup-s", "0.3", "--owner", "ours") as account:
+        for name, value in account.environment().items():
+            monkeypatch.setenv(name, value)
+        settings = folder / "orchestrator.toml"
+        settings.write_text(
+            '[manager]\ndeployment = "ours"\n[local]\nenabled = false\n' + account.settings()
+        )
+        (provider,) = providers(load(settings, {}), folder, lambda _: script).values()
+        yield account, provider
 
 
 async def played(cloud: Cloud, provider: Any, account: Running) -> None:
@@ -94,10 +143,7 @@ async def played(cloud: Cloud, provider: Any, account: Running) -> None:
     assert pool in (await provider.sold(pool.place)).pools
 
     async def bought(token: str) -> tuple[Machine, Path]:
-        request = LaunchRequest(
-            token=token, pool=pool, market="spot", bid_usd_per_h=None, tags={DEPLOYMENT_TAG: "ours"}
-        )
-        (machine,) = await provider.launch(request)
+        (machine,) = await provider.launch(asked(token, pool))
         disk = account.directory / "machines" / machine.id
         await until("its first boot", (disk / "identity.txt").exists)
         return machine, disk
@@ -106,7 +152,9 @@ async def played(cloud: Cloud, provider: Any, account: Running) -> None:
         found = (await provider.list(pool.place)).machines
         return next((x.state for x in found if x.id == machine.id), "unlisted")
 
-    (first, disk), (second, _), (third, _) = [await bought(f"t-{nth}") for nth in range(3)]
+    (first, disk), (second, disk_2), (third, disk_3) = [
+        await bought(f"t-{nth}") for nth in range(3)
+    ]
     proof = Proof(signature=(disk / "identity.txt").read_text())
     identity = _verifier(cloud, account)(proof, "1234567890", time.time())
     assert isinstance(identity, Identity), identity
@@ -126,11 +174,11 @@ async def played(cloud: Cloud, provider: Any, account: Running) -> None:
         await until("its stop", stopped)
         assert line_of(account, first)["ended_s"] is None
         await provider.end([first.ref])
-    pid = _pid_of(second)
+    pid = _pid_of(disk_2)
     assert account.drill("ours", 1, 0.0) == [second.id]
     await until("its processes to end", lambda: not Path(f"/proc/{pid}").exists())
     assert line_of(account, second)["ended_by"] == "provider"
-    pid = _pid_of(third)
+    pid = _pid_of(disk_3)
     await provider.end([third.ref])
     await until("its processes to end", lambda: not Path(f"/proc/{pid}").exists())
     await until("an empty account", lambda: not account.books()["left"])
@@ -149,13 +197,13 @@ def _verifier(cloud: Cloud, account: Running) -> Any:
     return AzureIdentity(certificates, SUBSCRIPTION)
 
 
-def _pid_of(machine: Machine) -> int:
+def _pid_of(disk: Path) -> int:
     """Return the first process of a machine that carries its mark."""
-    mark = f"SPOT_MACHINE_ID={machine.id}".encode()
+    mark = f"{MARKER}={disk}".encode()
     for place in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (place / "environ").read_bytes().split(b"\0"):
                 return int(place.name)
         except OSError:
             continue
-    raise AssertionError(f"{machine.id} has no process")
+    raise AssertionError(f"no process has {disk}")

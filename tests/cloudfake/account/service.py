@@ -9,7 +9,6 @@ from cloudfake.account.imds import imds
 from starlette.types import ASGIApp
 
 from cloud.clock import Clock
-from cloud.local import processes
 from cloud.local.books import Ledger
 from cloud.local.service import LocalCloud
 from cloud.model import Machine
@@ -67,7 +66,6 @@ class AccountCloud(LocalCloud):
             "PATH": os.pathsep.join(way),
             "HOME": str(disk),
             "LANG": "C.UTF-8",
-            processes.MARKER: machine.id,
             "SPOT_PYTHON": sys.executable,
             "SPOT_METADATA_URL": metadata_url,
             "SPOT_ADDRESS": machine.address,

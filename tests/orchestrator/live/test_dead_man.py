@@ -29,6 +29,7 @@ from cloud.azure.identity import AzureIdentity
 from cloud.first_boot import user_data
 from cloud.identity.signed_message import read_certificates
 from cloud.local.identity import LocalIdentity
+from cloud.local.processes import MARKER
 from cloud.model import Machine, Pool
 from cloud.provider import Provider, all_machines
 from orchestrator.clouds import providers
@@ -93,7 +94,10 @@ class Account:
         return asyncio.run(bought())
 
     def console(self, machine: Machine) -> str:
-        return (self.folder / "machines" / machine.id / "console.log").read_text()
+        return (self.disk(machine) / "console.log").read_text()
+
+    def disk(self, machine: Machine) -> Path:
+        return self.folder / "machines" / machine.id
 
 
 @contextmanager
@@ -228,15 +232,15 @@ def left_alone(cloud: str, folder: Path, scene: Scene, head: RayHead, stack: Exi
     until("the node", lambda: "node" in phases(scene), END_S_MAX)
     assert account.ended_s() is None
     assert head.sees(machine.id, "alive"), account.console(machine)
-    assert scene.token not in environments(machine.id)
-    raylet = raylet_of(machine.id)
+    assert scene.token not in environments(account.disk(machine))
+    raylet = raylet_of(account.disk(machine))
     assert raylet is not None, account.console(machine)
     os.kill(raylet, signal.SIGSTOP)
     manager.die()
     if cloud != "aws":
         house.close()
     ended_s = until("the end of its bill", account.ended_s, END_S_MAX)
-    assert ended_s >= manager.last_s + SILENT_S - 1.0
+    assert ended_s >= manager.last_s + SILENT_S - 1.0, account.console(machine)
     why = f"no word from a manager for {SILENT_S:.0f} s: this machine ends"
     assert why in account.console(machine)
     after = f"{cloud}: its bill ended {ended_s - manager.last_s:.1f} s after the last word"
@@ -258,9 +262,9 @@ def phases(scene: Scene) -> list[str]:
     return [msgspec.json.decode(fields[b"e"])["phase"] for _, fields in rows]
 
 
-def processes_of(machine_id: str) -> Iterator[tuple[Path, bytes]]:
+def processes_of(disk: Path) -> Iterator[tuple[Path, bytes]]:
     """Every process of a machine, with its environment."""
-    mark = f"SPOT_MACHINE_ID={machine_id}".encode()
+    mark = f"{MARKER}={disk.resolve()}".encode()
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             environment = (place / "environ").read_bytes()
@@ -268,12 +272,12 @@ def processes_of(machine_id: str) -> Iterator[tuple[Path, bytes]]:
                 yield place, environment
 
 
-def environments(machine_id: str) -> str:
-    return "\n".join(text.decode(errors="replace") for _, text in processes_of(machine_id))
+def environments(disk: Path) -> str:
+    return "\n".join(text.decode(errors="replace") for _, text in processes_of(disk))
 
 
-def raylet_of(machine_id: str) -> int | None:
-    for place, _ in processes_of(machine_id):
+def raylet_of(disk: Path) -> int | None:
+    for place, _ in processes_of(disk):
         if (place / "comm").read_text().strip() == "raylet":
             return int(place.name)
     return None
