@@ -1,9 +1,12 @@
 """Writing amounts, times and counts for a person, in the terminal and in sentences."""
 
 import errno
+import re
 from datetime import datetime
 from math import ceil
 from urllib.parse import unquote
+
+OURS = re.compile(r"^agent\.[\w.]+: ")
 
 
 def usd(value: float | None) -> str:
@@ -74,6 +77,11 @@ def told(who: str, what: str, because: str) -> str:
     """
     reason = because.removeprefix(f"{who}: ").removeprefix(f"{who} ")
     return reason if what == "note" else f"{what}: {reason}"
+
+
+def last_line(detail: str) -> str:
+    """Return the last line of a traceback; of a sentence of ours without the name of its class."""
+    return OURS.sub("", detail.strip().rpartition("\n")[2])
 
 
 def as_path(uri: str) -> str:

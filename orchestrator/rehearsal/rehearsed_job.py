@@ -1,6 +1,5 @@
 """One job of a rehearsal, with a class that takes the manager's part for it."""
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator.errors import OrchestratorError
-from orchestrator.formatting import plural
+from orchestrator.formatting import last_line, plural
 from orchestrator.rehearsal.bench import Stage
 
 LOOK_MS = 30
@@ -34,7 +33,6 @@ LACKING_S = 0.5
 COUNT = 200
 # A refusal is a sentence; Python puts the name of its class before it.
 SENTENCES = ("refused", "unsupported")  # kinds of failure whose detail is a sentence
-REFUSAL = re.compile(r"^agent\.errors\.\w+: ")
 
 
 class Fault(OrchestratorError):  # noqa: N818 - it names what was found
@@ -257,12 +255,9 @@ def _end(stage: Stage) -> Any:
 def _fault(failed: WorkerFailed) -> Fault:
     """Return the fault for a failed worker; its detail is a sentence or a Python traceback."""
     detail = failed.detail.strip()
-    line = detail.rpartition("\n")[2]
-    if failed.kind in SENTENCES:
-        line = REFUSAL.sub("", line)
     where = (
         f"in step {failed.step}: "
         if failed.step is not None and failed.kind not in SENTENCES
         else ""
     )
-    return Fault(f"{where}{line}", detail if "\n" in detail else "")
+    return Fault(f"{where}{last_line(detail)}", detail if "\n" in detail else "")

@@ -542,20 +542,20 @@ def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand):
     assert "failure" not in h.job.because
 
 
-def test_an_exception_of_many_words_is_cut_in_the_reason(hand):
-    """Some have a tensor in them, and every table shows the reason."""
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        ("ValueError: " + "7" * 60_000, "ValueError: 777"),
+        ('  File "train.py", line 9\nagent.errors.Misuse: a sentence', "committed: a sentence"),
+    ],
+)
+def test_the_reason_is_what_a_failure_says_in_its_last_line(hand, detail, shown):
+    """Some have a tensor in them, and every table shows it; our own sentences need no class."""
     h = hand().running(slots_max=1, max_failures=0)
-    h.see(
-        WorkerFailed(
-            at_s=h.at_s,
-            job="job",
-            worker=h.job.layouts.current.workers[0],
-            kind="exception",
-            detail="ValueError: " + "7" * 60_000,
-        )
-    )
+    worker = h.job.layouts.current.workers[0]
+    h.see(WorkerFailed(at_s=h.at_s, job="job", worker=worker, kind="exception", detail=detail))
     assert h.job.status == "FAILED"
-    assert "ValueError: 777" in h.job.because
+    assert shown in h.job.because
     assert len(h.job.because) < 1000
 
 
