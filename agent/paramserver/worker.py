@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from agent.paramserver.api import Application, Missing, Params, Work, process, touched
+from agent.paramserver.api import (
+    Application,
+    Missing,
+    Params,
+    Work,
+    is_tried,
+    process,
+    touched,
+    try_again,
+)
 from agent.paramserver.help import Helpee, Helper, Order, Piece, Settings, Tail
 from agent.paramserver.messages import (
     CONTROLLER,
@@ -212,6 +221,7 @@ class Worker:
 
     def _reset(self) -> None:
         self._failed: Failed | None = None
+        self._tried = -1  # the newest clock of which items were computed twice
         self.helpee, self.helper = Helpee(self._settings), Helper(self._settings)
         self.cache = Cache(self.tables, self._partitions)
         self.own: dict[int, int] = {}
@@ -520,6 +530,10 @@ class Worker:
             lo, hi = self.work.items(span.block, part.tail.clock, span.first, span.first + step)
             try:
                 process(self.application, lo, hi, params)
+                if hi > lo and isinstance(part, Turn) and self._is_tried(part.clock):
+                    self._tried = part.clock
+                    again = Params(self.tables, self._reader(part), part.clock)
+                    try_again(self.application, lo, hi, params, again)
                 self._take(part, params, step)
             except Missing as missing:
                 self._blocked.append(part)
@@ -533,10 +547,15 @@ class Worker:
         except ApplicationError as error:
             return self.fail(f"clock {part.tail.clock}", error)
 
+    def _is_tried(self, clock: int) -> bool:
+        return self._tried < 0 or (self._tried < clock and is_tried(clock))
+
     def fail(self, where: str, error: ApplicationError) -> Out:
         """Compute no more before a roll-back, and have the controller end the job with this."""
         why = f"worker {self.name}, {where}: {error}"
-        self._failed = Failed(why=why, traceback=traceback_of(error.__cause__ or error))
+        traceback = traceback_of(error.__cause__ or error)
+        lines = '  File "' in traceback  # else none of it is the person's
+        self._failed = Failed(why=why, traceback=traceback if lines else "")
         return [(CONTROLLER, self._failed)]
 
     def _take(self, part: Turn | Extra, params: Params, grains: int) -> None:

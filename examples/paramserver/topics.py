@@ -30,7 +30,7 @@ class Topics(Application):
 
     def process_range(self, lo, hi, params):
         tokens = np.arange(lo, hi)
-        draw = np.random.default_rng((params.clock, lo))
+        draw = params.random
         words, at_word = np.unique(self.words[lo:hi], return_inverse=True)
         documents, at_document = np.unique(self.documents[lo:hi], return_inverse=True)
         before = params.read("tokens", tokens)[:, 0]

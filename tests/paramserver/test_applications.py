@@ -4,11 +4,13 @@ import factorisation
 import means
 import network
 import numpy as np
+import pytest
 import regression
 import topics
 
-from agent.paramserver.api import even, run_alone
+from agent.paramserver.api import Application, Stop, even, run_alone
 from agent.paramserver.controller import Plan
+from agent.paramserver.tables import Table
 from agent.paramserver.virtual.cluster import Place, Virtual
 from agent.paramserver.virtual.network import Delays
 from agent.paramserver.worker import Bound
@@ -100,3 +102,18 @@ def test_topics_keep_every_count_and_separate_the_documents():
 def test_asp_converges_as_well():
     measures = on_a_cluster(lambda: small_factorisation(24), slack=None).brain.ledger.measures
     assert min(measures) < 0.1 * measures[0]
+
+
+def test_numbers_from_params_are_the_same_wherever_they_are_drawn():
+    """They depend on the clock and the items, not on the worker or on how often they are drawn."""
+
+    class Drawing(Application):
+        items, stop = 480, Stop(clocks=8)
+        tables = (Table("sum", 4, 2),)
+
+        def process_range(self, lo, hi, params):
+            params.update("sum", [lo % 4], params.random.normal(size=(1, 2)))
+
+    virtual = on_a_cluster(Drawing)
+    alone = run_alone(Drawing(), virtual.brain.plan.work)
+    assert table(virtual, "sum") == pytest.approx(alone.value("sum"))

@@ -752,7 +752,7 @@ def test_alone_a_job_ends_by_time_as_well():
         stop = Stop(seconds=10.0)
 
         def process_range(self, lo, hi, params):
-            time.advance_to(time.now_s() + 4.0)
+            time.advance_to(4.0 * (params.clock + 1))
             params.measure(1.0)
 
     ended = run_alone(Timed(), even(40, 1, 1), time)
@@ -947,3 +947,53 @@ def test_a_restarted_controller_saves_the_clock_that_replicas_still_have():
     brain.committed, brain._saving = 4, {2: set()}
     asked = {message.clock for _, message in brain.restarted() if isinstance(message, Save)}
     assert asked == {4}
+
+
+class Counting(Small):
+    """Keeps a number between calls, which a grain that is computed again counts twice."""
+
+    def __init__(self, from_clock=0):
+        self.seen, self.from_clock = 0, from_clock
+
+    def process_range(self, lo, hi, params):
+        self.seen += params.clock >= self.from_clock
+        params.update("sum", [lo % 4], np.full((1, 2), float(self.seen)))
+
+
+class Drawing(Counting):
+    def process_range(self, lo, hi, params):
+        params.update("sum", [lo % 4], np.random.default_rng().normal(size=(1, 2)))
+
+
+class Elsewhere(Counting):
+    def process_range(self, lo, hi, params):
+        self.seen += 1
+        params.update("sum", [self.seen % 4], np.ones((1, 2)))
+
+
+class Measuring(Counting):
+    def process_range(self, lo, hi, params):
+        self.seen += 1
+        params.measure(self.seen)
+
+
+@pytest.mark.parametrize(
+    ("application", "how"),
+    [
+        (Counting, "it changed key 0 of table 'sum' otherwise"),
+        (Drawing, "it changed key 0 of table 'sum' otherwise"),
+        (Elsewhere, "it changed other rows of table 'sum'"),
+        (Measuring, r"it measured \d, not \d"),
+    ],
+)
+def test_a_range_that_comes_out_otherwise_when_computed_again_ends_the_job(application, how):
+    """Alone at once, and from a worker."""
+    said = rf"process_range\(0, \d+\) was computed twice .* the second time {how}: it keeps"
+    with pytest.raises(ApplicationError, match=said):
+        run_alone(application())
+    assert re.search(said, run(application)[1])
+
+
+def test_a_number_that_begins_to_count_later_is_found_later():
+    with pytest.raises(ApplicationError, match="computed twice"):
+        run_alone(Counting(from_clock=2), even(40, 4, 5))
