@@ -174,7 +174,14 @@ class Shelf:
             return _answer(sent, "lacks")
         if why := self._too_much(sent, marks):
             return _refused(sent, why)
+        self._delete_in_the_way(sent)
         return self._write(self._begin(worker, sent, known, marks), payload)
+
+    def _delete_in_the_way(self, sent: OutputSent) -> None:
+        """Delete files whose folder is a file now, or the other way, before it is said of them."""
+        for path in list(self._files):
+            if path.startswith(f"{sent.path}/") or sent.path.startswith(f"{path}/"):
+                self._delete(msgspec.structs.replace(sent, path=path))
 
     def _too_much(self, sent: OutputSent, marks: tuple[tuple[int, int, int], ...]) -> str:
         size = sent.size + (marks or (NOTHING,))[-1][1]

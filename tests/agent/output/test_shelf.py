@@ -197,11 +197,21 @@ def test_no_path_leads_out_of_the_folder(shelf: Shelf, tmp_path: Path, path: str
     assert listed(tmp_path) == ()
 
 
-def test_a_name_that_is_a_folder_already_is_refused(shelf: Shelf) -> None:
-    take(shelf, sent("a", b"x"), b"x")
-    assert "storage does not take it" in take(shelf, sent("a/b", b"x"), b"x").why
-    take(shelf, sent("c/d", b"x"), b"x")
-    assert take(shelf, sent("c", b"x"), b"x").state == "refused"
+def test_a_name_that_was_a_folder_is_that_of_a_file(shelf: Shelf, tmp_path: Path) -> None:
+    """And the other way: whichever of the two is said first, the older one is gone."""
+    for step, path in enumerate(("a", "a/b/c", "a/b", "a/b/c", "a"), 1):
+        assert put(shelf, path, b"x", step=step) == "done"
+        assert [file.path for file in shelf.files] == [path]
+        found = [file for file in (tmp_path / "output").rglob("*") if file.is_file()]
+        assert found == [tmp_path / "output" / path]
+    assert put(shelf, "a/b/c", b"", "gone", step=5) == "done"
+    assert [file.path for file in shelf.files] == ["a"]
+
+
+def test_a_folder_with_the_files_of_others_stays(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, "a/b", b"x")
+    (tmp_path / "output" / "a" / "notes.txt").write_text("a person's")
+    assert "storage does not take it" in take(shelf, sent("a", b"x"), b"x").why
 
 
 def test_an_empty_file_is_a_file(shelf: Shelf, tmp_path: Path) -> None:
