@@ -1,7 +1,7 @@
 """One checksum for everything that travels or is stored, and seals of records. No torch here.
 
 With a seal, a record that a damaged file has changed is noticed and not used. The keeper and the
-manager seal what they need of Redis after a restart.
+manager seal what they need of Redis after a restart, and the keeper how far tables have come.
 """
 
 from functools import reduce
@@ -32,9 +32,9 @@ def seal(data: bytes) -> bytes:
     return seal_of(data) + data
 
 
-def unseal(key: str, sealed: bytes) -> bytes:
+def unseal(where: str, sealed: bytes) -> bytes:
     """Return what was sealed. Earlier versions of the software wrote JSON without a seal."""
     data = sealed if sealed.startswith(b"{") else sealed[SEAL_CHARS:]
     if sealed not in (data, seal(data)):
-        raise RecordError(f"{key} in Redis is damaged")
+        raise RecordError(f"{where} is damaged")
     return data

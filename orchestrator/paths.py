@@ -195,6 +195,10 @@ GOES_ON = (
 )
 
 
+TAKES_NOTHING = "{} takes nothing more ({}): make room on that disk, {}"
+UP_AGAIN = "then: orchestrator up"
+
+
 def no_room(folder: Path, then: str = GOES_ON) -> str:
     """Return why nothing can be written in the folder, as a sentence; "" if it can.
 
@@ -206,7 +210,7 @@ def no_room(folder: Path, then: str = GOES_ON) -> str:
             os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
     except OSError as error:
         if error.errno in FULL:
-            return f"{folder} takes nothing more ({error.strerror}): make room on that disk, {then}"
+            return TAKES_NOTHING.format(folder, error.strerror, then)
         if error.errno in NO_FILES:
             return (
                 f"no more files can be opened here ({error.strerror}): end what holds so many, or raise the limit "

@@ -11,12 +11,14 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from agent.checksum import crc32c
 from agent.errors import AgentError, CheckpointError
 from agent.keeper.storage.backup import Backup, Saved
 from agent.keeper.storage.vault import Vault
@@ -75,6 +77,7 @@ class Measures:
     def __init__(self, path: Path) -> None:
         self._path, self._written = path, 0
         self._all: list[float] = []
+        self.checksum = 0  # of what is in the file
 
     def __getitem__(self, clock: int) -> float:
         return self._all[clock]
@@ -82,24 +85,31 @@ class Measures:
     def up_to(self, clock: int) -> tuple[float, ...]:
         return tuple(self._all[: clock + 1])
 
-    def recall(self, clock: int, told: Iterable[float]) -> None:
+    def recall(self, clock: int, told: Iterable[float], checksum: int | None = None) -> None:
         """Take over what an earlier keeper has `told`; if that is nothing, what is in the file."""
         self._all = list(told)
         if not self._all and clock >= 0:
-            self._all = np.fromfile(self._path, MEASURE, clock + 1).tolist()
-            self._written = len(self._all)
+            data = b""
+            with suppress(FileNotFoundError), self._path.open("rb") as source:
+                data = source.read((clock + 1) * MEASURE.itemsize)
+            self._all = np.frombuffer(data, MEASURE, len(data) // MEASURE.itemsize).tolist()
+            self._written, self.checksum = len(self._all), crc32c(0, data)
         if len(self._all) <= clock:
-            raise AgentError(f"{self._path} has {len(self._all)} of {clock + 1} measures")
+            raise CheckpointError(f"{self._path} has {len(self._all)} of {clock + 1} measures")
+        if checksum not in (None, self.checksum):
+            raise CheckpointError(f"{self._path} is damaged: it does not have its checksum")
 
     def add(self, first: int, fresh: Sequence[float]) -> None:
         """Have these from clock `first` on, and wait until the disk has them."""
         start = min(first, self._written)
-        values = np.array([*self._all[start:first], *fresh], MEASURE)
+        data = np.array([*self._all[start:first], *fresh], MEASURE).tobytes()
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as sink:
-            sink.seek(start * values.itemsize)
-            sink.write(values.tobytes())
+            sink.seek(start * MEASURE.itemsize)
+            sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
+        before = np.array(self._all[:start], MEASURE).tobytes() if start < self._written else b""
+        self.checksum = crc32c(crc32c(0, before) if start < self._written else self.checksum, data)
         self._all[first:] = fresh
         self._written = len(self._all)
 

@@ -55,7 +55,7 @@ class History:
     """The commits of one job, for the keeper that took its log over and writes them."""
 
     def __init__(self, log_: CommitLog, job: str) -> None:
-        self._log, self._job = log_, job
+        self._log, self.job = log_, job
         # Converts a version to steps of the script, in which the manager counts.
         self.steps: Callable[[int], int] = lambda version: version
         self._term, self._newest = log_.take(job)
@@ -101,7 +101,7 @@ class History:
 
         `resume` takes over the result.
         """
-        return self._log.take(self._job)
+        return self._log.take(self.job)
 
     def resume(self, term: int, newest: Commit) -> bool:
         """Take over the result of `take`. Return whether the version is unchanged since."""
@@ -114,7 +114,7 @@ class History:
 
         The version here changes only when `note` is called.
         """
-        self._log.write(self._job, self._term, commit)
+        self._log.write(self.job, self._term, commit)
 
     def note(self, commit: Commit) -> None:
         self._newest = commit
@@ -125,11 +125,11 @@ class History:
         commit = Commit(generation=generation, version=version, loss=None, phases=phases)
         told = Rewound(
             at_s=CLOCK.now_s(),
-            job=self._job,
+            job=self.job,
             from_step=self.steps(self.version),
             to_step=self.steps(version),
         )
-        self._log.rewind(self._job, self._term, commit, told)
+        self._log.rewind(self.job, self._term, commit, told)
         self._newest = commit
 
 

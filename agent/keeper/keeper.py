@@ -538,13 +538,13 @@ class PatientLog:
 
 
 def _opened(name: str, data: bytes) -> OpenJob:
-    key = f"{OPEN_JOBS} {name}"
+    where = f"{OPEN_JOBS} {name} in Redis"
     try:
-        record = msgspec.json.decode(unseal(key, data), type=OpenJob)
+        record = msgspec.json.decode(unseal(where, data), type=OpenJob)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{key} in Redis cannot be read ({error})") from error
+        raise RecordError(f"{where} cannot be read ({error})") from error
     if record.order.job != name:
-        raise RecordError(f"{key} in Redis is of {record.order.job}")
+        raise RecordError(f"{where} is of {record.order.job}")
     return record
 
 

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from agent.checksum import seal, unseal
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
 from agent.keeper.clocks import Clock, Copying, Measures, clock_of, demand_alike, write_result
 from agent.keeper.commits import Commit, History
@@ -50,7 +51,7 @@ ABSENT_S = 20.0  # for workers of a layout that have not come back
 END_S = 10.0  # for threads of ours
 PLACED_S = 0.5  # between two looks at who does what
 AGAIN_S = 2.0  # until a clock that the disk did not take is tried again
-RESULT = "tables.npz"
+RESULT, REACHED = "tables.npz", "reached.json"
 
 T = TypeVar("T")
 
@@ -101,6 +102,8 @@ class Reached(msgspec.Struct, frozen=True):
     elapsed_s: float = 0.0  # in which the job was served so far
     tables: tuple[Shape, ...] = ()  # as they were declared; of an earlier version, nothing
     partitions: int = 0  # of an earlier version, 0
+    job: str = ""  # as the next one: of an earlier version, nothing
+    checksum: int | None = None  # of the file of measures up to this clock
 
 
 class Copies:
@@ -140,7 +143,7 @@ class Copies:
                 continue  # a roll-back came between
             try:
                 out = self.server.handle(sender, message)
-            except OSError as error:  # the clock is not saved, and is ordered again
+            except (OSError, CheckpointError) as error:  # what is not saved is ordered again
                 if isinstance(message, messages.Roll):
                     self._broken(f"a clock that was written cannot be read: {error}")
                     return
@@ -173,7 +176,6 @@ class Tables:
         """Keep tables in `folder`, and every so often copy them into the vault's archives."""
         self._serving, self._history, self._owner = serving, history, owner
         self._folder, self._vault = folder, vault
-        folder.mkdir(parents=True, exist_ok=True)
         self._disk = Folder(str(folder))
         self._letters = Letters(CONTROLLER)
         self._readings: dict[str, Reading] = {}
@@ -185,7 +187,7 @@ class Tables:
         self._layout: Layout | None = None
         self._entered_s = 0.0
         self._measures = Measures(folder / "measures")
-        self._reached = self._read()
+        self._reached, self._damage = Reached(), ""
         self._caught_up = False
         self._copying = Copying(vault, every_s, self._clock)
         self._epochs = history.term << 32
@@ -487,8 +489,16 @@ class Tables:
         """Write down that the clocks from `first` on are whole; their measures come before that."""
         self._measures.add(first, measures)
         serving, clock = self._serving, first + len(measures) - 1
-        reached = Reached(clock, (), elapsed_s, serving.tables, serving.partitions)
-        private.write(self._folder / "reached.json", msgspec.json.encode(reached))
+        reached = Reached(
+            clock,
+            (),
+            elapsed_s,
+            serving.tables,
+            serving.partitions,
+            self._history.job,
+            self._measures.checksum,
+        )
+        private.write(self._folder / REACHED, seal(msgspec.json.encode(reached)))
         self._reached = reached
 
     def _catch_up(self) -> None:
@@ -497,7 +507,10 @@ class Tables:
         What the disk does not have of the commits is looked for where its copies are. As long as
         that cannot be read, the commits stay as they are.
         """
-        reached = self._reached
+        reached = self._insist(lambda _: self._read())
+        if reached is None:
+            return
+        self._reached = reached
         demand_alike(reached.tables, reached.partitions, self._serving, str(self._folder))
         here, committed = self._reached.clock + 1, self._history.version
         if (not here or here < committed) and not self._recall(committed):
@@ -518,13 +531,18 @@ class Tables:
         )
         if found is None:
             return False
+        if found.saved is None and committed and self._reached.clock < 0:
+            self._say_from(0, "step 0, because nothing else is stored")
         if found.saved is None or found.saved.reached <= self._reached.clock + 1:
             return True
         clock = clock_of(found.saved, self._serving)
         if not self._insist(lambda _: self._take_clock(clock)):
             return False
-        self._owner.recalled(found.saved.reached, found.because)
+        self._say_from(found.saved.reached, found.because)
         return True
+
+    def _say_from(self, version: int, because: str) -> None:
+        self._owner.recalled(version, "; ".join(filter(None, (because, self._damage))))
 
     def _take_clock(self, clock: Clock) -> bool:
         for partition, sections in enumerate(clock.partitions):
@@ -553,15 +571,26 @@ class Tables:
         )
 
     def _read(self) -> Reached:
-        path = self._folder / "reached.json"
+        """Return what the disk has whole; nothing if a file of it is damaged or another job's."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / REACHED
         if not path.exists():
             return Reached()
         try:
-            reached = msgspec.json.decode(path.read_bytes(), type=Reached)
-            self._measures.recall(reached.clock, reached.measures)
+            reached = msgspec.json.decode(unseal(str(path), path.read_bytes()), type=Reached)
+            if reached.job not in ("", self._history.job):
+                raise CheckpointError(f"{path} is of {reached.job}")
+            self._measures.recall(reached.clock, reached.measures, reached.checksum)
+            for partition in range(reached.partitions or self._serving.partitions):
+                self._disk.read(partition, reached.clock)
+        except msgspec.DecodeError as error:
+            self._damage = f"{path} is damaged: {error}"
+        except AgentError as error:
+            self._damage = str(error)
+        else:
             return msgspec.structs.replace(reached, measures=())
-        except (OSError, msgspec.DecodeError, AgentError) as error:
-            raise AgentError(f"{self._folder} has tables that cannot be read: {error}") from error
+        log.warning("%s", self._damage)
+        return Reached()
 
     def _result(self) -> tuple[str, str]:
         """Put the values of all tables into one file. Return its checksum, and where it is."""

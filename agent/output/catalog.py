@@ -174,7 +174,14 @@ class Shelf:
             return _answer(sent, "lacks")
         if why := self._too_much(sent, marks):
             return _refused(sent, why)
+        self._delete_in_the_way(sent)
         return self._write(self._begin(worker, sent, known, marks), payload)
+
+    def _delete_in_the_way(self, sent: OutputSent) -> None:
+        """Delete files whose folder is a file now, or the other way, before it is said of them."""
+        for path in list(self._files):
+            if path.startswith(f"{sent.path}/") or sent.path.startswith(f"{path}/"):
+                self._delete(msgspec.structs.replace(sent, path=path))
 
     def _too_much(self, sent: OutputSent, marks: tuple[tuple[int, int, int], ...]) -> str:
         size = sent.size + (marks or (NOTHING,))[-1][1]
@@ -187,15 +194,19 @@ class Shelf:
         return ""
 
     def _is_sound(self, known: OutputFile) -> bool:
-        """Check a file against the list once, because one that others changed is not extended."""
-        if known.path not in self._sound:
-            file = open_file(self._folder / known.path)
-            if file is None:
+        """Return whether a file is as listed, because one that others changed is not extended.
+
+        Its contents are compared once.
+        """
+        file = open_file(self._folder / known.path)
+        if file is None:
+            return False
+        with file:
+            if known.path in self._sound:
+                return os.fstat(file.fileno()).st_size >= known.size
+            if checksum_of(file, known.size) != known.checksum:
                 return False
-            with file:
-                if checksum_of(file, known.size) != known.checksum:
-                    return False
-            self._sound.add(known.path)
+        self._sound.add(known.path)
         return True
 
     def _begin(
@@ -303,11 +314,14 @@ class Shelf:
     def _write_list(self) -> None:
         draft = self._draft()
         draft.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("xb") as file:
-            file.write(msgspec.json.encode(self.files))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._list)
+        try:
+            with draft.open("xb") as file:
+                file.write(msgspec.json.encode(self.files))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._list)
+        finally:
+            draft.unlink(missing_ok=True)  # on a full disk, it would be in its own way
         flush(self._list.parent)
 
 

@@ -8,11 +8,12 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 import msgspec
@@ -26,6 +27,7 @@ TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that are this close may have the same time
 TOO_MANY = "more than {:,} files are there"
 LINK = "it is a link, and what it leads to may lie elsewhere"
+UNREAD = "it cannot be read now"
 _DRAFTS = set[str]()  # what this process is writing beside its place
 
 
@@ -99,16 +101,31 @@ def draft_of(target: Path) -> Iterator[Path]:
         _DRAFTS.discard(str(draft))
 
 
+def make_way(target: Path) -> None:
+    """Make the folder of a file, and take away empty folders where it shall lie itself."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        for folder, _, _ in os.walk(target, topdown=False):
+            with suppress(OSError):  # something lies in it
+                Path(folder).rmdir()
+
+
 def look(
-    folder: Path, files_max: int, known: Container[str] = ()
+    folder: Path, files_max: int, known: Mapping[str, Seen] = MappingProxyType({})
 ) -> tuple[dict[str, Seen], dict[str, str]]:
     """Return the files below a folder, and by reason the first left out. Follow no links.
 
-    If there are too many, the `known` ones are not left out for newer ones.
+    If there are too many, the `known` ones are not left out for newer ones. A folder that cannot be
+    read, as when no more files can be opened, is not known to be empty: its files are as they were.
     """
     found, fresh, left_out = dict[str, Seen](), dict[str, Seen](), dict[str, str]()
     now_ns = time.time_ns()
-    for path, entry in _walk(str(folder), ""):
+
+    def unread(prefix: str) -> None:
+        found.update({path: known[path] for path in known if path.startswith(prefix)})
+        left_out.setdefault(UNREAD, prefix or ".")
+
+    for path, entry in _walk(str(folder), unread):
         if entry.path in _DRAFTS:
             continue
         why = why_no_path(path) or (LINK if entry.is_symlink() else "")
@@ -127,13 +144,27 @@ def look(
     return found | taken, left_out
 
 
-def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    with suppress(OSError), os.scandir(folder) as entries:
+def _walk(folder: str, unread: Callable[[str], None]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield the files and links below a folder, and folders in which no name is short enough."""
+    todo = [""]
+    while todo:
+        prefix = todo.pop()
+        try:
+            with os.scandir(f"{folder}/{prefix}") as found:
+                entries = [*found]
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # it was deleted meanwhile
+        except OSError:
+            unread(prefix)
+            continue
         for entry in entries:
             path = f"{prefix}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(entry.path, f"{path}/")
-            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            if not entry.is_dir(follow_symlinks=False):
+                if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    yield path, entry
+            elif len(path) <= PATH_BYTES_MAX:
+                todo.append(f"{path}/")
+            else:
                 yield path, entry
 
 

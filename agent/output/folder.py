@@ -388,6 +388,8 @@ class Output:
         """Return the change to a file that does not look as before; None if there is none."""
         file, before = open_file(self._place / path), self._seen.get(path)
         if file is None:
+            if (self._place / path).exists():
+                self._leave_out({files.UNREAD: path})
             return None
         with file:
             seen = files.seen_whole(file)

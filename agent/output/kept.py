@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.errors import Misuse
 from agent.messages import OutputFile
 from agent.output import files
-from agent.output.files import checksum_of, draft_of, open_file
+from agent.output.files import checksum_of, draft_of, make_way, open_file
 from agent.output.strays import Strays
 from agent.protocol import OutputAsked, OutputGiven
 
@@ -121,7 +121,7 @@ class Kept:
 
     def _put(self, step: int, file: OutputFile, output: Path) -> bool:
         target = files.place(output, file.path, WHO)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_way(target)
         with draft_of(target) as draft:
             if not self._fetch(step, file, draft):
                 return False

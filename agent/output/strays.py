@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from agent.output.files import RACY_NS, draft_of, place
+from agent.output.files import RACY_NS, draft_of, make_way, place
 
 FOLDERS_MAX, LINKS_MAX, THERE_MAX = 100, 2000, 20_000
 PASSED_OVER = ("__pycache__",)
@@ -82,7 +82,7 @@ class Strays:
     def put(self, path: str, output: Path) -> None:
         """Give a file of the output folder the name in this folder that it has on other workers."""
         source, target = output / path, place(self.root, path, "a kept file")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_way(target)
         with draft_of(target) as draft:
             draft.hardlink_to(source)
             draft.replace(target)
@@ -101,12 +101,13 @@ class Strays:
         todo = list(self._folders)
         while todo:
             folder = todo.pop()
-            with suppress(OSError):  # it was deleted meanwhile
+            with suppress(OSError):  # it was deleted meanwhile, or is read the next time
                 changed_ns = Path(folder).stat().st_mtime_ns
                 if changed_ns == self._folders.get(folder):
                     continue
+                entries = sorted(os.scandir(folder), key=lambda each: each.name)
                 self._folders[folder] = changed_ns
-                for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+                for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         if self._is_new(entry):
                             self._folders[entry.path] = -1

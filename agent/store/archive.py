@@ -387,6 +387,14 @@ def marks_in(folder: str, keys: Iterable[str]) -> list[Mark]:
     return sorted(Mark(int(found[1]), int(found[2])) for found in matches if found)
 
 
+def whole(sink: Sink, part: Part) -> bytes:
+    """Return all of a file, or raise `Damaged` if any byte of it has changed."""
+    data = sink.get(part.key)
+    if block_crcs([data]) != part.blocks:
+        raise Damaged(f"{sink.name}/{part.key} does not have its checksums")
+    return data
+
+
 def copy(manifest: Manifest, source: Sink, targets: Sequence[Archive]) -> None:
     """Copy a version from one sink into others, reading it once per target."""
     for target in targets:
@@ -395,9 +403,6 @@ def copy(manifest: Manifest, source: Sink, targets: Sequence[Archive]) -> None:
             if present.get(part.key) != part.file_bytes:
                 if part.key in present:  # our sinks never leave half a file, but another tool may
                     target.sink.delete([part.key])
-                data = source.get(part.key)
-                if block_crcs([data]) != part.blocks:
-                    raise Damaged(f"{source.name}/{part.key} does not have its checksums")
-                target.sink.put(part.key, [data])
+                target.sink.put(part.key, [whole(source, part)])
         target.sink.settle()
         target.commit(manifest)

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,8 @@ from orchestrator.formatting import memory, plural
 from orchestrator.paths import Places
 
 STEPS_SHOWN = 20
+SHOWN = 5
+UNCOPIED = "{}: changes while it is copied, or is damaged or gone; try again in a moment. All else is in {}"
 TRIES = 3  # a file may be rewritten while it is copied
 
 To = Annotated[
@@ -43,8 +44,9 @@ def output(command: Command, job: Job = None, to: To = None) -> None:
         command.answer(value, Text(f"{name} has written nothing to session.output yet"))
         return
     if to is not None:
-        for file in files:
-            _copy(checkpoints / name, file.path, to)
+        uncopied = [one.path for one in files if not _copy(checkpoints / name, one.path, to)]
+        if uncopied:
+            raise CommandError(UNCOPIED.format(", ".join(uncopied[:SHOWN]), to))
         total = sum(file.size for file in files)
         text = Text(f"{plural(len(files), 'file')} of {name}, {memory(total)}, copied to {to}")
         command.answer({**value, "copied_to": str(to)}, text)
@@ -70,22 +72,20 @@ def _step(step: int) -> str:
     return "before" if step < 0 else f"{step:,}"
 
 
-def _copy(home: Path, path: str, to: Path) -> None:
-    """Copy a file, and check it against the list; retry if it changes meanwhile."""
+def _copy(home: Path, path: str, to: Path) -> bool:
+    """Copy a file as it is listed, after a few tries if it changes meanwhile; say if it is there."""
     from agent.output.catalog import listed
 
     for _ in range(TRIES):
         file = next((one for one in listed(home) if one.path == path), None)
-        if file is None:
-            return  # the script has deleted it
-        if _copied(home, file, to / path):
-            return
-    raise CommandError(f"{path} changes while it is copied, or is damaged; try again in a moment")
+        if file is None or _copied(home, file, to / path):
+            return True  # copied, or deleted by the script
+    return False
 
 
 def _copied(home: Path, file: OutputFile, target: Path) -> bool:
     from agent.output.catalog import FOLDER
-    from agent.output.files import checksum_of, open_file, pieces
+    from agent.output.files import checksum_of, draft_of, open_file, pieces
 
     source = open_file(home / FOLDER / file.path)
     if source is None:
@@ -95,11 +95,11 @@ def _copied(home: Path, file: OutputFile, target: Path) -> bool:
             return False
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_name(f".{secrets.token_hex(4)}.draft")
-            with draft.open("xb") as into:
-                for piece in pieces(source, 0, file.size):
-                    into.write(piece)
-            draft.replace(target)
+            with draft_of(target) as draft:
+                with draft.open("xb") as into:
+                    for piece in pieces(source, 0, file.size):
+                        into.write(piece)
+                draft.replace(target)
         except OSError as error:
             raise CommandError(f"--to: {target} cannot be written: {error.strerror}") from error
     return True

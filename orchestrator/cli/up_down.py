@@ -24,7 +24,7 @@ from orchestrator.dashboard.keys import address_with_key
 from orchestrator.events import ShutdownAsked
 from orchestrator.formatting import plural, usd
 from orchestrator.interrupts import no_interrupts
-from orchestrator.paths import Places, no_room
+from orchestrator.paths import UP_AGAIN, Places, no_room
 from orchestrator.supervisor import processes
 from orchestrator.view import JobView, View
 
@@ -132,7 +132,7 @@ def _wait_for_house(
         if house and house.pid == process.pid:
             return house
         if process.poll() is not None:
-            raise CommandError(last_line(log, begins_at) or _without_a_word(places, log))
+            raise CommandError(_why_ended(places, log, begins_at))
         time.sleep(LOOK_S)
     raise CommandError(f"the manager was not up after {UP_S_MAX:.0f} s; see {log}")
 
@@ -145,10 +145,11 @@ def _noted(places: Places) -> House | None:
         return None
 
 
-def _without_a_word(places: Places, log: Path) -> str:
-    """Return why a house ended without a line in its log; on a full disk there is none."""
+def _why_ended(places: Places, log: Path, begins_at: int) -> str:
+    """Return why a house ended; a full disk takes no line of its log, or is behind what that says."""
     return (
-        no_room(places.state_dir, "then: orchestrator up")
+        no_room(places.state_dir, UP_AGAIN)
+        or last_line(log, begins_at)
         or f"the manager did not start; see {log}"
     )
 

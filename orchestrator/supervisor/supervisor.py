@@ -48,7 +48,16 @@ from orchestrator.formatting import instead_of
 from orchestrator.history.order import VARIABLE as HISTORY_VARIABLE
 from orchestrator.history.order import HistoryOrder
 from orchestrator.live.order import Order
-from orchestrator.paths import BACK_S, Places, StateDirError, dangling_links, no_room
+from orchestrator.paths import (
+    BACK_S,
+    FULL,
+    TAKES_NOTHING,
+    UP_AGAIN,
+    Places,
+    StateDirError,
+    dangling_links,
+    no_room,
+)
 from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.ray_head import HeadOrder
@@ -734,14 +743,20 @@ def _say(text: str) -> None:
 def keep(config: Config, config_path: Path | None, *, give_back: bool = False) -> None:
     """Run a house from start to end in this process."""
     house = House(config, config_path, give_back=give_back)
-    with only_one(house.places):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, house.ask_to_stop)
-        try:
-            house.start()
-            house.watch()
-        finally:
-            house.stop()
+    try:
+        with only_one(house.places):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, house.ask_to_stop)
+            try:
+                house.start()
+                house.watch()
+            finally:
+                house.stop()
+    except OSError as error:
+        if error.errno in FULL:
+            told = TAKES_NOTHING.format(house.places.state_dir, error.strerror, UP_AGAIN)
+            raise HouseError(told) from error
+        raise
 
 
 def main() -> int:

@@ -56,15 +56,18 @@ def test_a_file_that_is_not_as_it_is_said_to_be_is_not_copied(housed, submitted,
     stored.write_bytes(b"whole, and half a line more")
     assert housed("output", submitted, "--to", str(tmp_path)).code == 0
     assert (tmp_path / "a").read_bytes() == b"whole"
+    put(housed, submitted, "b", b"x", 1)
     stored.write_bytes(b"wh0le")
-    answer = housed("output", submitted, "--to", str(tmp_path / "other"))
+    other = tmp_path / "other"
+    answer = housed("output", submitted, "--to", str(other))
     assert (answer.code, answer.line) == (
         1,
-        "a changes while it is copied, or is damaged; try again in a moment",
+        "a: changes while it is copied, or is damaged or gone; try again in a moment. "
+        f"All else is in {other}",
     )
+    assert [path.name for path in other.iterdir()] == ["b"]
     (tmp_path / "file").touch()
     stored.write_bytes(b"whole")
-    put(housed, submitted, "b", b"x", 1)
     answer = housed("output", submitted, "--to", str(tmp_path / "file"))
     assert answer.line.startswith("--to: ")
 

@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 import redis
+from houses import RunningHouse
 
 from orchestrator import client
 from orchestrator.client import Client, Silent
@@ -91,6 +93,19 @@ def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(tmp_path, mon
         assert torn.startswith("the last write to ") and "are cut off" in torn
     finally:
         house.stop()
+
+
+def test_a_house_that_finds_no_room_says_so_in_a_line(tmp_path):
+    house = RunningHouse(tmp_path)
+    with full(os.getpid(), 0):
+        ran = subprocess.run(house._command(), capture_output=True, text=True, timeout=60)
+    of_memory, of_the_disk = ran.stderr.splitlines()  # for `full`, both are full
+    assert of_memory.startswith("/dev/shm takes no files")
+    assert of_the_disk == (
+        f"orchestrator: {house.places.state_dir} takes nothing more (File too large): make room on that disk, "
+        "then: orchestrator up"
+    )
+    assert ran.returncode == 1
 
 
 def test_a_manager_without_redis_does_not_end_before_redis_is_back(server, tmp_path, monkeypatch):

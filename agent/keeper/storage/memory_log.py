@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where files are in memory
 PREFIX = f"spot-keeper-{os.getuid()}-"
+# ValueError: an empty file cannot be mapped
+UNSOUND = (FileNotFoundError, ValueError, msgspec.MsgspecError)
 HOME, STATE, SUM, PROOF, AREA, DRAFT = "home", "state", "sum-", "proof-", "area-", "draft"
 NAMES = 8  # tried for a house's folder
 PARTS, PARTS_FREE = 4, 1  # of that file system: PARTS_FREE of PARTS are left to other programs
@@ -263,8 +265,7 @@ class MemoryLog:
         with self._lock:
             try:
                 return self._find(committed)
-            except (FileNotFoundError, ValueError, msgspec.MsgspecError) as error:
-                # ValueError: an empty file cannot be mapped
+            except UNSOUND as error:
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
             except OSError as error:
@@ -290,10 +291,10 @@ class MemoryLog:
             bodies={name: self._body(ref) for name, ref in state.bodies.items()},
         )
         redo, records = list[LoggedSum](), b""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*UNSOUND):
             data = (self._folder / f"{PROOF}{state.version}").read_bytes()
             records = msgspec.msgpack.decode(data, type=bytes)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*UNSOUND):  # what leads up to one that is not whole still counts
             for step in range(state.version, committed):
                 found = msgspec.msgpack.decode(
                     (self._folder / _sum_of(step)).read_bytes(), type=Sum

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,9 +17,9 @@ import msgspec
 from agent.errors import CheckpointError
 from agent.keeper import proofs
 from agent.keeper.storage.backup import Backup, LoggedSum, Room, Saved
-from agent.store.archive import Archive, Mark, assemble, write_parts
+from agent.store.archive import Archive, Mark, assemble, whole, write_parts
 from agent.store.encoding.format import SUMS, File, Layer, Manifest, Part, file_of, lay_out
-from agent.store.errors import Damaged, Full
+from agent.store.errors import Damaged, Full, read_twice
 from agent.store.memory import ordinary
 from agent.store.reading import Want, read
 from agent.store.shares import Stored
@@ -151,13 +152,17 @@ def _made_room(archive: Archive, generation: int) -> bool:
 
 
 def _written(archive: Archive, mark: Mark) -> Manifest | None:
+    """Return what is there of this version, if every byte of it is: memory may be given up for it."""
     if mark not in archive.marks():
         return None
     try:
-        return archive.read(mark)
+        manifest = archive.read(mark)
+        for part in manifest.parts:
+            read_twice(partial(whole, archive.sink, part))
     except Damaged as error:
         archive.set_aside(mark, str(error))
         return None
+    return manifest
 
 
 def stored_of(archive: Archive, manifest: Manifest) -> Stored:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.errors import CheckpointError
 from agent.paramserver.messages import Section
 from cloud.private import flush
 
@@ -30,9 +31,18 @@ class Folder:
         flush(self._folder)  # the name is on the disk as well, before it counts as saved
 
     def read(self, partition: int, clock: int) -> list[Section]:
-        with np.load(self._path(partition, clock)) as found:
-            names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
-            return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
+        """Read a file, in which each array has a checksum; raise `CheckpointError` if it is torn."""
+        path = self._path(partition, clock)
+        try:
+            with path.open("rb") as file, np.load(file) as found:
+                names = [name.removeprefix("keys ") for name in found if name.startswith("keys ")]
+                return [Section(one, found[f"keys {one}"], found[f"rows {one}"]) for one in names]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing") from error
+        except OSError:
+            raise
+        except Exception as error:  # numpy and zipfile say of damaged bytes whatever they trip over
+            raise CheckpointError(f"{path} is damaged: {error}") from error
 
     def drop(self, partition: int, before: int) -> None:
         for path in self._folder.glob(f"{partition}-*"):

@@ -37,7 +37,7 @@ from agent.keys import OPEN_JOBS
 from agent.messages import JobOrder, Recalled, RecallFailed, Rewound
 from agent.store.encoding.format import lay_out
 from agent.store.errors import Unavailable, Unknown
-from agent.store.memory import RETURNING_BYTES_MIN
+from agent.store.memory import RETURNING_BYTES_MIN, address_of
 
 TOY = (
     Path(__file__)
@@ -318,6 +318,20 @@ def test_a_record_that_was_being_written_does_not_count(shared: Path) -> None:
     memory.leave()
     (shared / memory_log.DRAFT).write_bytes(b"half")
     assert same(found(shared, 6), held)
+
+
+@pytest.mark.parametrize("harm", [b"", b"\xc1"])
+@pytest.mark.parametrize("area", [False, True])
+def test_a_sum_that_is_not_whole_ends_what_is_found(
+    shared: Path, harm: bytes, *, area: bool
+) -> None:
+    """Not the state before it, nor the sums that lead there."""
+    memory, held = lived(shared, 3, 4)
+    record = shared / f"{memory_log.SUM}5"
+    memory.leave()
+    spoilt = shared / memory._areas[address_of(held.redo[2].body)] if area else record
+    spoilt.write_bytes(harm)
+    assert same(found(shared, 7), until_version(held, 5))
 
 
 def test_what_another_version_of_the_software_has_left_is_neither_taken_nor_let_go_of(

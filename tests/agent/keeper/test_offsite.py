@@ -1,7 +1,7 @@
 """Copies that outlive the manager's machine: made beside training, and found when nothing else is left."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -181,10 +181,19 @@ def test_of_two_writers_the_loser_names_what_the_winner_wrote() -> None:
     assert {part.key for part in manifest.parts} == sink.sizes(PARTS).keys()
 
 
-def test_a_version_that_is_damaged_is_written_again(tmp_path: Path) -> None:
-    """Its manifest is there, and a file of it is not: that is no version to rest on."""
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, _flip])
+def test_a_version_that_is_damaged_is_written_again(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    """Its manifest is there, and a file of it is not as it was: that is no version to rest on."""
     save(disk(tmp_path), 1, saved(4))
-    next((tmp_path / PARTS).glob("*/0-*")).unlink()
+    harm(next((tmp_path / PARTS).glob("*/0-*")))
     save(disk(tmp_path), 1, saved(4))
     assert same(newest([Shelf(DISK, disk(tmp_path))], 4).saved, saved(4))
 

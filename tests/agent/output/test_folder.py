@@ -3,7 +3,12 @@
 import mmap
 import os
 import random
+import resource
+import shutil
+import subprocess
+import sys
 import threading
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,6 +311,63 @@ def test_what_cannot_lie_in_the_folder_is_left_out_and_said(job: Job, tmp_path: 
     name, link = sorted(one.said, key=lambda line: "link" in line)
     assert name == "session.output: 'a\\nb': its name cannot be printed; it is not kept"
     assert link.endswith(": it is a link, and what it leads to may lie elsewhere; it is not kept")
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_one(job: Job) -> None:
+    """A script that has every file open that it may takes nothing out of the storage by that."""
+    one, most = job.worker("one"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "best.pt").write_text("w"))
+    one.flush()
+    with ExitStack() as held:
+
+        def opens(worker: Worker) -> None:
+            few = len([*Path("/dev/fd").iterdir()]) + 3
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, most[1]))
+            held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, most)
+            with suppress(OSError):
+                while True:
+                    held.enter_context(Path(os.devnull).open())
+
+        one.step(1, opens)
+    assert one.said == ["session.output: '.': it cannot be read now; it is not kept"]
+    one.step(2, lambda w: (w.folder / "last.pt").write_text("w"))
+    one.end(3)
+    assert job.names() == {"best.pt": 0, "last.pt": 2}
+
+
+def test_folders_in_folders_without_end_are_left_out_and_said(job: Job) -> None:
+    """Names that are too long, and more folders than calls can be nested in Python."""
+    one = job.worker("one")
+    one.begin(0)
+
+    def does(worker: Worker) -> None:
+        (worker.folder / "fine").write_text("x")
+        at = os.open(worker.folder, os.O_RDONLY)
+        for _ in range(sys.getrecursionlimit() + 1):
+            os.mkdir("d", dir_fd=at)
+            at, before = os.open("d", os.O_RDONLY, dir_fd=at), at
+            os.close(before)
+        os.close(at)
+
+    one.step(0, does)
+    one.end(1)
+    subprocess.run(["rm", "-r", one.folder / "d"], check=True)
+    assert job.names() == {"fine": 0}
+    (line,) = one.said
+    assert line.endswith("d': its name is longer than 240 bytes; it is not kept")
+
+
+def test_a_storage_that_was_removed_gets_what_is_still_written(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(LINES):
+        if step == LINES // 2:
+            shutil.rmtree(job.home)
+        one.step(step, appends(step))
+        one.flush()
+    one.end(LINES)
+    assert job.text("metrics.csv") == expected(LINES)
 
 
 def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) -> None:

@@ -1,6 +1,7 @@
 """A worker that comes later finds the files that the job has kept, as of its step, or none."""
 
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,6 +203,36 @@ def full() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_comes_into_the_place_of_a_folder(job: Job) -> None:
+    """In one step the name is that of a file, in the next that of a folder with a file."""
+
+    def does(step: int) -> Any:
+        def one_step(worker: Worker) -> None:
+            at = worker.folder / "latest"
+            if step % 2:
+                at.unlink()
+                at.mkdir()
+                (at / "best.pt").write_text(f"{step}")
+            else:
+                shutil.rmtree(at, ignore_errors=True)
+                at.write_text(f"{step}")
+
+        return one_step
+
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    for step in range(5):
+        one.save(step)
+        one.step(step, does(step))
+    one.save(5)
+    two.begin(3, leads=False)
+    assert read(two, "latest") == "2"
+    two.step(3, does(3), leads=False)
+    two.begin(5, leads=False)
+    assert read(two, "latest") == "4"
+    assert not two.output.lacks
 
 
 def test_what_the_storage_had_no_room_for_is_not_taken_for_stored(job: Job) -> None:

@@ -1,5 +1,6 @@
 """The storage of a job's output: whole files, each step of a file once, and nothing outside its folder."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,32 @@ def test_a_file_that_somebody_else_has_changed_is_not_gone_on_with(
     assert put(again, "a", b"3", "append", step=2) == "lacks"
     assert put(again, "a", b"123", step=2) == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"123"
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"1")])
+def test_a_file_that_goes_while_the_keeper_lives_is_not_gone_on_with(
+    shelf: Shelf, tmp_path: Path, harm: Any
+) -> None:
+    put(shelf, "a", b"12")
+    harm(tmp_path / "output" / "a")
+    assert put(shelf, "a", b"3", "append", step=2) == "lacks"
+    assert put(shelf, "a", b"123", step=2) == "done"
+    assert (tmp_path / "output" / "a").read_bytes() == b"123"
+
+
+def test_a_full_disk_is_not_filled_further(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(shelf, "a", b"1")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for step in range(2, 5):
+        assert put(shelf, "a", b"2", "append", step=step) == "refused"
+        assert put(shelf, "b", b"3", step=step) == "refused"
+    assert {path.name for path in tmp_path.iterdir()} == {"output", "output.json"}
 
 
 def test_who_led_before_comes_too_late(shelf: Shelf, tmp_path: Path) -> None:
@@ -170,11 +197,21 @@ def test_no_path_leads_out_of_the_folder(shelf: Shelf, tmp_path: Path, path: str
     assert listed(tmp_path) == ()
 
 
-def test_a_name_that_is_a_folder_already_is_refused(shelf: Shelf) -> None:
-    take(shelf, sent("a", b"x"), b"x")
-    assert "storage does not take it" in take(shelf, sent("a/b", b"x"), b"x").why
-    take(shelf, sent("c/d", b"x"), b"x")
-    assert take(shelf, sent("c", b"x"), b"x").state == "refused"
+def test_a_name_that_was_a_folder_is_that_of_a_file(shelf: Shelf, tmp_path: Path) -> None:
+    """And the other way: whichever of the two is said first, the older one is gone."""
+    for step, path in enumerate(("a", "a/b/c", "a/b", "a/b/c", "a"), 1):
+        assert put(shelf, path, b"x", step=step) == "done"
+        assert [file.path for file in shelf.files] == [path]
+        found = [file for file in (tmp_path / "output").rglob("*") if file.is_file()]
+        assert found == [tmp_path / "output" / path]
+    assert put(shelf, "a/b/c", b"", "gone", step=5) == "done"
+    assert [file.path for file in shelf.files] == ["a"]
+
+
+def test_a_folder_with_the_files_of_others_stays(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, "a/b", b"x")
+    (tmp_path / "output" / "a" / "notes.txt").write_text("a person's")
+    assert "storage does not take it" in take(shelf, sent("a", b"x"), b"x").why
 
 
 def test_an_empty_file_is_a_file(shelf: Shelf, tmp_path: Path) -> None:
