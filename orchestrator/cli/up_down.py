@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import INTERRUPTED, Command, CommandError
+from orchestrator.cli.status import ENDING
 from orchestrator.cli.submit import ctrl_c_waits
 from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning
@@ -39,7 +40,7 @@ def up(command: Command) -> None:
     """Start the manager and all that belongs to it; it goes on in the background."""
     places = Places(command.config.state_dir)
     try:
-        client = Client.connect(places.state_dir)
+        client = _staying(command)
     except NotRunning:
         house, was_up = _start(command, places), False
     else:
@@ -63,6 +64,30 @@ def up(command: Command) -> None:
         *(Text(said, style="yellow") for said in others.values()),
         then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
+
+
+def _staying(command: Command) -> Client:
+    """Return a client of the house, after waiting for one that `down` has asked to end."""
+    client, deadline = _settled(command), time.monotonic() + DOWN_S_MAX
+    if _is_ending(client):
+        command.say(f"{ENDING}; it is started again after that")
+    while _is_ending(client):
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"{ENDING}, but it has not ended within {DOWN_S_MAX:.0f} s; look with: orchestrator status; end it "
+                "without waiting with: orchestrator down --force"
+            )
+        time.sleep(LOOK_S)
+        client = _settled(command)
+    return client
+
+
+def _is_ending(client: Client) -> bool:
+    """Return whether the house has said that it ends; one before it may have left its last view."""
+    view = None
+    with contextlib.suppress(redis.RedisError):  # the house brings Redis back, or is gone
+        view = client.view()
+    return view is not None and view.ending and view.at_s >= client.house().started_at_s
 
 
 def _start(command: Command, places: Places) -> House:

@@ -137,6 +137,9 @@ def test_a_budget_that_buys_nothing_is_refused_with_the_arithmetic(housed):
     assert arithmetic in plain.out.replace("\n", " ")
     assert document.json["exit_code"] == 101
     assert arithmetic in document.json["job"]["because"]
+    resumed = housed("resume", document.json["id"], "--json")
+    assert (resumed.code, resumed.json["job"]["status"]) == (101, "FAILED")
+    assert resumed.json["job"]["ended_at_s"] > document.json["job"]["ended_at_s"]
 
 
 def test_a_job_is_cancelled_and_resumed(housed, submitted):
@@ -144,6 +147,11 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     running = housed("resume", submitted)
     assert "only what failed or was cancelled is resumed" in running.line
     assert "--budget 0: a number above 0" in housed("change", "--budget", "0").line
+    assert "above 0, to 1,000,000,000" in housed("change", "--budget", "1e12").line
+    assert (
+        "US dollars, from 0 to 1,000,000,000"
+        in housed("submit", "long.py", "--budget", "1e12").line
+    )
     assert "nothing to change" in housed("change", submitted).line
     rich = housed("change", submitted, "--budget", "12.5", "--deadline", "30", "--json").json["job"]
     assert rich["budget_usd"] == 12.5

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from orchestrator.cli import up_down
+from orchestrator.cli import jobs, up_down
 from orchestrator.cli.up_down import alive, news
 from orchestrator.client import House
 from orchestrator.dashboard.keys import Keys
@@ -183,6 +184,44 @@ def test_down_gives_everything_back(own_house, until):
     assert (answer.json["killed"], answer.json["processes_swept"]) == (False, 0)
     again = own_house("down", "--json")
     assert (again.code, again.json["was_up"], again.json["killed"]) == (0, False, False)
+
+
+def test_up_behind_a_down_waits_for_its_end_and_starts_again(own_house, until, monkeypatch):
+    """It said that all was up, and a moment later nothing was. What is asked of the ending one is refused in words."""
+    own_house.script("long.py", "x = 'wait'\n")
+    job = own_house("submit", "long.py", "--json").json["id"]
+    until(lambda: _held(own_house, "ready"))
+    (cloud,) = _clouds(own_house)
+    os.kill(cloud, signal.SIGSTOP)  # so that nothing is given back
+    ending = own_house.start("down", "--json")
+    until(lambda: own_house.client().view().ending)
+    assert "the manager gives everything back, and ends then" in own_house("status").out
+    monkeypatch.setattr(jobs, "TAKEN_S_MAX", 2.0)
+    resumed = own_house("resume", job)
+    assert (resumed.code, resumed.line) == (1, f"{job}: not resumed: the manager is shutting down")
+    look, started = up_down._is_ending, []
+
+    def looked(client):
+        found = look(client)
+        os.kill(cloud, signal.SIGCONT)
+        return found
+
+    monkeypatch.setattr(up_down, "_is_ending", looked)
+    note = own_house.places.house
+    monkeypatch.setattr(up_down, "_start", lambda *_: started.append(note.exists()) or dead_house())
+    answer = own_house("up")
+    assert (answer.code, started) == (0, [False])
+    assert answer.out.startswith("the manager gives everything back, and ends then; it is started")
+    assert own_house.ended(ending).code == 0
+
+
+def _clouds(house):
+    """The local cloud's process in a house."""
+    return [
+        pid
+        for pid in processes.marked(house.places.identity)
+        if b"cloud.local" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
 
 
 def test_down_by_several_at_once_is_done_for_all_of_them(own_house):
