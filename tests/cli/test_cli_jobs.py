@@ -1,6 +1,7 @@
 """Jobs, from the command line, with a real Redis, a real local cloud and the real brain."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+from shells import PROGRAM
 
 from agent.keys import VIEW
 from cloud.clock import ticks
@@ -254,6 +256,21 @@ def test_every_look_has_words(housed, submitted):
     assert f"{submitted} PENDING: long.py wants 1 to 4 workers" in events
     assert " note: " not in events
     assert "the same on demand" in housed("cost").out
+
+
+@pytest.mark.parametrize("words", [("status",), ("events",), ("status", "--json")])
+def test_an_encoding_without_our_signs_shows_others(housed, submitted, words):
+    """In place of each stood a stack trace, also behind a job that had been handed in."""
+    said = subprocess.run(
+        [PROGRAM, *words],
+        cwd=housed.folder,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        encoding="ascii",
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    assert submitted in said.stdout
 
 
 def test_the_log_is_followed_to_the_end_of_the_job(housed):
