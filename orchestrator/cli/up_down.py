@@ -234,11 +234,11 @@ def down(
 def _ended(command: Command, places: Places, found: "Found") -> tuple[list[int], list[str]]:
     """End the house and what a killed one has left; return processes and machines of that."""
     try:
-        client = _settled(command)
+        client = _settled(command, found if found.forced else None)
     except Killed:
         found.killed = True
     except NotRunning as error:
-        found.words = str(error)
+        found.words = "" if found.asked else str(error)
     else:
         found.was_up = True
         _give_back(command, places, client, found)
@@ -257,10 +257,11 @@ def _ended(command: Command, places: Places, found: "Found") -> tuple[list[int],
     return left, settled
 
 
-def _settled(command: Command) -> Client:
+def _settled(command: Command, forced: "Found | None" = None) -> Client:
     """Return a client of the house, after waiting for a house that is just starting or ending.
 
-    The `up` of a starting house may have been killed, so `down` must wait until it can be asked.
+    The `up` of a starting house may have been killed, so `down` must wait until it can be asked. By
+    force it is told to end instead.
     """
     deadline = time.monotonic() + UP_S_MAX
     with command.busy("waiting for a manager that is just starting or ending"):
@@ -270,7 +271,18 @@ def _settled(command: Command) -> Client:
             except Between:
                 if time.monotonic() > deadline:
                     raise
+                if forced is not None and not forced.asked:
+                    forced.asked = _told_to_end(Places(command.config.state_dir))
                 time.sleep(LOOK_S)
+
+
+def _told_to_end(places: Places) -> bool:
+    """Tell a house that cannot be asked to end; return whether there is one."""
+    found = processes.houses(places.lock)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    return bool(found)
 
 
 class Found(msgspec.Struct, kw_only=True):
