@@ -841,9 +841,9 @@ def _address(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 def _private(value: str) -> str:
     address = _address(value)
-    if not address.is_private or address.is_unspecified or "%" in value:
+    if not address.is_private or address.is_unspecified or address.version != 4:
         raise ValueError(
-            "a loopback or private address such as 127.0.40.1 or 10.0.0.5, never a public one"
+            "a loopback or private address such as 127.0.40.1 or 10.0.0.5, never a public one or one of IPv6"
         )
     if str(address) == "127.0.0.1":
         raise ValueError(

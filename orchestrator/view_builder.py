@@ -52,6 +52,7 @@ def view_of(state: State, at_s: float) -> View:
         events=tuple(state.sentences[-SENTENCES_SHOWN_MAX:]),
         thought=thought_view(thought) if thought is not None else None,
         unlisted=tuple(_unlisted(state)),
+        ending=state.stopping,
     )
 
 

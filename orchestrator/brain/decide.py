@@ -74,6 +74,7 @@ ROUNDING_S = 1e-3
 
 CLOSED_AGAIN_S = 600.0
 LATE_S = 5.0  # a manager that is woken so late stood still
+ENDING_S = 2.0  # between two looks of a manager that gives everything back
 HEARS_S = 10.0  # how long it then hears what waited before it gives up what was silent
 PATIENT: tuple[Alarm, ...] = ("boot", "worker", "stall", "drain")
 
@@ -184,6 +185,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             jobs.on_changed(state, out, event)
         case ShutdownAsked():
             jobs.shut_down(state, out, event.by)
+            _control_now(state)  # a person waits for it, and machines cost money
             _stop_if_done(state, out)
         case _:
             _hear(state, out, event)
@@ -289,8 +291,10 @@ def _ring_again(state: State, out: list[AnyAction], put_off: str) -> None:
 
 
 def _control(state: State, out: list[AnyAction]) -> None:
-    """Check budgets, machines and the market, once per control period."""
-    set_alarm(state, state.now_s + state.settings.control_period_s, "control")
+    """Check budgets, machines and the market, once per control period; more often before the end."""
+    period_s = state.settings.control_period_s
+    next_s = min(period_s, ENDING_S) if state.stopping else period_s
+    set_alarm(state, state.now_s + next_s, "control")
     jobs.check_budgets(state, out)
     inventory.ask_for_lists(state, out)
     jobs.admit(state, out)
@@ -301,6 +305,13 @@ def _control(state: State, out: list[AnyAction]) -> None:
                 staffing.staff(state, out, lease)
     buying.buy_if_due(state, out)
     buying.keep_quotes(state, out)
+
+
+def _control_now(state: State) -> None:
+    """Begin a control period now."""
+    state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
+    state.alarms.sort()
+    set_alarm(state, state.now_s, "control")
 
 
 def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
@@ -322,9 +333,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         state.house, state.stopping, state.stopped = event.house, False, False
     elif state.stopped:
         out.append(Stop(because="everything was given back before the manager restarted"))
-    state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
-    state.alarms.sort()
-    set_alarm(state, state.now_s, "control")
+    _control_now(state)
     for _, provider in sorted(state.places.items()):
         inventory.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:

@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdin = sys.stdin or io.StringIO()  # the caller may have closed them
     sys.stdout = sys.stdout or io.StringIO()
     sys.stderr = sys.stderr or io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # its encoding may lack a sign of ours
     logging.getLogger("agent").addHandler(logging.NullHandler())  # no log lines among the sentences
     if words[:1] == ["tools"]:
         _open_tools(words[1:2])

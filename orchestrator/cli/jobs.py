@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cloud.clock import HOUR_S, ticks
 from orchestrator import wishes
-from orchestrator.cli.command import USAGE, Command, CommandError
+from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError
 from orchestrator.cli.money.times import to_come
 from orchestrator.client import Client
 from orchestrator.config import load
@@ -111,7 +111,7 @@ def cancel(command: Command, job: Job = None) -> None:
     live = [one for one in shown_jobs(client) if one.status not in ENDED]
     one = find(client, _only(live, "cancel; running now") if job is None else job)
     client.post(wishes.cancel(one, _asker()).event)
-    _answer_change(command, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
+    _answer_change(command, client, one, lambda now: now.status in {*ENDED, "DRAINING"})
 
 
 def resume(
@@ -140,7 +140,14 @@ def resume(
     )
     has_script = one.status in RESUMABLE and client.has_script(one.script_sha)
     client.post(wishes.resume(one, has_script, _asker()).event)
-    _answer_change(command, client, one.id, lambda now: now.status not in RESUMABLE)
+    now = _answer_change(
+        command,
+        client,
+        one,
+        lambda now: now.status not in RESUMABLE or now.ended_at_s != one.ended_at_s,
+    )
+    if now.status == "FAILED" and now.ended_at_s != one.ended_at_s:  # refused, as a new job is
+        raise typer.Exit(JOB_FAILED)
 
 
 def _branch(command: Command, client: Client, one: JobView, step: int) -> None:
@@ -191,7 +198,7 @@ def change(
     _answer_change(
         command,
         client,
-        one.id,
+        one,
         lambda now: budget_usd in ("kept", now.budget_usd) and until_s in ("kept", now.deadline_s),
     )
 
@@ -203,8 +210,10 @@ def _amount(option: str, text: str) -> float | None:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 < value < AMOUNT_MAX:
-        raise CommandError(f"{option} {text}: a number above 0, or none", USAGE)
+    if not 0.0 < value <= AMOUNT_MAX:
+        raise CommandError(
+            f"{option} {text}: a number above 0, to {AMOUNT_MAX:,.0f}, or none", USAGE
+        )
     return value
 
 
@@ -221,19 +230,26 @@ def _asker() -> wishes.Asker:
 
 
 def _answer_change(
-    command: Command, client: Client, job_id: str, changed: Callable[[JobView], bool]
-) -> None:
-    """Wait a little for the manager to act, and answer with the state of the job."""
+    command: Command, client: Client, one: JobView, changed: Callable[[JobView], bool]
+) -> JobView:
+    """Wait a little for the manager to act, and answer with the state of the job, which comes back.
+
+    If the manager has looked and does not do it, the error is what it has said of the job last.
+    """
     asked, deadline = ticks(), time.monotonic() + TAKEN_S_MAX
-    now = find(client, job_id)
+    now = find(client, one.id)
     while not changed(now) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-        now = find(client, job_id)
+        now = find(client, one.id)
     view = client.view()
     away = not changed(now) and (view is None or view.tick_s < asked)
+    if view is not None and not (away or changed(now)):
+        said = [each.because for each in view.events if each.who == one.id]
+        raise CommandError(f"{one.id}: {said[-1] if said else now.because}")
     command.answer(
         {"job": now, "id": now.id},
         Text(f"{now.id} {now.status}: {now.because}"),
         *((Text(AWAY, style="yellow"),) if away else ()),
         then=("orchestrator status", "orchestrator events"),
     )
+    return now

@@ -17,6 +17,7 @@ from orchestrator.view import View
 
 WATCH_S = 1.0
 LINES_S = 5.0  # without a terminal
+ENDING = "the manager gives everything back, and ends then"
 NOTHING_YET: dict[str, Any] = {
     "at_s": None,
     "epoch": 0,
@@ -68,7 +69,8 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
     why = why_silent(view, places)
     if view is None:
         return (Text(f"the manager has not said anything yet; {why or 'look again in a moment'}"),)
-    old = "; ".join(filter(None, (age(view), why)))
+    ending = ENDING if view.ending and not age(view) else ""  # a next house has yet to speak
+    old = "; ".join(filter(None, (age(view), why, ending)))
     job = next((one for one in view.jobs if one.id == job_id), None)
     if job is not None:
         machines = [one for one in view.machines if one.job == job.id]

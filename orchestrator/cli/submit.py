@@ -25,7 +25,7 @@ from orchestrator.cli.command import (
     Command,
     CommandError,
 )
-from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
+from orchestrator.cli.jobs import AMOUNT_MAX, LOOK_S, TAKEN_S_MAX, all_jobs
 from orchestrator.cli.money.times import to_come
 from orchestrator.cli.pack import AsModule, Packed, With, pack, start_of
 from orchestrator.cli.rehearse import command_line, was_rehearsed
@@ -247,8 +247,8 @@ def with_script(client: Client, packed: Packed, spec: JobSpec) -> JobSpec:
 
 
 def check_budget(budget: float | None) -> None:
-    if budget is not None and not 0 <= budget <= 1e9:
-        raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
+    if budget is not None and not 0 <= budget <= AMOUNT_MAX:
+        raise CommandError(f"--budget {budget}: US dollars, from 0 to {AMOUNT_MAX:,.0f}", USAGE)
 
 
 def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:

@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.command import INTERRUPTED, Command, CommandError
+from orchestrator.cli.status import ENDING
 from orchestrator.cli.submit import ctrl_c_waits
 from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning
@@ -39,7 +40,7 @@ def up(command: Command) -> None:
     """Start the manager and all that belongs to it; it goes on in the background."""
     places = Places(command.config.state_dir)
     try:
-        client = Client.connect(places.state_dir)
+        client = _staying(command)
     except NotRunning:
         house, was_up = _start(command, places), False
     else:
@@ -63,6 +64,30 @@ def up(command: Command) -> None:
         *(Text(said, style="yellow") for said in others.values()),
         then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
+
+
+def _staying(command: Command) -> Client:
+    """Return a client of the house, after waiting for one that `down` has asked to end."""
+    client, deadline = _settled(command), time.monotonic() + DOWN_S_MAX
+    if _is_ending(client):
+        command.say(f"{ENDING}; it is started again after that")
+    while _is_ending(client):
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"{ENDING}, but it has not ended within {DOWN_S_MAX:.0f} s; look with: orchestrator status; end it "
+                "without waiting with: orchestrator down --force"
+            )
+        time.sleep(LOOK_S)
+        client = _settled(command)
+    return client
+
+
+def _is_ending(client: Client) -> bool:
+    """Return whether the house has said that it ends; one before it may have left its last view."""
+    view = None
+    with contextlib.suppress(redis.RedisError):  # the house brings Redis back, or is gone
+        view = client.view()
+    return view is not None and view.ending and view.at_s >= client.house().started_at_s
 
 
 def _start(command: Command, places: Places) -> House:
@@ -210,11 +235,11 @@ def down(
 def _ended(command: Command, places: Places, found: "Found") -> tuple[list[int], list[str]]:
     """End the house and what a killed one has left; return processes and machines of that."""
     try:
-        client = _settled(command)
+        client = _settled(command, found if found.forced else None)
     except Killed:
         found.killed = True
     except NotRunning as error:
-        found.words = str(error)
+        found.words = "" if found.asked else str(error)
     else:
         found.was_up = True
         _give_back(command, places, client, found)
@@ -233,10 +258,11 @@ def _ended(command: Command, places: Places, found: "Found") -> tuple[list[int],
     return left, settled
 
 
-def _settled(command: Command) -> Client:
+def _settled(command: Command, forced: "Found | None" = None) -> Client:
     """Return a client of the house, after waiting for a house that is just starting or ending.
 
-    The `up` of a starting house may have been killed, so `down` must wait until it can be asked.
+    The `up` of a starting house may have been killed, so `down` must wait until it can be asked. By
+    force it is told to end instead.
     """
     deadline = time.monotonic() + UP_S_MAX
     with command.busy("waiting for a manager that is just starting or ending"):
@@ -246,7 +272,18 @@ def _settled(command: Command) -> Client:
             except Between:
                 if time.monotonic() > deadline:
                     raise
+                if forced is not None and not forced.asked:
+                    forced.asked = _told_to_end(Places(command.config.state_dir))
                 time.sleep(LOOK_S)
+
+
+def _told_to_end(places: Places) -> bool:
+    """Tell a house that cannot be asked to end; return whether there is one."""
+    found = processes.houses(places.lock)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    return bool(found)
 
 
 class Found(msgspec.Struct, kw_only=True):

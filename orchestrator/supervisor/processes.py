@@ -118,6 +118,17 @@ def homes() -> list[str]:
     return sorted(found)
 
 
+def houses(lock: Path) -> list[int]:
+    """Return the pids of houses that have this lock open, also of one that only starts or ends."""
+    found = []
+    for process in _others():
+        with contextlib.suppress(OSError):
+            is_house = HOUSE in (process / "cmdline").read_bytes().split(b"\0")
+            if is_house and any(lock.samefile(file) for file in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found
+
+
 def _others() -> Iterator[Path]:
     """Yield what the system says of each other process."""
     for entry in os.scandir("/proc"):

@@ -1,6 +1,7 @@
 """Jobs, from the command line, with a real Redis, a real local cloud and the real brain."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 
 import pytest
+from shells import PROGRAM
 
 from agent.keys import VIEW
 from cloud.clock import ticks
@@ -137,6 +139,9 @@ def test_a_budget_that_buys_nothing_is_refused_with_the_arithmetic(housed):
     assert arithmetic in plain.out.replace("\n", " ")
     assert document.json["exit_code"] == 101
     assert arithmetic in document.json["job"]["because"]
+    resumed = housed("resume", document.json["id"], "--json")
+    assert (resumed.code, resumed.json["job"]["status"]) == (101, "FAILED")
+    assert resumed.json["job"]["ended_at_s"] > document.json["job"]["ended_at_s"]
 
 
 def test_a_job_is_cancelled_and_resumed(housed, submitted):
@@ -144,6 +149,11 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     running = housed("resume", submitted)
     assert "only what failed or was cancelled is resumed" in running.line
     assert "--budget 0: a number above 0" in housed("change", "--budget", "0").line
+    assert "above 0, to 1,000,000,000" in housed("change", "--budget", "1e12").line
+    assert (
+        "US dollars, from 0 to 1,000,000,000"
+        in housed("submit", "long.py", "--budget", "1e12").line
+    )
     assert "nothing to change" in housed("change", submitted).line
     rich = housed("change", submitted, "--budget", "12.5", "--deadline", "30", "--json").json["job"]
     assert rich["budget_usd"] == 12.5
@@ -246,6 +256,21 @@ def test_every_look_has_words(housed, submitted):
     assert f"{submitted} PENDING: long.py wants 1 to 4 workers" in events
     assert " note: " not in events
     assert "the same on demand" in housed("cost").out
+
+
+@pytest.mark.parametrize("words", [("status",), ("events",), ("status", "--json")])
+def test_an_encoding_without_our_signs_shows_others(housed, submitted, words):
+    """In place of each stood a stack trace, also behind a job that had been handed in."""
+    said = subprocess.run(
+        [PROGRAM, *words],
+        cwd=housed.folder,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        encoding="ascii",
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    assert submitted in said.stdout
 
 
 def test_the_log_is_followed_to_the_end_of_the_job(housed):

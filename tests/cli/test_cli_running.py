@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from orchestrator.cli import up_down
+from orchestrator.cli import jobs, up_down
 from orchestrator.cli.up_down import alive, news
 from orchestrator.client import House
 from orchestrator.dashboard.keys import Keys
@@ -47,16 +48,24 @@ def test_up_says_which_settings_are_not_in_force(housed):
     assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in said
 
 
-def test_up_while_another_starts_leaves_that_one_alone(housed):
-    """Whoever comes second is told so, and takes nothing along when it ends."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_up_while_another_starts_leaves_that_one_alone(housed, monkeypatch, waits):
+    """Whoever comes second waits until it is up, or is told so, and takes nothing along when it ends."""
     note, before = housed.places.house, processes.marked(housed.places.identity)
     text = note.read_bytes()
     note.unlink()  # it is not ready yet
+    if waits:
+        monkeypatch.setattr(time, "sleep", lambda _: note.write_bytes(text))
+    else:
+        monkeypatch.setattr(up_down, "_settled", lambda command: command.client())
     try:
         answer = housed("up")
     finally:
         note.write_bytes(text)
-    assert (answer.code, "another manager already runs" in answer.line) == (1, True)
+    if waits:
+        assert (answer.code, answer.out.startswith("already up in")) == (0, True)
+    else:
+        assert (answer.code, "another manager already runs" in answer.line) == (1, True)
     assert processes.marked(housed.places.identity) == before
 
 
@@ -130,6 +139,19 @@ def test_down_ends_a_house_whose_up_was_killed_while_it_started(shell, until):
     assert processes.marked(shell.places.identity) == []
 
 
+def test_down_by_force_ends_a_house_that_hangs_while_it_starts(shell, until):
+    """It was waited for all the same, for minutes, as no client can ask it yet."""
+    starting = shell.start("up")
+    until(lambda: _pids(shell, b"orchestrator.supervisor.ray_head"))
+    for pid in _pids(shell, b"orchestrator.supervisor.ray_head"):
+        os.kill(pid, signal.SIGSTOP)
+    answer = shell("down", "--force")
+    assert (answer.code, answer.out.startswith("down in")) == (0, True)
+    said = shell.ended(starting)
+    assert (said.code, "told to end while it was starting" in said.line) == (1, True)
+    assert processes.marked(shell.places.identity) == []
+
+
 def test_ctrl_c_while_all_is_given_back_says_that_it_goes_on(own_house, until):
     """What was asked is asked; a person is told, rather than left with an exit code."""
     pid = own_house.client().house().pid
@@ -183,6 +205,44 @@ def test_down_gives_everything_back(own_house, until):
     assert (answer.json["killed"], answer.json["processes_swept"]) == (False, 0)
     again = own_house("down", "--json")
     assert (again.code, again.json["was_up"], again.json["killed"]) == (0, False, False)
+
+
+def test_up_behind_a_down_waits_for_its_end_and_starts_again(own_house, until, monkeypatch):
+    """It said that all was up, and a moment later nothing was. What is asked of the ending one is refused in words."""
+    own_house.script("long.py", "x = 'wait'\n")
+    job = own_house("submit", "long.py", "--json").json["id"]
+    until(lambda: _held(own_house, "ready"))
+    (cloud,) = _pids(own_house, b"cloud.local")
+    os.kill(cloud, signal.SIGSTOP)  # so that nothing is given back
+    ending = own_house.start("down", "--json")
+    until(lambda: own_house.client().view().ending)
+    assert "the manager gives everything back, and ends then" in own_house("status").out
+    monkeypatch.setattr(jobs, "TAKEN_S_MAX", 2.0)
+    resumed = own_house("resume", job)
+    assert (resumed.code, resumed.line) == (1, f"{job}: not resumed: the manager is shutting down")
+    look, started = up_down._is_ending, []
+
+    def looked(client):
+        found = look(client)
+        os.kill(cloud, signal.SIGCONT)
+        return found
+
+    monkeypatch.setattr(up_down, "_is_ending", looked)
+    note = own_house.places.house
+    monkeypatch.setattr(up_down, "_start", lambda *_: started.append(note.exists()) or dead_house())
+    answer = own_house("up")
+    assert (answer.code, started) == (0, [False])
+    assert answer.out.startswith("the manager gives everything back, and ends then; it is started")
+    assert own_house.ended(ending).code == 0
+
+
+def _pids(house, module):
+    """Processes of a house that run this module."""
+    return [
+        pid
+        for pid in processes.marked(house.places.identity)
+        if module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
 
 
 def test_down_by_several_at_once_is_done_for_all_of_them(own_house):

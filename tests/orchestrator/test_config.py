@@ -184,6 +184,10 @@ def test_paths_are_resolved_against_the_file(tmp_path):
             '2: ray.head_address: found "0.0.0.0"; allowed: a loopback or private',
         ),
         (
+            "[ray]\nhead_address = 'fd00::2'",
+            '2: ray.head_address: found "fd00::2"; allowed: a loopback or private',
+        ),
+        (
             "[ray]\nhead_address = 'fe80::1%$(reboot)'",
             '2: ray.head_address: found "fe80::1%$(reboot)"; allowed: a loopback or private',
         ),

@@ -1037,10 +1037,13 @@ def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand):
     assert not h.state.leases
 
 
+@pytest.mark.parametrize("period_s", [2.0, 3600.0])
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_shutting_down_gives_back_everything_and_then_stops(hand, *, cancelled):
-    """Stop comes only when no lease is left and a list that was asked for afterwards is empty."""
-    h = hand().running(slots_max=2)
+def test_shutting_down_gives_back_everything_and_then_stops(hand, *, cancelled, period_s):
+    """Stop comes only when no lease is left and a list that was asked for afterwards is empty, however seldom a manager
+    looks that is not ending.
+    """
+    h = hand(control_period_s=period_s).running(slots_max=2)
     if cancelled:
         h.cancel()  # so it is being saved already
     out = h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
