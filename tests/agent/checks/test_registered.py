@@ -109,6 +109,24 @@ def test_references_to_what_is_registered_are_left_and_objects_inside_are_saved(
     assert other.groups[0]["params"][0] is others[0][0].weight
 
 
+class Env:
+    def __init__(self):
+        self.norm, self.seen = Counter(), [0]
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_an_object_and_what_holds_it_are_registered_in_either_order(inner_first: bool) -> None:
+    """As an environment and the running mean in it, which is one object again in both."""
+    model, one, other = nn.Linear(1, 1), Env(), Env()
+    one.norm.step, one.seen = 7, [1, 2]
+    order = slice(None, None, 1 if inner_first else -1)
+    first, second = (registered([model, *[each.norm, each][order]]) for each in (one, other))
+    kept = other.norm
+    carry(first.objects, second.objects)
+    assert other.norm is kept
+    assert (kept.step, other.seen) == (7, [1, 2])
+
+
 @dataclass(frozen=True)
 class Frozen:
     history: list = field(default_factory=list)
