@@ -5,7 +5,7 @@ session cannot hand on the state of an optimizer or schedule that it does not kn
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from agent.errors import Misuse
 from agent.store.groups import Groups
-from agent.tensors.shards import Stateful
+from agent.tensors.shards import Stateful, tensors_of
 
 
 def twin_of(
@@ -110,9 +110,9 @@ class Optimizers:
 
         A joining worker would have two, and a step would no longer change both.
         """
-        mine = {id(tensor) for tensor in _tensors_of(optimizer)}
+        mine = {id(tensor) for tensor in tensors_of(optimizer)}
         for other in self._known():
-            if other is not optimizer and any(id(each) in mine for each in _tensors_of(other)):
+            if other is not optimizer and any(id(each) in mine for each in tensors_of(other)):
                 raise Misuse(
                     f"step {self._step()}: two optimizers have the same tensors as their state, because load_state_dict(...) copies "
                     f"none, and each {type(optimizer).__name__} would change the other's: "
@@ -130,11 +130,6 @@ class Optimizers:
                     "joining worker would train at another rate: Session(model, optimizer, scheduler, ...). Train with a new "
                     "optimizer if that schedule is over"
                 )
-
-
-def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _may_be_schedule(key: str, thing: object) -> bool:

@@ -291,7 +291,6 @@ class _Loss:
                 "something in it asks what its inputs are, and is told something else while it is recorded: train with depth 1"
             )
 
-
     def _compare_written(self, graph: fx.GraphModule) -> None:
         """Refuse a recording that leaves other buffers behind.
 
