@@ -317,7 +317,7 @@ def _check_leaves(leaves: Sequence[Any], form: Form) -> None:
     if not any(map(torch.is_tensor, leaves)):
         raise CannotRecord(
             f"session.backward(loss_of, microbatches): a microbatch is made of {', '.join(form.kinds) or 'nothing'}; cutting the "
-            "model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
+            "model into stages needs a tensor in it, alone or in tuples, lists, dicts and objects"
         )
 
 
