@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from agent.errors import Misuse
 from agent.store.encoding.plain import Object, Reference, Unsavable, packed, unpacked
 from agent.tensors.layer_names import Models, named_modules, named_parameters
+from agent.tensors.shards import tensors_of
 
 HEAP_TYPE = 1 << 9
+OURS = "agent."  # such as the session itself, and what its `data` returns
 # Kinds of objects that a script makes alike on every worker, and that hold no state.
 LEFT = (
     type,
@@ -93,13 +95,18 @@ class Attributes:
         name = self._registry.name_of(value)
         if name is not None and value is not self._thing:
             return Reference(name)
-        if isinstance(value, LEFT):
+        if isinstance(value, LEFT) or type(value).__module__.startswith(OURS) or _is_bare(value):
             return Reference("")
         if not _is_python_object(value):
             return None
         if value is not self._thing and hasattr(value, "state_dict"):
             return None
         return Object(type(value).__qualname__, _attributes(value))
+
+
+def _is_bare(thing: object) -> bool:
+    """Return whether this is a module without a tensor, such as a criterion."""
+    return isinstance(thing, torch.nn.Module) and not any(True for _ in tensors_of(thing))
 
 
 def _is_python_object(thing: object) -> bool:

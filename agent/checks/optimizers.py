@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 
 from agent.errors import Misuse
 from agent.store.groups import Groups
-from agent.tensors.shards import Stateful
+from agent.tensors.shards import Stateful, tensors_of
 
 
 def twin_of(
@@ -53,6 +53,7 @@ class Optimizers:
             register_optimizer_step_pre_hook(self._look),
             # After the step, because a closure makes gradients inside of it.
             register_optimizer_step_post_hook(self._used),
+            *(each.register_load_state_dict_post_hook(self._loaded) for each in self._known()),
         )
 
     def close(self) -> None:
@@ -100,6 +101,23 @@ class Optimizers:
     def _used(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(thing is optimizer for thing in self._objects.values()):
             self.unused = False
+
+    def _known(self) -> list[torch.optim.Optimizer]:
+        return [one for one in self._objects.values() if isinstance(one, torch.optim.Optimizer)]
+
+    def _loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse tensors that are another optimizer's, too, as `load_state_dict` leaves them.
+
+        A joining worker would have two, and a step would no longer change both.
+        """
+        mine = {id(tensor) for tensor in tensors_of(optimizer)}
+        for other in self._known():
+            if other is not optimizer and any(id(each) in mine for each in tensors_of(other)):
+                raise Misuse(
+                    f"step {self._step()}: two optimizers have the same tensors as their state, because load_state_dict(...) copies "
+                    f"none, and each {type(optimizer).__name__} would change the other's: "
+                    "optimizer.load_state_dict(copy.deepcopy(other.state_dict()))"
+                )
 
     def _check_schedules(self) -> None:
         """Refuse an unregistered schedule, as a joining worker would begin it at its first step."""

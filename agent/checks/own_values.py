@@ -58,14 +58,12 @@ class OwnValues:
         self._variables = {
             name: value for space in spaces for name, value in self._of(space).items()
         }
-        self._kept = [
-            (name, thing, self._of_object(thing))
-            for space in spaces
-            for name, thing in [*space.items()]
-            if is_own_class(type(thing))
-            and hasattr(thing, "__dict__")
-            and not isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
-        ]
+        kept = {id(thing): (name, thing) for space in spaces for name, thing in _objects(space)}
+        for owner, one in [*kept.values()]:  # as a trainer has its controllers
+            for key, thing in _objects(vars(one)):
+                if id(one) not in self._saved and not self._carries(vars(one), key):
+                    kept.setdefault(id(thing), (f"{owner}.{key}", thing))
+        self._kept = [(name, thing, self._of_object(thing)) for name, thing in kept.values()]
 
     def end_loop(self) -> None:
         self._loop, self._variables, self._kept = None, {}, []
@@ -102,8 +100,19 @@ class OwnValues:
             if (plain := _plain(value, OTHER)) is not OTHER
             and key not in TRAVELS
             and not key.startswith("_")
-            and not any(one.carries(space, key) for one in self._carried)
+            and not self._carries(space, key)
         }
+
+    def _carries(self, space: Space, key: str) -> bool:
+        return any(one.carries(space, key) for one in self._carried)
+
+
+def _objects(space: Space) -> Iterator[tuple[str, object]]:
+    """Yield the objects of classes of the script that torch does not know."""
+    for name, thing in [*space.items()]:
+        torchs = isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
+        if not torchs and is_own_class(type(thing)) and hasattr(thing, "__dict__"):
+            yield name, thing
 
 
 def _saved_of(thing: Stateful) -> frozenset[str]:

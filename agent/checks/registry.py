@@ -1,7 +1,7 @@
 """Name what a script registers, and find for each object how it is saved."""
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,10 @@ from agent.checks.modes import Modes
 from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
 from agent.errors import Misuse
+from agent.store.encoding.plain import TENSORS, packed
 from agent.store.groups import Groups
 from agent.tensors.layer_names import named_parameters, summed_parameters
-from agent.tensors.shards import Stateful
+from agent.tensors.shards import Stateful, tensors_of
 
 # No layer of a model has such a name.
 STATE, MODES, GROUPS = "session.state", "session.modules", "session.groups"
@@ -51,8 +52,32 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, step: int) -> None:
         """Refuse objects that cannot be saved at the end of a step, and say where they are."""
         for thing in self.objects.values():
-            if isinstance(thing, ScriptState | Attributes | Variables):
+            if isinstance(thing, Attributes):
                 thing.check(step)
+            elif isinstance(thing, ScriptState) and (kept := thing.check(step)):
+                self._refuse_live(step, kept, thing, "session.state[{!r}]")
+            elif isinstance(thing, Variables) and (kept := thing.check(step)):
+                self._refuse_live(step, kept, thing.values(), "Variables(..., {!r})")
+
+    def _refuse_live(
+        self, step: int, kept: list[torch.Tensor], values: Mapping[Any, Any], place: str
+    ) -> None:
+        """Refuse what goes on changing with a model, as its `state_dict()` does.
+
+        What a joining worker gets in its place does not.
+        """
+        memories = _memories(kept)
+        for key, thing in self.objects.items():
+            if live := memories & _memories(tensors_of(thing)):
+                found = (n for n, one in values.items() if live & _memories(packed(one)[TENSORS]))
+                raise Misuse(
+                    f"step {step}: {place.format(next(found))} is no copy of what {key} has, and goes on changing with it: keep "
+                    "copy.deepcopy(...) of a state_dict(), and a clone() of a tensor"
+                )
+
+
+def _memories(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
 
 
 def registered(objects: Sequence[object], *, unfreezes: bool = False) -> Registered:

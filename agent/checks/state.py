@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from agent.errors import Misuse
-from agent.store.encoding.plain import Unsavable, packed, unpacked
+from agent.store.encoding.plain import TENSORS, Unsavable, packed, unpacked
 
 
 class ScriptState(dict[Any, Any]):
@@ -16,9 +18,10 @@ class ScriptState(dict[Any, Any]):
     which comes back as the Python number that it is.
     """
 
-    def check(self, step: int) -> None:
-        """Refuse a value that cannot be saved, and say where it is."""
-        self._packed(f"step {step}: ")
+    def check(self, step: int) -> list[torch.Tensor]:
+        """Refuse a value that cannot be saved, and say where it is. Return the tensors in all."""
+        tensors: list[torch.Tensor] = self._packed(f"step {step}: ")[TENSORS]
+        return tensors
 
     def state_dict(self) -> dict[str, Any]:
         return self._packed("")

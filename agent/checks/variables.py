@@ -3,8 +3,10 @@
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import torch
+
 from agent.errors import Misuse
-from agent.store.encoding.plain import Unsavable, packed, unpacked
+from agent.store.encoding.plain import TENSORS, Unsavable, packed, unpacked
 
 
 class Variables:
@@ -27,8 +29,11 @@ class Variables:
         """Return whether this name of a namespace is one of those."""
         return name in self._names and self._owner is space
 
-    def check(self, step: int) -> None:
-        """Refuse a name that has no value after a step, and a value that cannot be saved."""
+    def check(self, step: int) -> list[torch.Tensor]:
+        """Refuse a name that has no value after a step, and a value that cannot be saved.
+
+        Return the tensors in all values.
+        """
         for name in self._names:
             if name not in self._owner:
                 raise Misuse(
@@ -36,24 +41,26 @@ class Variables:
                     f"the loop, {name} = None; a variable of a function is none of globals(): declare it `global`, or keep "
                     "it in session.state"
                 )
-        self._packed(f"step {step}: ")
+        tensors: list[torch.Tensor] = self._packed(f"step {step}: ")[TENSORS]
+        return tensors
 
     def state_dict(self) -> dict[str, Any]:
         return self._packed("")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        found = unpacked(state, self._values())
+        found = unpacked(state, self.values())
         for name in self._names:
             if name in found:
                 self._owner[name] = found[name]
             else:
                 self._owner.pop(name, None)
 
-    def _values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
+        """Return those that there are, by name."""
         return {name: self._owner[name] for name in self._names if name in self._owner}
 
     def _packed(self, when: str) -> dict[str, Any]:
         try:
-            return packed(self._values())
+            return packed(self.values())
         except Unsavable as error:
             raise Misuse(f"{when}Variables{error.path} {error.what}") from None

@@ -420,7 +420,7 @@ class _Judge:
         phase = f", backward call {known.phase}" if known.phase > 0 else ""
         thing = {BATCH: "the batch", LOSS: "the loss"}.get(what, f"the {what}")
         at = f"step {known.script_step}, microbatch {microbatch}{phase}"
-        why = f"{_advice(what, known.script_step)}{_aside(known.aside)}"
+        why = f"{_advice(what, known.script_step)}{aside(known.aside)}"
         return f"{at}: {thing} {self._than(fact)}. {why}"
 
     def _state_differs(self, name: str, fact: Fact, reached: Reached, known: Known) -> str:
@@ -436,7 +436,7 @@ class _Judge:
                 # It may have arisen in one of the steps before.
                 where = f"by {where}"
             why = {SESSION_STATE: BEHIND_STATE, REST: BEHIND_REST}.get(name, BEHIND)
-            why = f"{why}{_aside((*known.aside, *reached.aside))}"
+            why = f"{why}{aside((*known.aside, *reached.aside))}"
         return f"{where}: {what} {self._than(fact)}. {why}"
 
 
@@ -485,7 +485,8 @@ NAMES = {
 RESTORED = "load_state_dict of an object that is given to Session(...) did not restore all that its state_dict had saved"
 
 
-def _aside(names: tuple[str, ...]) -> str:
+def aside(names: tuple[str, ...]) -> str:
+    """Return a sentence on what a script has changed and nobody keeps, to be appended."""
     return f". {ASIDE.format(', '.join(dict.fromkeys(names)))}" if names else ""
 
 

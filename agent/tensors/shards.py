@@ -1,7 +1,7 @@
 """Tensors as bytes, and ranges of bytes. `agent.store.layers` says what a whole state is."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,15 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def tensors_of(thing: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a module or an optimizer."""
+    if isinstance(thing, torch.nn.Module):
+        yield from (*thing.parameters(), *thing.buffers())
+    elif isinstance(thing, torch.optim.Optimizer):
+        values = (value for state in thing.state.values() for value in state.values())
+        yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def cut(total: int, parts: int, index: int, align: int = 64) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 import msgspec
 
 from agent.errors import AgentError
+from agent.keeper.proofs import aside
 from agent.keeper.storage.backup import Backup
 from agent.keys import log_key
 from agent.messages import UNRECORDED, JobOrder
@@ -199,6 +200,7 @@ class Rehearsal:
             raise Fault(
                 f"after {done} steps {differs} came out otherwise than alone, and no worker was seen to do anything "
                 "otherwise: something that the script keeps outside of its session, or reads from its machine, decides it"
+                + aside(self._aside)
             )
         self._near = True
 

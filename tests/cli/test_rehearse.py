@@ -147,6 +147,15 @@ def test_what_a_script_counts_behind_backward_is_named(shell):
     assert (failed["name"], failed["depth"]) == ("a second worker joins", 1)
 
 
+def test_a_count_that_only_one_worker_comes_far_enough_with_is_named(shell):
+    """All others are lost before it acts, so nobody differs but from the run alone."""
+    behind = "count += 1; count > 8 and model[0].weight.data.mul_(0.9)"
+    answer = shell("rehearse", shell.script("train.py", script(behind=behind)), "--json")
+    assert answer.code == 1
+    assert "came out otherwise than alone" in answer.json["line"]
+    assert "the session does not keep them: count." in answer.json["line"]
+
+
 SUMS = """
 import torch
 from orchestrator import Session

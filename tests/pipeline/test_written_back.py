@@ -65,6 +65,23 @@ def test_a_backward_that_writes_to_a_buffer_is_not_cut(how: str) -> None:
         record(noting(how))
 
 
+def test_a_backward_in_the_loss_that_is_switched_to_write_is_not_cut() -> None:
+    """As K-FAC does: a graph that is run later would find the switch as the loss has left it."""
+    model = noting("a hook that reads")
+    x, y = rows(torch.Generator().manual_seed(0), 4)
+
+    def loss_of(batch):
+        found = model(batch[0])
+        model[1].how = HOW[0]
+        torch.autograd.grad(found.square().sum(), [*model.parameters()], retain_graph=True)
+        model[1].how = ""
+        return nn.functional.cross_entropy(found, batch[1])
+
+    with pytest.raises(CannotRecord, match=r"writes something else to the buffer '1\.seen'"):
+        record_loss(model, loss_of, [(x, y)])
+    assert model[1].seen.eq(0).all()
+
+
 def test_a_hook_that_only_reads_is_cut_and_leaves_gradients_alone() -> None:
     model = noting("a hook that reads")
     kept = [torch.ones_like(param) for param in model.parameters()]

@@ -156,6 +156,7 @@ class _Loss:
         found = self._twice()
         if runs_code(self._model, found.loss):
             self._refuse_written_back()
+            self._compare_written(graph)
         if not _alike(loss, found) and not graph.meta.get(FIXED):
             graph, facts, loss = self._looked(told, fixed=True)
         if loss is not None:
@@ -290,12 +291,33 @@ class _Loss:
                 "something in it asks what its inputs are, and is told something else while it is recorded: train with depth 1"
             )
 
+    def _compare_written(self, graph: fx.GraphModule) -> None:
+        """Refuse a recording that leaves other buffers behind.
+
+        A hook of a backward that `loss_of` does itself runs with the graph, and no longer sees what
+        `loss_of` has set for it meanwhile.
+        """
+        own = self._left(lambda: self._call(cloned(self.leaves), whole=True))
+        there = self._left(lambda: graph(*cloned(self.leaves)))
+        for name, buffer in own.items():
+            if not same_numbers(buffer, there[name]):
+                raise CannotRecord(
+                    f"recorded, loss_of writes something else to the buffer {name!r} than it does when it is called, because a "
+                    "hook writes to it that asks what the script has set meanwhile: train with depth 1"
+                )
+
+    def _left(self, run: Callable[[], object]) -> dict[str, torch.Tensor]:
+        """Return what a forward leaves in the buffers of the model, and put them back."""
+        with _as_before(self._model):
+            run()
+            return {name: each.detach().clone() for name, each in self._model.named_buffers()}
+
 
 def _check_leaves(leaves: Sequence[Any], form: Form) -> None:
     if not any(map(torch.is_tensor, leaves)):
         raise CannotRecord(
             f"session.backward(loss_of, microbatches): a microbatch is made of {', '.join(form.kinds) or 'nothing'}; cutting the "
-            "model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
+            "model into stages needs a tensor in it, alone or in tuples, lists, dicts and objects"
         )
 
 

@@ -149,7 +149,7 @@ class _Packing:
         form = self._other(value) if writer is None else writer(self, value)
         if self.sharing is None or (found := self.sharing.find(value)) is None:
             return form
-        return form if type(form) is dict and "=" in form else {"~": [*found, form]}
+        return form if type(form) is dict and form.keys() & {"=", "@"} else {"~": [*found, form]}
 
     def items(self, values: list[Any], place: Callable[[int], str]) -> list[Any]:
         """Return the forms of these; `place` says where one is, if it cannot be written."""

@@ -1,5 +1,6 @@
 """Parameters are trained by the optimizers and schedules that the session was given."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,21 @@ def test_an_optimizer_that_was_not_given_is_refused_when_it_steps() -> None:
         with pytest.raises(Misuse, match="step 7: SGD trains parameters of the session, which was"):
             other.step()
     other.step()
+
+
+def test_an_optimizer_that_takes_over_the_tensors_of_another_is_refused() -> None:
+    """As the members of a population do from the best; torch copies nothing."""
+    best, worst = nn.Linear(1, 1), nn.Linear(1, 1)
+    one, other = (torch.optim.Adam(each.parameters()) for each in (best, worst))
+    for model, optimizer in ((best, one), (worst, other)):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    with optimizers(best, one, worst, other):
+        one.load_state_dict(one.state_dict())
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
+        with pytest.raises(Misuse, match="step 7: two optimizers have the same tensors as their"):
+            other.load_state_dict(one.state_dict())
+    other.load_state_dict(one.state_dict())
 
 
 def test_parameters_of_no_model_that_are_added_later_are_refused() -> None:

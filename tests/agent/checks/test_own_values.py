@@ -83,6 +83,22 @@ def test_attributes_of_the_script_s_own_objects_are_named_with_their_owner() -> 
     assert own.changed() == ("Counting.calls", "meter.count")
 
 
+class Trainer:
+    def __init__(self) -> None:
+        self.meter, self.saved = Meter(), Meter()
+
+
+def test_objects_of_an_object_are_named_with_it() -> None:
+    trainer, other, model = Trainer(), Trainer(), torch.nn.Linear(2, 1)
+    whole = Attributes(other, Registry({}, {"model": model}))
+    own = made(Variables(trainer, "saved"), whole, model=model)
+    meter = trainer.saved.rows = Meter()
+    own.begin_loop(sys._getframe())
+    for each in (trainer.meter, trainer.saved, other.meter, meter):
+        each.count += 1
+    assert own.changed() == ("meter.count", "trainer.meter.count")
+
+
 class OwnSchedule(torch.optim.lr_scheduler.LRScheduler):
     def get_lr(self):
         self.asked = self.last_epoch

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from agent.checks.registry import registered
+from agent.checks.variables import Variables
 from agent.errors import Misuse, StateError
 
 
@@ -74,7 +75,7 @@ class Trainer:
         self.params = list(model.parameters())
         self.groups = optimizer.param_groups
         self.device, self.log, self.rate = torch.device("cpu"), logging.getLogger("x"), lambda s: s
-        self.kind = np.dtype("float32")
+        self.kind, self.criterion = np.dtype("float32"), nn.NLLLoss()
         self.data = DataLoader(TensorDataset(torch.ones(1)))
         self.meters = {"loss": Meter(), "accuracy": Meter()}
         self.loss = self.meters["loss"]
@@ -93,7 +94,7 @@ def test_references_to_what_is_registered_are_left_and_objects_inside_are_saved(
     first = registered(objects)
     assert first.said == [
         "Session: Trainer has no state_dict, so its attributes groups, loss, meters, params, shadow are saved"
-        + "; data, device, kind, log, rate stay as the script makes them"
+        + "; criterion, data, device, kind, log, rate stay as the script makes them"
     ]
     one.meters["loss"].total = 2.5
     one.shadow["0.weight"].add_(1)
@@ -107,6 +108,24 @@ def test_references_to_what_is_registered_are_left_and_objects_inside_are_saved(
     assert other.params[0] is others[0][0].weight
     assert other.groups is others[1].param_groups
     assert other.groups[0]["params"][0] is others[0][0].weight
+
+
+class Env:
+    def __init__(self):
+        self.norm, self.seen = Counter(), [0]
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_an_object_and_what_holds_it_are_registered_in_either_order(inner_first: bool) -> None:
+    """As an environment and the running mean in it, which is one object again in both."""
+    model, one, other = nn.Linear(1, 1), Env(), Env()
+    one.norm.step, one.seen = 7, [1, 2]
+    order = slice(None, None, 1 if inner_first else -1)
+    first, second = (registered([model, *[each.norm, each][order]]) for each in (one, other))
+    kept = other.norm
+    carry(first.objects, second.objects)
+    assert other.norm is kept
+    assert (kept.step, other.seen) == (7, [1, 2])
 
 
 @dataclass(frozen=True)
@@ -308,3 +327,31 @@ def test_a_tensor_may_be_all_that_is_trained() -> None:
 def test_a_parameter_of_a_module_that_was_not_given_is_not_taken_for_a_tensor() -> None:
     critic = nn.Linear(1, 1)
     assert [*registered([nn.Linear(1, 1), optimizer_of(critic)]).models] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda m, _: m.state_dict(),
+        lambda m, _: m.weight[0].detach().numpy(),
+        lambda _, o: o.state_dict(),
+    ],
+)
+def test_what_goes_on_changing_with_a_model_is_no_state(keep) -> None:
+    """As best weights that nobody copied: a joining worker would get those of one moment."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    space = {"hidden": torch.ones(2), "best": None}
+    found = registered([model, optimizer, Variables(space, "best", "hidden")])
+    found.state["seen"], found.state["best"] = torch.zeros(0), copy.deepcopy(keep(model, optimizer))
+    found.check(3)
+    found.state["best"] = keep(model, optimizer)
+    with pytest.raises(
+        Misuse, match=r"step 3: session.state\['best'\] is no copy of what (model|Adam1) has"
+    ):
+        found.check(3)
+    space["best"] = found.state.pop("best")
+    with pytest.raises(Misuse, match=r"step 3: Variables\(..., 'best'\) is no copy"):
+        found.check(3)
