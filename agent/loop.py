@@ -101,7 +101,7 @@ class Loop:
         """Go through the steps that are still to do."""
         self.begin(total)
         while self.arrive():
-            yield from self._one_step()
+            yield from self._one_step(self._first)
         self.replica.own_values.end_loop()
 
     def epochs(self, count: int, length: int) -> Iterator[int]:
@@ -256,7 +256,7 @@ class Loop:
         to_come = self._turns < self._total and replica.step < self.facts.steps_total
         return to_come and replica.turn == self._turns
 
-    def _one_step(self, first: int = 0) -> Iterator[int]:
+    def _one_step(self, first: int) -> Iterator[int]:
         """Let the script do its body of one step, counted from `first`."""
         try:
             yield self.replica.turn - first

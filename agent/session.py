@@ -222,7 +222,8 @@ class Session:
     def steps(self, total: int | range) -> Iterator[int]:
         """Go through the steps that are still to do, of `total`; of a range, by its numbers.
 
-        Steps count on in a further loop, which `Session(..., steps=...)` has to know of.
+        They count from the beginning in a further loop, which `Session(..., steps=...)` has to know
+        of; `session.step` counts on.
         """
         numbers = numbers_of(total, "session.steps(...)")
         return map(numbers.__getitem__, self._loop.steps(len(numbers)))

@@ -35,6 +35,8 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     groups: Groups
     said: list[str]
     unfreezes: bool = False
+    # Where the tensors of an object lay that were looked at in the step before, by its name.
+    looked: dict[str, set[int]] = {}
 
     @property
     def trained(self) -> frozenset[int]:
@@ -51,22 +53,22 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, step: int) -> None:
         """Refuse objects that cannot be saved at the end of a step, and say where they are."""
-        for thing in self.objects.values():
+        for name, thing in self.objects.items():
             if isinstance(thing, Attributes):
                 thing.check(step)
-            elif isinstance(thing, ScriptState) and (kept := thing.check(step)):
-                self._refuse_live(step, kept, thing, "session.state[{!r}]")
-            elif isinstance(thing, Variables) and (kept := thing.check(step)):
-                self._refuse_live(step, kept, thing.values(), "Variables(..., {!r})")
+            elif isinstance(thing, ScriptState | Variables):
+                lie = _memories(thing.check(step))
+                lay, self.looked[name] = self.looked.get(name, set()), lie
+                if lie - lay:
+                    self._refuse_live(step, lie - lay, thing)
 
-    def _refuse_live(
-        self, step: int, kept: list[torch.Tensor], values: Mapping[Any, Any], place: str
-    ) -> None:
+    def _refuse_live(self, step: int, memories: set[int], state: ScriptState | Variables) -> None:
         """Refuse what goes on changing with a model, as its `state_dict()` does.
 
         What a joining worker gets in its place does not.
         """
-        memories = _memories(kept)
+        values: Mapping[Any, Any] = state.values() if isinstance(state, Variables) else state
+        place = "Variables(..., {!r})" if isinstance(state, Variables) else "session.state[{!r}]"
         for key, thing in self.objects.items():
             if live := memories & _memories(tensors_of(thing)):
                 found = (n for n, one in values.items() if live & _memories(packed(one)[TENSORS]))

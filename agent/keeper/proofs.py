@@ -315,7 +315,11 @@ def judge(worker: str, question: Question, proved: Proved) -> str:
             return why
     end = question.version + len(question.known) - 1
     if question.complete and end not in reached:
-        return f"step {step}: {worker} does not call session.backward(...) {question.commits} times. {CALLS}"
+        times = "once" if question.commits == 1 else f"{question.commits} times"
+        why = (
+            f"the job calls session.backward(...) {times}, and {worker} does not. {CALLS}. {COUNT}"
+        )
+        return f"step {step}: {why}{aside(known[question.version].aside)}"
     for version in (question.version, end) if question.complete else (question.version,):
         if version in reached and (
             why := by.reached(known[version].reached, reached[version], known[version])

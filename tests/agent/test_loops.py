@@ -31,7 +31,7 @@ def test_loops_of_all_kinds_go_through_the_steps_of_the_session(
     by_hand: Callable[[str], None],
 ) -> None:
     by_hand(
-        START.format(steps=13)
+        START.format(steps=15)
         + """
 at = []
 for step in session.steps(3):
@@ -47,8 +47,12 @@ for epoch in session.epochs(1, range(2)):
     for item in session.each(["one", "two"]):
         at.append(item)
         train(torch.ones(4, 2))
-assert at == [0, 1, 2, 0, 1, "one", "two"], at
-assert seen == [*range(13)], seen
+model.bias.data.zero_()
+for step in session.steps(range(1, 3)):
+    at.append(step)
+    train(torch.ones(4, 2))
+assert at == [0, 1, 2, 0, 1, "one", "two", 1, 2], at
+assert seen == [*range(15)], seen
 """
     )
 
