@@ -101,15 +101,18 @@ class Measures:
 
     def add(self, first: int, fresh: Sequence[float]) -> None:
         """Have these from clock `first` on, and wait until the disk has them."""
-        start = min(first, self._written)
-        data = np.array([*self._all[start:first], *fresh], MEASURE).tobytes()
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as sink:
+            there = os.fstat(sink.fileno()).st_size // MEASURE.itemsize  # somebody may have cut it
+            start = min(first, self._written, there)
+            data = np.array([*self._all[start:first], *fresh], MEASURE).tobytes()
             sink.seek(start * MEASURE.itemsize)
             sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
-        before = np.array(self._all[:start], MEASURE).tobytes() if start < self._written else b""
-        self.checksum = crc32c(crc32c(0, before) if start < self._written else self.checksum, data)
+        before = self.checksum
+        if start < self._written:
+            before = crc32c(0, np.array(self._all[:start], MEASURE).tobytes())
+        self.checksum = crc32c(before, data)
         self._all[first:] = fresh
         self._written = len(self._all)
 

@@ -15,6 +15,7 @@ from agent.keeper.storage.vault import Vault
 from agent.keeper.tables import Tables
 from agent.layout import Layout
 from agent.messages import (
+    CheckpointFailed,
     CheckpointWritten,
     FailureKind,
     JobCompleted,
@@ -28,6 +29,7 @@ from cloud.clock import CLOCK
 
 NODES_TOLD_MAX = 64
 WRITTEN_S = 5.0  # between two reports of what is on the disk
+UNWRITTEN_S = 60.0  # between two reports of what the disk does not take
 
 
 class ServedJob:
@@ -49,7 +51,7 @@ class ServedJob:
         self._history, self._roster, self._reports = history, roster, reports
         self._lock, self._fail, self._give_up = lock, fail, give_up
         self._report, self._completed, self._tail = report, completed, tail
-        self._vault, self._written_s = vault, 0.0
+        self._vault, self._written_s, self._unwritten_s = vault, 0.0, -UNWRITTEN_S
         self._broken: Failed | None = None  # why the tables cannot go on
         self.tables: Tables
         self.serving: Serving
@@ -156,6 +158,15 @@ class ServedJob:
                 nodes=nodes,
             )
         )
+
+    def unwritten(self, why: str) -> None:
+        with self._lock:
+            now_s, step = time.monotonic(), self._history.version + 1
+            if now_s < self._unwritten_s + UNWRITTEN_S:
+                return
+            self._unwritten_s = now_s
+            job, at_s = self._reports.job, CLOCK.now_s()
+            self._report(CheckpointFailed(at_s=at_s, job=job, step=step, error=why))
 
     def recall_failed(self, error: str) -> None:
         self._reports.recall_failed(error)

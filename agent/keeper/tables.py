@@ -84,6 +84,9 @@ class Owner(Protocol):
     def suspect(self, worker: str, by: str) -> None:
         """Note that the connection between two nodes has broken; one of them is to be lost."""
 
+    def unwritten(self, why: str) -> None:
+        """Report, now and then, that the disk does not take a clock, so that commits wait."""
+
     def recall_failed(self, error: str) -> None:
         """Report that what lies in the archives cannot be taken; it is tried again."""
 
@@ -114,7 +117,7 @@ class Copies:
         server: Server,
         say: Callable[[Out], None],
         refuse: Callable[[str, Message, Exception], None],
-        unwritten: Callable[[], None],
+        unwritten: Callable[[Exception], None],
         broken: Callable[[str], None],
     ) -> None:
         self.server, self._say, self._refuse = server, say, refuse
@@ -148,7 +151,7 @@ class Copies:
                     self._broken(f"a clock that was written cannot be read: {error}")
                     return
                 log.warning("a clock could not be written: %s", error)
-                self._unwritten()
+                self._unwritten(error)
                 continue
             except (LookupError, ValueError, TypeError) as error:
                 if sender != CONTROLLER:
@@ -281,6 +284,7 @@ class Tables:
             self._note()
         except OSError as error:  # the disk is full, or the like; all goes on when it takes it
             log.warning("a clock could not be written down: %s", error)
+            self._owner.unwritten(str(error))
             self._closed.wait(AGAIN_S)
 
     def _read_letters(self) -> None:
@@ -318,8 +322,9 @@ class Tables:
         elif brain is not None:
             self._say(CONTROLLER, brain.handle(sender, message, now_s))
 
-    def _write_again(self) -> None:
+    def _write_again(self, error: Exception) -> None:
         """Have the newest clock written after a while, because the disk did not take one."""
+        self._owner.unwritten(str(error))
 
         def write() -> None:
             if self.brain is not None:

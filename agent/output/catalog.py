@@ -75,6 +75,7 @@ class Shelf:
         listed_ns = self._list.stat().st_mtime_ns if self._files else 0
         for path, known in list(self._files.items()):
             file = open_file(self._folder / path, os.O_RDWR)
+            file = file or open_file(self._folder / path)  # nothing may be changed now
             mended = None
             if file is not None:
                 with file:
@@ -85,7 +86,8 @@ class Shelf:
             else:
                 self._files[path] = mended
         for draft in self._list.parent.glob(".*.draft"):
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
     def take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
         """Take a part of a change; if it cannot be written, answer why, and keep what was there."""
@@ -332,7 +334,8 @@ def _mended(file: IO[bytes], known: OutputFile, listed_ns: int) -> OutputFile | 
     if found.st_size == known.size and not changed:
         return known
     if checksum_of(file, known.size) == known.checksum:
-        file.truncate(known.size)
+        with suppress(OSError):  # no more of it than is listed is given to anybody
+            file.truncate(known.size)
         return known
     if not changed:
         return None

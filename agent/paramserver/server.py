@@ -454,7 +454,8 @@ class Server:
         for number in range(self._count):
             replica = self.replicas.get(number)
             if message.replicas[number] == self.name:
-                if message.restore or (replica is None and message.clock < 0):
+                here = replica is not None and replica.committed == message.clock >= 0
+                if not here and (message.restore or (replica is None and message.clock < 0)):
                     replica = self.replicas[number] = self._restored(number, message.clock)
                 if replica is not None:
                     replica.commit(message.clock)

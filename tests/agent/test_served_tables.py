@@ -12,6 +12,7 @@ from managed import Managed
 
 from agent.messages import (
     CheckpointCopied,
+    CheckpointFailed,
     JobCompleted,
     NoticeSeen,
     Paced,
@@ -109,6 +110,40 @@ def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
     mortal.start(2)
     is_whole(mortal.completed(), clocks)
     assert not mortal.of(Rewound)
+
+
+def test_what_a_keeper_holds_outlives_its_folder(crew: Crew) -> None:
+    """Taken away while the job runs, and again while no worker is left: the next clock is written anew."""
+    clocks, folder = 40, crew.folder / "checkpoints" / crew.job / "tables"
+    workers = crew.begin(2, TOY, str(clocks), PAUSE)
+    crew.reach(6)
+    folder.rename(crew.folder / "first")
+    crew.reach(crew.step + 6)
+    crew.kill(*workers)
+    job = crew.keeper._jobs[crew.job]
+    until("no worker to be left", lambda: not job.roster.members)
+    tables = job._served.tables
+    copies = tables._copies.server.replicas.values()
+    until(
+        "the clock to be on the disk",
+        lambda: all(copy.committed == tables._reached.clock for copy in copies),
+    )
+    folder.rename(crew.folder / "second")
+    crew.start(2)
+    is_whole(crew.completed(), clocks)
+    assert not crew.of(Rewound)
+
+
+def test_a_disk_that_takes_no_clock_is_said_and_waited_for(crew: Crew) -> None:
+    clocks, folder = 40, crew.folder / "checkpoints" / crew.job / "tables"
+    crew.begin(2, TOY, str(clocks), PAUSE)
+    crew.reach(6)
+    folder.rename(crew.folder / "away")
+    folder.touch()
+    (failed,) = until("a word of it", lambda: crew.of(CheckpointFailed))
+    assert str(folder) in failed.error
+    folder.unlink()
+    is_whole(crew.completed(), clocks)
 
 
 CUT = """

@@ -1,7 +1,5 @@
 """One contract for all sinks, and what is special about some of them."""
 
-import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from s3_server import S3Server, s3_sink
+from somebody import as_somebody_else
 
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
@@ -142,17 +141,6 @@ def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch):
     (tmp_path / "disk/parts").chmod(0)
     with as_somebody_else(), pytest.raises(Unavailable, match="Permission denied"):
         sink.sizes("parts")
-
-
-@contextlib.contextmanager
-def as_somebody_else():
-    """Root may read everything; this thread is not root to the file system meanwhile."""
-    libc = ctypes.CDLL(None)
-    before = libc.setfsuid(65534)
-    try:
-        yield
-    finally:
-        libc.setfsuid(before)
 
 
 def test_a_pipe_where_a_file_should_be_is_not_waited_for(disk):

@@ -22,6 +22,7 @@ class Folder:
             arrays[f"keys {section.table}"] = section.keys
             arrays[f"rows {section.table}"] = section.values
         path = self._path(partition, clock)
+        path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         part = path.with_suffix(f".{os.getpid()}")
         with part.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)

@@ -254,7 +254,7 @@ class Nobody:
     def broken(self, why: str, *, unlike: bool = False) -> None:
         raise AssertionError(why, unlike)
 
-    recall_failed = broken
+    recall_failed = unwritten = broken
 
 
 def test_the_clock_that_the_disk_names_stays_until_a_newer_one_is_named(tmp_path: Path) -> None:
@@ -284,6 +284,18 @@ def test_the_result_has_tables_of_any_names(tmp_path: Path) -> None:
     with np.load(tmp_path / "tables.npz") as found:
         assert found.files == names
         assert all(np.array_equal(found[name], tables[name]) for name in names)
+
+
+def test_measures_that_somebody_cut_or_took_are_written_again(tmp_path: Path) -> None:
+    path, measures = tmp_path / "measures", [float(at) for at in range(9)]
+    kept = clocks.Measures(path)
+    for at, harm in enumerate([None, None, Path.unlink, None, _tear, _empty, None, None, None]):
+        if harm is not None:
+            harm(path)
+        kept.add(at, measures[at : at + 1])
+    again = clocks.Measures(path)
+    again.recall(8, (), kept.checksum)
+    assert again.up_to(8) == tuple(measures)
 
 
 def test_a_clock_writes_down_its_own_measure_and_no_other(tmp_path: Path) -> None:

@@ -737,21 +737,22 @@ def test_a_value_that_a_newcomer_writes_takes_the_place_of_the_old(job: Job) -> 
     assert job.text("best.json") == '{"loss": 1}'
 
 
-def test_storage_that_cannot_be_opened_is_said_and_tried_again(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_that_cannot_be_changed_is_said_and_tried_again(job: Job) -> None:
     """What is in its way is removed by a person later, and nothing has to be started again."""
-    monkeypatch.setattr(sender, "ASK_AGAIN_S", 0.02)
-    in_the_way = job.home / ".in-the-way.draft"
-    in_the_way.mkdir(parents=True)
-    worker = job.worker("a")
-    worker.begin(0)
-    worker.step(0, appends(0))
+    in_the_way = job.home / "earlier"
+    in_the_way.parent.mkdir()
+    in_the_way.touch()
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    one.step(0, appends(0))
+    one.save(1)
     until("it to be said", lambda: bool(job.told.said))
     assert "session.output cannot be kept now" in job.told.said[0]
-    in_the_way.rmdir()
-    worker.flush()
-    assert job.names() == {"metrics.csv": 0}
+    in_the_way.unlink()
+    one.step(1, appends(1))
+    one.save(2)
+    two.begin(2)
+    assert (two.folder / "metrics.csv").read_text() == expected(2)
     assert len(job.told.said) == 1
 
 

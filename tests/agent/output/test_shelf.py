@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from somebody import as_somebody_else
 
 from agent.errors import Misuse
 from agent.output.catalog import MARKS_MAX, Shelf, listed
@@ -101,6 +102,25 @@ def test_a_full_disk_is_not_filled_further(
         assert put(shelf, "a", b"2", "append", step=step) == "refused"
         assert put(shelf, "b", b"3", step=step) == "refused"
     assert {path.name for path in tmp_path.iterdir()} == {"output", "output.json"}
+
+
+def test_what_can_only_be_read_is_kept_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that has become read-only a keeper begins, and a worker gets its files."""
+    monkeypatch.chdir(tmp_path)  # so that nobody need be let into the folders above
+    put(Shelf(Path("job"), Bounds()), "a", b"12")
+    (tmp_path / "job" / ".0123abcd.draft").touch()
+    with (tmp_path / "job" / "output" / "a").open("ab") as file:
+        file.write(b"half a line")
+    for path in (tmp_path, *(tmp_path / "job").rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    with as_somebody_else():
+        shelf = Shelf(Path("job"), Bounds())
+        given, _ = shelf.give(OutputAsked(serial=1, step=1))
+        _, piece = shelf.give(OutputAsked(serial=2, step=1, path="a"))
+    assert [(file.path, file.size) for file in given.files] == [("a", 2)]
+    assert piece == b"12"
 
 
 def test_who_led_before_comes_too_late(shelf: Shelf, tmp_path: Path) -> None:
