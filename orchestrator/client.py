@@ -87,6 +87,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     """What a running house publishes about itself in `house.json`."""
 
     pid: int
+    life: str = ""  # random, and another one after each `up`
     redis_url: str
     dashboard_url: str
     ray_address: str
@@ -158,6 +159,12 @@ class Client:
     def post(self, event: AnyEvent) -> None:
         """Put an event into the manager's durable inbox."""
         post(self._redis, event)
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a request to this house to end waits for its manager."""
+        rows: Any = self._redis.xrange(INBOX)
+        wanted = (b"ShutdownAsked", self._house.life.encode())
+        return any(all(word in row[b"e"] for word in wanted) for _, row in rows)
 
     def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
         """Return what happened and why after the given id, oldest first."""
