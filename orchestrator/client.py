@@ -34,7 +34,7 @@ from cloud.errors import Unknown
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.paths import Places, no_room
-from orchestrator.redis_client import INBOX_MAX, retry_policy
+from orchestrator.redis_client import INBOX_MAX, brief_policy
 from orchestrator.validity import flaw_of
 from orchestrator.view import Sentence, View
 
@@ -112,7 +112,7 @@ class Client:
 
     def __init__(self, house: House, state_dir: Path) -> None:
         self._house, self._state_dir = house, state_dir
-        store = cast(_Asked, _Asked.from_url(house.redis_url, **retry_policy()))
+        store = cast(_Asked, _Asked.from_url(house.redis_url, **brief_policy()))
         store.state_dir = state_dir
         self._redis: redis.Redis = store
 
