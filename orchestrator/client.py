@@ -34,7 +34,7 @@ from cloud.errors import Unknown
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.paths import Places, no_room
-from orchestrator.redis_client import INBOX_MAX, retry_policy
+from orchestrator.redis_client import INBOX_MAX, brief_policy
 from orchestrator.validity import flaw_of
 from orchestrator.view import Sentence, View
 
@@ -87,6 +87,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     """What a running house publishes about itself in `house.json`."""
 
     pid: int
+    life: str = ""  # random, and another one after each `up`
     redis_url: str
     dashboard_url: str
     ray_address: str
@@ -111,7 +112,7 @@ class Client:
 
     def __init__(self, house: House, state_dir: Path) -> None:
         self._house, self._state_dir = house, state_dir
-        store = cast(_Asked, _Asked.from_url(house.redis_url, **retry_policy()))
+        store = cast(_Asked, _Asked.from_url(house.redis_url, **brief_policy()))
         store.state_dir = state_dir
         self._redis: redis.Redis = store
 
@@ -158,6 +159,12 @@ class Client:
     def post(self, event: AnyEvent) -> None:
         """Put an event into the manager's durable inbox."""
         post(self._redis, event)
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a request to this house to end waits for its manager."""
+        rows: Any = self._redis.xrange(INBOX)
+        wanted = (b"ShutdownAsked", self._house.life.encode())
+        return any(all(word in row[b"e"] for word in wanted) for _, row in rows)
 
     def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
         """Return what happened and why after the given id, oldest first."""

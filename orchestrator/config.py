@@ -580,6 +580,8 @@ def _read(file: Path, *, must_exist: bool) -> str:
         with file.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
+        if file.is_symlink():  # with limits that a person takes to be in force
+            raise ConfigError(f"{file}: leads to {file.readlink()}, which is not there") from None
         if not must_exist:
             return ""
         raise ConfigError(f"{file}: no such file; `orchestrator init` writes one") from None

@@ -229,6 +229,7 @@ class ShutdownAsked(Event, frozen=True, kw_only=True):
     """Give back every machine and end."""
 
     by: Name
+    house: Name = ""  # the life of the house that is asked; "" for any
 
 
 AnyEvent = (

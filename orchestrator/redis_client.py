@@ -5,10 +5,14 @@ from typing import Any
 import redis
 
 INBOX_MAX = 100_000  # events that wait for a manager
+ANSWER_S_MAX = 30.0
 
 
 def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
-    """Return the options with which every client waits a bounded time for a restarting server."""
+    """Return the options with which every client waits a bounded time for a restarting server.
+
+    A server that hangs is asked again and again, for ten minutes: parts of the house need it.
+    """
     from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
@@ -17,9 +21,19 @@ def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
     return {
         "retry": kind(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
         "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-        "socket_timeout": 30,
+        "socket_timeout": ANSWER_S_MAX,
         "health_check_interval": 0,
     }
+
+
+def brief_policy() -> dict[str, Any]:
+    """Return the options for a person's commands, which ask a server that hangs only once."""
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+
+    away = (redis.ConnectionError,)
+    pace = ExponentialBackoff(cap=0.5, base=0.02)
+    return {"retry": Retry(pace, 20, away), "socket_timeout": ANSWER_S_MAX}
 
 
 def connect(url: str) -> "redis.Redis":

@@ -184,9 +184,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case JobChanged():
             jobs.on_changed(state, out, event)
         case ShutdownAsked():
-            jobs.shut_down(state, out, event.by)
-            _control_now(state)  # a person waits for it, and machines cost money
-            _stop_if_done(state, out)
+            _shut_down(state, out, event)
         case _:
             _hear(state, out, event)
 
@@ -305,6 +303,16 @@ def _control(state: State, out: list[AnyAction]) -> None:
                 staffing.staff(state, out, lease)
     buying.buy_if_due(state, out)
     buying.keep_quotes(state, out)
+
+
+def _shut_down(state: State, out: list[AnyAction], event: ShutdownAsked) -> None:
+    """Give everything back, unless an earlier house was asked and has ended before it read that."""
+    if event.house not in ("", state.house):
+        note(out, "manager", f"goes on: {event.by} has asked an earlier house to end")
+        return
+    jobs.shut_down(state, out, event.by)
+    _control_now(state)  # a person waits for it, and machines cost money
+    _stop_if_done(state, out)
 
 
 def _control_now(state: State) -> None:

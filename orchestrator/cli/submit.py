@@ -248,7 +248,9 @@ def with_script(client: Client, packed: Packed, spec: JobSpec) -> JobSpec:
 
 def check_budget(budget: float | None) -> None:
     if budget is not None and not 0 <= budget <= AMOUNT_MAX:
-        raise CommandError(f"--budget {budget}: US dollars, from 0 to {AMOUNT_MAX:,.0f}", USAGE)
+        raise CommandError(
+            f"--budget {budget}: an amount in US dollars from 0 to {AMOUNT_MAX:,.0f}", USAGE
+        )
 
 
 def with_limits(spec: JobSpec, budget: float | None, deadline: str | float | None) -> JobSpec:

@@ -83,11 +83,12 @@ def _staying(command: Command) -> Client:
 
 
 def _is_ending(client: Client) -> bool:
-    """Return whether the house has said that it ends; one before it may have left its last view."""
-    view = None
+    """Return whether the house ends: it has said so, or has yet to read that it was asked to."""
     with contextlib.suppress(redis.RedisError):  # the house brings Redis back, or is gone
-        view = client.view()
-    return view is not None and view.ending and view.at_s >= client.house().started_at_s
+        view = client.view()  # maybe the last one of an earlier house
+        said = view is not None and view.ending and view.at_s >= client.house().started_at_s
+        return said or client.is_asked_to_end()
+    return False
 
 
 def _start(command: Command, places: Places) -> House:
@@ -334,7 +335,8 @@ def _give_back(command: Command, places: Places, client: Client, found: Found) -
             found.began_s = found.view.at_s
         if not found.forced:
             with ctrl_c_waits():
-                client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+                life = client.house().life
+                client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down", house=life))
                 found.asked = True
     except redis.RedisError:
         if not found.forced and alive(client.house().pid):

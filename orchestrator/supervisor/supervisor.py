@@ -361,7 +361,7 @@ class House:
             said = Sentence(at_s=time.time(), who="manager", what="note", because=warning)
             store.xadd(EVENTS, {"e": msgspec.json.encode(said)})
         if self._give_back:  # before the manager starts, so that it is the first event it reads
-            post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+            post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down", house=self._life))
 
     def _choose_addresses(self) -> None:
         """Choose where the Ray head listens."""
@@ -606,6 +606,7 @@ class House:
         """Write the file in which clients look up this house."""
         note = HouseFile(
             pid=os.getpid(),
+            life=self._life,
             redis_url=self.redis_url,
             dashboard_url=f"{url_of(self._page)}/" if self._page else "",
             ray_address=self._ray_address,

@@ -151,7 +151,7 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     assert "--budget 0: a number above 0" in housed("change", "--budget", "0").line
     assert "above 0, to 1,000,000,000" in housed("change", "--budget", "1e12").line
     assert (
-        "US dollars, from 0 to 1,000,000,000"
+        "an amount in US dollars from 0 to 1,000,000,000"
         in housed("submit", "long.py", "--budget", "1e12").line
     )
     assert "nothing to change" in housed("change", submitted).line

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from redis.connection import AbstractConnection
 
+from orchestrator import redis_client
 from orchestrator.cli import jobs, up_down
 from orchestrator.cli.up_down import alive, news
-from orchestrator.client import House
+from orchestrator.client import House, Silent
 from orchestrator.dashboard.keys import Keys
 from orchestrator.paths import SHORT
 from orchestrator.supervisor import processes
@@ -158,6 +160,7 @@ def test_ctrl_c_while_all_is_given_back_says_that_it_goes_on(own_house, until):
     os.kill(pid, signal.SIGSTOP)
     ending = own_house.start("down")
     until(lambda: own_house.client()._redis.xlen("orch:inbox") > 0)
+    assert own_house.client().is_asked_to_end()  # so that `up` waits for it
     ending.send_signal(signal.SIGINT)
     answer = own_house.ended(ending)
     os.kill(pid, signal.SIGCONT)
@@ -205,6 +208,26 @@ def test_down_gives_everything_back(own_house, until):
     assert (answer.json["killed"], answer.json["processes_swept"]) == (False, 0)
     again = own_house("down", "--json")
     assert (again.code, again.json["was_up"], again.json["killed"]) == (0, False, False)
+
+
+def test_a_redis_that_hangs_is_asked_once_and_named(own_house, monkeypatch):
+    """It was asked twenty times more, half a minute each."""
+    monkeypatch.setattr(redis_client, "ANSWER_S_MAX", 0.3)
+    client, calls = own_house.client(), []
+    server, send = client._redis.info()["process_id"], AbstractConnection.send_packed_command
+
+    def sent(connection, *words, **options):
+        calls.append(words)
+        return send(connection, *words, **options)
+
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(Silent, match="Redis does not answer"):
+            client.view()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert len(calls) == 1
 
 
 def test_up_behind_a_down_waits_for_its_end_and_starts_again(own_house, until, monkeypatch):

@@ -298,8 +298,12 @@ def test_a_home_folder_is_found_or_refused(tmp_path, monkeypatch):
         load(file, {}, {"manager.state_dir": "~nosuch/x"})
 
 
-def test_a_missing_file_is_named_with_the_remedy(tmp_path):
+def test_a_missing_file_is_named_with_the_remedy(tmp_path, monkeypatch):
     """A path that was given must exist; no path at all means the defaults."""
+    (tmp_path / "orchestrator.toml").symlink_to("unmounted.toml")  # its limits would not hold
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"leads to unmounted\.toml, which is not there"):
+        load(None, {})
     with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file; `orchestrator init`"):
         load(tmp_path / "nowhere.toml", {})
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -1134,6 +1134,11 @@ def test_another_house_is_not_the_one_that_was_told_to_stop():
     assert state.stopping
     state, _ = decide(state, ManagerStarted(at_s=3.0, epoch=3, house="second"))
     assert not state.stopping
+    state, _ = decide(state, ShutdownAsked(at_s=4.0, by="a test", house="first"))  # it waited
+    assert not state.stopping
+    assert "an earlier house" in state.sentences[-1].because
+    state, _ = decide(state, ShutdownAsked(at_s=5.0, by="a test", house="second"))
+    assert state.stopping
 
 
 def test_machines_lost_together_cost_one_layout(hand):
