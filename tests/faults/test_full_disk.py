@@ -44,7 +44,7 @@ def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(tmp_path, mon
     wear itself out with starting it again; with room it is back, with every write that it has acknowledged.
     """
     said: list[str] = []
-    monkeypatch.setattr(client, "retry_policy", dict)
+    monkeypatch.setattr(client, "brief_policy", dict)
     monkeypatch.setattr(house_module, "_say", said.append)
     house = House(load(None, {}, {"manager.state_dir": str(tmp_path / "state")}), None)
     house.places.make()
