@@ -355,7 +355,10 @@ class Worker:
         self.own.update(new)
         # An older clock goes first, because the present one may not end before it is closed.
         is_older = self.turn is not None and min(new.values(), default=FAR) < self.turn.clock
-        return (self._drop_turn() if is_older else []) + self._subscribe(new)
+        out = self._drop_turn() if is_older else []
+        if is_older and (free := self._free()):
+            out += self._say_released(free)
+        return out + self._subscribe(new)
 
     def _subscribe(self, clocks: dict[int, int], before: dict[str, Array] | None = None) -> Out:
         """Ask every partition for what blocks read in these clocks, and what was read `before`.
@@ -409,16 +412,22 @@ class Worker:
         turn = self.turn
         out: Out = []
         if message.now and turn is not None and set(blocks) & set(turn.blocks):
-            out, turn = self._drop_turn(), None
-        busy = set(turn.blocks) if turn else set()
-        flying = {block for batch in self._batches.values() for block in batch.release}
-        free = {block: self.own.pop(block) for block in blocks if block not in busy | flying}
-        self._leaving = (self._leaving | set(blocks)) - set(free)
-        self._let_go.update(free)
+            out = self._drop_turn()
+        self._leaving |= set(blocks)
+        self._free()
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
         if again:
             out += self._say_released(again)
         return out + self._read_no_more()
+
+    def _free(self) -> dict[int, int]:
+        """Let go of the blocks that leave and have no work under way; return their next clocks."""
+        busy = set(self.turn.blocks) if self.turn is not None else set()
+        busy |= {block for batch in self._batches.values() for block in batch.release}
+        free = {block: self.own.pop(block) for block in sorted(self._leaving - busy)}
+        self._leaving -= set(free)
+        self._let_go.update(free)
+        return free
 
     def _drop_turn(self) -> Out:
         """Give the present clock up: its blocks are done anew, here or by others."""
@@ -716,15 +725,7 @@ class Worker:
         del self._batches[batch.name]
         self._said += [said for _, said in batch.then if isinstance(said, Finished)]
         out: Out = [] if batch.passed and not batch.repeats else batch.then
-        leaving = self._leaving & batch.release
-        for other in self._batches.values():
-            leaving -= other.release
-        if self.turn is not None:
-            leaving -= set(self.turn.blocks)
-        if leaving:
-            self._leaving -= leaving
-            free = {block: self.own.pop(block) for block in sorted(leaving)}
-            self._let_go.update(free)
+        if free := self._free():
             out += self._say_released(free) + self._read_no_more()
         return out
 
