@@ -223,8 +223,10 @@ class Controller:
             case Finished():
                 return self._finished(sender, message, now_s)
             case Released():
-                for block in message.clocks:
-                    if self.blocks[block] == sender and block in self.releasing:
+                for block, clock in message.clocks.items():
+                    # One that says more than was heard of is repeated, after what it is about.
+                    known = self.ledger.next[block] >= clock
+                    if known and self.blocks[block] == sender and block in self.releasing:
                         self.blocks[block] = None
                         self.releasing.discard(block)
             case Installed():

@@ -30,6 +30,12 @@ def test_counts_are_whole_where_messages_come_twice_or_late(network):
         assert wrong == [], story
 
 
+def test_a_block_is_not_granted_before_its_last_clock_was_heard_of():
+    """A controller that was started again hears late what a worker said to the one before it."""
+    wrong, story = counters.judged(2178, 4, network=counters.Twice)
+    assert wrong == [], story
+
+
 def test_a_block_that_leaves_goes_also_where_an_older_clock_comes_between():
     """Its present clock is given up for that of a block that is granted, and nobody waits for it."""
     wrong, story = counters.judged(684, 4, network=counters.Twice)
