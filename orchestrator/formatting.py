@@ -79,7 +79,7 @@ def told(who: str, what: str, because: str) -> str:
     return reason if what == "note" else f"{what}: {reason}"
 
 
-def last_line(detail: str) -> str:
+def reason_of(detail: str) -> str:
     """Return the last line of a traceback; of a sentence of ours without the name of its class."""
     return OURS.sub("", detail.strip().rpartition("\n")[2])
 

@@ -5,7 +5,8 @@ from typing import Any
 import redis
 
 INBOX_MAX = 100_000  # events that wait for a manager
-ANSWER_S_MAX = 30.0
+ANSWER_S_MAX, TRIES = 30.0, 20
+PACE = {"cap": 0.5, "base": 0.02}  # seconds between two tries
 
 
 def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
 
     kind = AsyncRetry if asynchronous else Retry
     return {
-        "retry": kind(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
+        "retry": kind(ExponentialBackoff(**PACE), retries=TRIES),
         "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
         "socket_timeout": ANSWER_S_MAX,
         "health_check_interval": 0,
@@ -32,8 +33,8 @@ def brief_policy() -> dict[str, Any]:
     from redis.retry import Retry
 
     away = (redis.ConnectionError,)
-    pace = ExponentialBackoff(cap=0.5, base=0.02)
-    return {"retry": Retry(pace, 20, away), "socket_timeout": ANSWER_S_MAX}
+    retry = Retry(ExponentialBackoff(**PACE), TRIES, away)
+    return {"retry": retry, "socket_timeout": ANSWER_S_MAX}
 
 
 def connect(url: str) -> "redis.Redis":

@@ -250,9 +250,12 @@ def process(application: Application, lo: int, hi: int, params: Params) -> None:
         raise ApplicationError(f"{what} {type(error).__name__}: {error}") from error
 
 
-def is_tried(clock: int) -> bool:
-    """Whether the first items of this clock are to be computed twice; ever more seldom."""
-    return clock & (clock - 1) == 0
+def is_tried(clock: int, before: int) -> bool:
+    """Whether items of this clock are to be computed twice, after one `before`, or none (-1).
+
+    It is done in a worker's first clock, and then ever more seldom.
+    """
+    return before < 0 or (before < clock and clock & (clock - 1) == 0)
 
 
 def try_again(application: Application, lo: int, hi: int, first: Params, again: Params) -> None:
@@ -316,7 +319,7 @@ def run_alone(application: Application, work: Work | None = None, time: Clock = 
                 params = Params(tables, read, clock)
                 lo, hi = work.items(block, clock, grain, grain + step)
                 process(application, lo, hi, params)
-                if hi > lo and tried < clock and is_tried(clock):
+                if hi > lo and is_tried(clock, tried):
                     tried = clock
                     try_again(application, lo, hi, params, Params(tables, read, clock))
                 measures[-1] += params.measured

@@ -356,7 +356,7 @@ class Worker:
         # An older clock goes first, because the present one may not end before it is closed.
         is_older = self.turn is not None and min(new.values(), default=FAR) < self.turn.clock
         out = self._drop_turn() if is_older else []
-        if is_older and (free := self._free()):
+        if free := self._free():  # of what the clock that was given up had
             out += self._say_released(free)
         return out + self._subscribe(new)
 
@@ -539,7 +539,7 @@ class Worker:
             lo, hi = self.work.items(span.block, part.tail.clock, span.first, span.first + step)
             try:
                 process(self.application, lo, hi, params)
-                if hi > lo and isinstance(part, Turn) and self._is_tried(part.clock):
+                if hi > lo and isinstance(part, Turn) and is_tried(part.clock, self._tried):
                     self._tried = part.clock
                     again = Params(self.tables, self._reader(part), part.clock)
                     try_again(self.application, lo, hi, params, again)
@@ -555,9 +555,6 @@ class Worker:
             return self._after(part, now_s)
         except ApplicationError as error:
             return self.fail(f"clock {part.tail.clock}", error)
-
-    def _is_tried(self, clock: int) -> bool:
-        return self._tried < 0 or (self._tried < clock and is_tried(clock))
 
     def fail(self, where: str, error: ApplicationError) -> Out:
         """Compute no more before a roll-back, and have the controller end the job with this."""

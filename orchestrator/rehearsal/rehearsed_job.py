@@ -21,7 +21,7 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator.errors import OrchestratorError
-from orchestrator.formatting import last_line, plural
+from orchestrator.formatting import plural, reason_of
 from orchestrator.rehearsal.bench import Stage
 
 LOOK_MS = 30
@@ -260,4 +260,4 @@ def _fault(failed: WorkerFailed) -> Fault:
         if failed.step is not None and failed.kind not in SENTENCES
         else ""
     )
-    return Fault(f"{where}{last_line(detail)}", detail if "\n" in detail else "")
+    return Fault(f"{where}{reason_of(detail)}", detail if "\n" in detail else "")

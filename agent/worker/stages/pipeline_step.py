@@ -24,7 +24,6 @@ from agent.pipeline.stages.stage import Stage
 from agent.pipeline.stages.stage_parts import Piece
 from agent.pipeline.stages.stage_worker import Phase, Worker
 from agent.pipeline.tracing.graphs import Leaves, Recording
-from agent.pipeline.tracing.recording.frozen_modules import tensors_of
 from agent.pipeline.tracing.variants import Pieces, Variant
 from agent.proof.evidence import Staged
 from agent.sharded.holdings import Holdings
@@ -33,7 +32,7 @@ from agent.store.encoding.format import REST
 from agent.store.layers import block_of
 from agent.store.memory import copy_bytes
 from agent.tensors.metrics import Names, Numbers, decoded, encoded
-from agent.tensors.shards import cut
+from agent.tensors.shards import cut, tensors_of
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 

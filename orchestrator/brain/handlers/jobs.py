@@ -36,7 +36,7 @@ from orchestrator.events import (
     JobSubmitted,
     PartSetAside,
 )
-from orchestrator.formatting import duration, last_line, loss, memory, nth, plural, usd
+from orchestrator.formatting import duration, loss, memory, nth, plural, reason_of, usd
 from orchestrator.state import (
     Account,
     Job,
@@ -534,7 +534,7 @@ def _crash(job: Job, event: WorkerLost) -> str:
 
 def _failure(job: Job, event: WorkerFailed) -> str:
     """Say which failure it was, in or after which step, and the last line of its traceback."""
-    last = last_line(event.detail)[:WHY_CHARS_MAX]
+    last = reason_of(event.detail)[:WHY_CHARS_MAX]
     if event.step is not None:
         return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
     if not job.progress.step:

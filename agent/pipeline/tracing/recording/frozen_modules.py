@@ -5,7 +5,7 @@ on every worker that has the node. Its values are computed as late as possible, 
 own values meet them, so that they do not cross a cut.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import fx
 from agent.errors import CannotRecord
 from agent.pipeline import autocast_nodes
 from agent.pipeline.tracing.recording.module_names import rewrite
+from agent.tensors.shards import tensors_of
 from agent.tensors.unchanged import version_of
 
 Autocast = tuple[Any, ...] | None  # the settings of an autocast; None outside of all
@@ -157,8 +158,3 @@ def writes(node: fx.Node) -> bool:
     return (
         inplace or name.strip("_") in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     )
-
-
-def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
