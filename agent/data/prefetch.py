@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from agent.data.fetch import DataOver, Fetch, Request, as_it_is, first_line, say
 from agent.data.iterable import Ended
+from agent.data.unlocked import Context
 from agent.errors import Misuse
 from agent.machine.parent_death import tie
 
@@ -233,7 +234,7 @@ class Ahead:
             # Room for the most that may ever be under way; the plan decides how much is.
             prefetch_factor=-(-max(MICROBATCHES_MAX, self._workers) // self._workers),
             generator=torch.Generator(),
-            multiprocessing_context=method,
+            multiprocessing_context=Context(method) if sys.platform == "linux" else method,
             worker_init_fn=partial(
                 _begin_process, os.getpid() if method == FORK and sys.platform == "linux" else None
             ),

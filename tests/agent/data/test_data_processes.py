@@ -22,6 +22,7 @@ from agent.errors import Misuse
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 SAMPLES, BATCH, M = 64, 8, 4
+LONG = bytes(range(256)) * 4096
 KILLED = """
 import multiprocessing, sys, time
 from samples import Drawn, Owner
@@ -71,6 +72,11 @@ class Where(Drawn):
         with self.fetched.get_lock():
             self.fetched.value += 1
         return os.getpid()
+
+
+class Long(Drawn):
+    def __getitem__(self, index: int) -> bytes:
+        return LONG
 
 
 def _where(data: Data, step: int, i: int) -> int:
@@ -322,6 +328,18 @@ def test_processes_that_are_killed_change_no_bits(capfd):
     assert told.count("are lost and are started again") == 2
     assert told.count("are lost and are not started again") == 1
     assert multiprocessing.active_children() == []
+
+
+def test_processes_that_are_killed_amid_what_they_send_stop_nobody():
+    """What they send is longer than a pipe holds, so each stands in the midst of it."""
+    data = _data(Long(SAMPLES))
+    data.expect(0, 0, M)
+    assert set(data.at(0)[0]) == {LONG}
+    for each in multiprocessing.active_children():
+        os.kill(each.pid, signal.SIGKILL)
+        each.join()
+    assert [set(microbatch) for microbatch in data.at(0)[1:]] == [{LONG}] * (M - 1)
+    data.close()
 
 
 def killed(script: str) -> list[int]:
