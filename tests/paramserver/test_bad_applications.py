@@ -977,10 +977,21 @@ class Measuring(Counting):
         params.measure(self.seen)
 
 
+class CountingWhole(Counting):
+    """As a count of words, whose tables are whole numbers, however large."""
+
+    tables = (Table("sum", 4, 2, "int64"),)
+
+    def process_range(self, lo, hi, params):
+        self.seen += 1
+        params.update("sum", [lo % 4], np.full((1, 2), 10**6 + self.seen))
+
+
 @pytest.mark.parametrize(
     ("application", "how"),
     [
         (Counting, "it changed key 0 of table 'sum' otherwise"),
+        (CountingWhole, "it changed key 0 of table 'sum' otherwise"),
         (Drawing, "it changed key 0 of table 'sum' otherwise"),
         (Elsewhere, "it changed other rows of table 'sum'"),
         (Measuring, r"it measured \d, not \d"),
