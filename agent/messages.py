@@ -28,6 +28,7 @@ from cloud.ranges import (
 
 NanPolicy = Literal["fail", "skip"]
 Sums = Literal["auto", "always", "never"]  # when they are sent: see `Vault.takes_sums`
+TransportKind = Literal["sockets", "nixl"]  # of blocks between machines: see `agent.transport`
 LossCause = Literal["connection", "silent", "exited", "machine"]
 FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused", "unsupported"]
 When = Literal["boundary", "now"]
@@ -71,6 +72,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     output_files: Count = 1000
     output_bytes: Count = 1 << 30
     exact: bool = True
+    transport: TransportKind = "sockets"
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):

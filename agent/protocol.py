@@ -742,21 +742,30 @@ class Chunk(Message, frozen=True, kw_only=True):
 
 
 class Lying(msgspec.Struct, frozen=True):
-    """Bytes in a slot of a segment; no two that lie in it one after the other have one serial."""
+    """Bytes in a slot of a segment; no two that lie in it one after the other have one serial.
+
+    The tag is for peers of other machines, past whose processors the bytes come.
+    """
 
     slot: Count
     serial: Count
     count: Count
+    tag: bytes = b""
 
 
 class Segment(Message, frozen=True, kw_only=True):
-    """Memory of a worker that others of its host may read, as an open file of its process."""
+    """Memory of a worker that others of its host may read, as an open file of its process.
+
+    If it has a `reach`, others may read it over the network, from this address on.
+    """
 
     process: Count
     file: Count
     nonce: bytes
     slots: Count
     slot_bytes: Count
+    reach: bytes = b""
+    address: Count = 0
 
 
 class Readable(Message, frozen=True, kw_only=True):

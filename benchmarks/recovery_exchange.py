@@ -1,9 +1,9 @@
 """How long from a SIGKILL in the middle of an exchange to the next committed step?
 
-    python benchmarks/recovery_exchange.py [--kills 20] [--transports shm tcp] [--mib 0.1 256] [--peer-kills 5]
+    python benchmarks/recovery_exchange.py [--kills 20] [--transports shm tcp nixl] [--mib 0.1 256] [--peer-kills 5]
 
-Three workers exchange gradients of this size, through shared memory (`shm`) or through sockets only (`tcp`), with a
-keeper, Redis, and this process as the manager. One of them is killed at a random moment between its first block and
+Three workers exchange gradients of this size, through shared memory (`shm`), through sockets only (`tcp`), or as between
+hosts through NIXL (`nixl`), which has nothing but loopback and UCX's sockets here. With them are a keeper, Redis, and this process as the manager. One of them is killed at a random moment between its first block and
 its last; the other two go on. What is shown is the time from the kill to the next commit, beyond one undisturbed step.
 A newcomer then takes its place.
 
@@ -60,13 +60,14 @@ for step in session.steps(1_000_000):
     optimizer.step()
 """
 
-# Plays the nursery with workers that have no memory in common.
+# Plays the nursery with workers that have no memory in common: what makes it is left out.
 APART = """
-import pathlib, runpy, sys
+import os, pathlib, runpy, sys
 from agent.transport import tcp
-def refused():
+def refused(*_):
     raise OSError("left out")
-tcp.Own = refused
+tcp.{part} = refused
+os.environ["UCX_NET_DEVICES"] = "lo"
 sys.argv = sys.argv[2:]
 sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -145,7 +146,8 @@ def calm(crew: Crew, commits: Commits) -> None:
 
 def ours(mib: float, kills: int, transport: str) -> list[float]:
     taken, dice = list[float](), random.Random(f"{mib} {transport}")
-    within = (sys.executable, "-c", APART) if transport == "tcp" else ()
+    part = {"tcp": "Own", "nixl": "Theirs"}.get(transport)
+    within = (sys.executable, "-c", APART.format(part=part)) if part else ()
     with crew_of(within) as crew, contextlib.closing(Commits(crew)) as commits:
         watched = Watched(crew.folder / "ledger")
 
@@ -161,6 +163,7 @@ def ours(mib: float, kills: int, transport: str) -> list[float]:
             backup_every_steps=1000,
             checkpoint_every_s=3600.0,
             sums="never",
+            transport="nixl" if transport == "nixl" else "sockets",
         )
         start(WORKERS)
         for number in range(kills):
@@ -310,7 +313,8 @@ def main() -> None:
     parser.add_argument(
         "--kills", type=int, default=20, help="of ours, for each size and transport"
     )
-    parser.add_argument("--transports", nargs="+", default=["shm", "tcp"], choices=["shm", "tcp"])
+    kinds = ["shm", "tcp", "nixl"]
+    parser.add_argument("--transports", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--mib", type=float, nargs="+", default=[0.1, 256.0])
     parser.add_argument("--peer-kills", type=int, default=5, help="of the peer, for each size")
     options = parser.parse_args()

@@ -167,6 +167,10 @@ class JobSettings(SettingsSection):
     """Most files of `session.output` that are kept of a job."""
     output_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 1_073_741_824
     """Most bytes of them together."""
+    transport: Literal["sockets", "nixl"] = "sockets"
+    """How gradients and layers go from machine to machine. "nixl": past the processors, over
+    InfiniBand or RoCE, if the machines have the package nixl-cu12. Only for a network that nobody
+    else is on, because it does not ask who reads and writes there."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from agent.messages import AnyReport, NanPolicy, Sums
+from agent.messages import AnyReport, NanPolicy, Sums, TransportKind
 from cloud.model import (
     Closed,
     Listing,
@@ -190,6 +190,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     from_url: Text = ""
     output_files: Count = 1000  # the most files of session.output that are kept
     output_bytes: Count = 1 << 30
+    transport: TransportKind = "sockets"
 
 
 class JobSubmitted(Event, frozen=True, kw_only=True):

@@ -18,10 +18,14 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from agent.errors import WireError
 from agent.protocol import Lying, Segment
+from agent.store.memory import address_of
+
+Tagging = Callable[[int, memoryview], bytes]
 
 SLOTS, SLOT_BYTES = 16, 4 << 20
 SPARES = 48  # they take no memory until they are written
@@ -29,6 +33,13 @@ NONCE_BYTES = 32
 START = mmap.PAGESIZE  # of the slots; the nonce comes before them
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not among Python's constants
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
+
+
+def start_of(there: Lying, slots: int, slot_bytes: int) -> int:
+    """Return where these bytes begin in a segment of so many slots."""
+    if there.slot >= slots or there.count > slot_bytes:
+        raise WireError(f"no slot {there.slot} with {there.count} bytes in the peer's segment")
+    return START + there.slot * slot_bytes
 
 
 class Loan:
@@ -41,6 +52,10 @@ class Loan:
         self.slots = range(there.slot, there.slot + slots)
         self.copied, self.spoilt = False, False  # spoilt: a reader was given up
 
+    def can_serve(self, peer: str, *, tagged: bool) -> bool:
+        """Return whether a further peer may read it, which needs a tag or not."""
+        return self.copied and peer not in self.readers and (not tagged or bool(self.there.tag))
+
 
 class Own:
     """The segment of this worker."""
@@ -49,6 +64,7 @@ class Own:
         self, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES, spares: int = SPARES
     ) -> None:
         """Raise `OSError` where the system has no such files."""
+        self._tag: Tagging | None = None  # if workers of other machines read it as well
         self.slot_bytes, self._lock = slot_bytes, threading.Lock()
         self._free, self._serial = list(range(slots)), 0
         self._spares = list(range(slots, slots + spares))
@@ -76,7 +92,7 @@ class Own:
         count = sum(piece.nbytes for piece in pieces)
         with self._lock:
             known = self._lent.get(self._slot_of.get(name, -1))
-            if known is not None and known.copied and peer not in known.readers:
+            if known is not None and known.can_serve(peer, tagged=self._tag is not None):
                 known.readers.add(peer)
                 return known.there
             slots = max(1, -(-count // self.slot_bytes))
@@ -91,8 +107,12 @@ class Own:
         for piece in pieces:
             np.copyto(self._bytes[at : at + piece.nbytes], np.frombuffer(piece, dtype=np.uint8))
             at += piece.nbytes
+        if self._tag is not None:
+            start = START + slot * self.slot_bytes
+            tag = self._tag(there.serial, self._bytes[start : start + count].data)
+            there = msgspec.structs.replace(there, tag=tag)
         with self._lock:
-            loan.copied = True
+            loan.there, loan.copied = there, True
             self._release(loan)  # the peer may have been given up meanwhile
         return there
 
@@ -136,6 +156,17 @@ class Own:
                 elif self._spares:
                     self._free.append(self._spares.pop())
 
+    @property
+    def memory(self) -> memoryview:
+        return self._bytes.data
+
+    def open(self, reach: bytes, tag: Tagging) -> None:
+        """Say how workers of other machines reach it, and tag for them what lies there."""
+        self._tag = tag
+        self.said = msgspec.structs.replace(
+            self.said, reach=reach, address=address_of(self._bytes.data)
+        )
+
     def close(self) -> None:
         """Close the file once: its number belongs to something else after that."""
         with self._lock:
@@ -177,9 +208,10 @@ class Theirs:
         weakref.finalize(found, done, there).atexit = False
         return found.data
 
-    def take(self, there: Lying, into: memoryview) -> None:
+    def close(self) -> None:
+        """Nothing: the mapping ends with its last user."""
+
+    def take(self, there: Lying, into: memoryview, _gone: Callable[[], bool] = bool) -> None:
         """Copy what lies there."""
-        at = START + there.slot * self._slot_bytes
-        if there.slot >= self._slots or there.count > self._slot_bytes:
-            raise WireError(f"no slot {there.slot} with {there.count} bytes in the peer's segment")
+        at = start_of(there, self._slots, self._slot_bytes)
         np.copyto(np.frombuffer(into, dtype=np.uint8), self._bytes[at : at + there.count])

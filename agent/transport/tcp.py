@@ -32,6 +32,7 @@ from agent.net.wire import Connection, dial
 from agent.protocol import AnyMessage, Chunk, FlowHello, Freed, Readable, Segment
 from agent.store.memory import address_of
 from agent.transport.landings import Berth, Landings
+from agent.transport.remote import Reach, Remote
 from agent.transport.segment import SLOT_BYTES, Own, Theirs
 from agent.transport.transport import (
     BEGUN,
@@ -98,7 +99,8 @@ class Peer:
         self.serial = 0  # of the one who dials
         self.narrow = True  # only the first flow was opened
         self.reads = False  # it reads our segment
-        self.segment: Theirs | None = None  # of the peer, if it can be read here
+        self.segment: Theirs | Remote | None = None  # of the peer, if it can be read here
+        self.unread: Segment | None = None  # of the peer, if it cannot
         self.flows: list[Flow] = []
         self.queue: deque[Piece] = deque()
 
@@ -136,7 +138,7 @@ class Landing:
             if self._flow.berth is not None:
                 if self._peer.segment is None:
                     raise WireError(f"{self._peer.name} has no segment")
-                self._peer.segment.take(message.there, into)
+                self._peer.segment.take(message.there, into, self._is_gone)
         elif not size:
             self.place(message, 0)
         berth, self._flow.berth = self._flow.berth, None
@@ -179,6 +181,7 @@ class Tcp:
         self._front: Front | None = None
         self.address, self.shares = "", True
         self._segment: Own | None = None
+        self._reach: Reach | None = None
         if host:
             listener = socket.create_server((host, 0), backlog=BACKLOG)
             self.address = f"{host}:{listener.getsockname()[1]}"
@@ -191,6 +194,22 @@ class Tcp:
         )
 
     # --- meeting ----------------------------------------------------------------------------------
+
+    def reach(self) -> None:
+        """Exchange blocks with workers of other hosts through NIXL, where they do so too."""
+        try:
+            with self._lock:
+                own = self._segment = self._segment or Own()
+            self._reach = Reach(self._worker, self._secret, own)
+        except OSError as error:
+            log.warning("%s: blocks go over sockets", error)
+            return
+        with self._lock:
+            met = [(peer, peer.flows[0]) for peer in self._peers.values() if peer.flows]
+        for peer, flow in met:  # meanwhile
+            self._answer(peer, flow, own.said)
+            if peer.unread is not None:
+                self._read(peer, flow, peer.unread)
 
     def offer(self) -> bytes:
         return self.address.encode()
@@ -413,9 +432,7 @@ class Tcp:
     def _hear(self, peer: Peer, flow: Flow, message: AnyMessage) -> None:
         match message:
             case Segment() if self.shares:
-                with contextlib.suppress(OSError, ValueError):  # it is out of reach
-                    peer.segment = Theirs(message)
-                    self._answer(peer, flow, Readable())
+                self._read(peer, flow, message)
             case Readable():
                 peer.reads = True
             case Freed() if self._segment is not None:
@@ -425,7 +442,23 @@ class Tcp:
             case _:
                 raise WireError(f"{peer.name} sent {type(message).__name__}")
 
-    def _answer(self, peer: Peer, flow: Flow, message: Readable | Freed) -> None:
+    def _read(self, peer: Peer, flow: Flow, said: Segment) -> None:
+        """Read the segment of a peer from now on, if it can be read."""
+        peer.unread = said  # first, because `reach` looks for it when it is done
+        with contextlib.suppress(OSError, ValueError):  # it is out of reach, or still is
+            peer.segment, peer.unread = self._open(said), None
+            self._answer(peer, flow, Readable())
+
+    def _open(self, said: Segment) -> Theirs | Remote:
+        """Return the segment of a peer: of this host, or within reach of the network."""
+        try:
+            return Theirs(said)
+        except (OSError, ValueError):
+            if self._reach is None or not said.reach:
+                raise
+            return self._reach.theirs(said)
+
+    def _answer(self, peer: Peer, flow: Flow, message: Segment | Readable | Freed) -> None:
         """Send a message that blocks do not hold up."""
         with self._lock:
             peer.queue.appendleft((None, message, []))
@@ -512,6 +545,8 @@ class Tcp:
                 if flow.block is not None:
                     flow.block.ticket.fail(why)
         self._landings.unused(dropped)
+        if peer.segment is not None:
+            peer.segment.close()
         if self._segment is not None:
             self._segment.give_up(name)
         self._notify()
@@ -524,6 +559,8 @@ class Tcp:
             self._front.close()
         for peer in peers:
             self._end(peer, GONE.format(peer))
+        if self._reach is not None:
+            self._reach.close()
         if self._segment is not None:
             self._segment.close()
 

@@ -137,6 +137,8 @@ class Participant(PeerWorker):
         self._welcome = None
         order, self.code = self._greeting.order, hashlib.sha256(payload).hexdigest()
         self.nan, self.stop_at = order.nan, order.stop_at
+        if order.transport == "nixl":
+            self._flows.reach()
         return order, payload
 
     def close(self) -> None:

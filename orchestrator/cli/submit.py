@@ -224,6 +224,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         checkpoints_kept=job.checkpoints_kept,
         output_files=job.output_files,
         output_bytes=job.output_bytes,
+        transport=job.transport,
     )
 
 

@@ -25,7 +25,7 @@ manager: state_dir deployment control_period_s door_port usd_per_h redis_url
 ray: head_address port
 budget: total_usd per_h_usd on_demand_allowed
 buying: regions egress_usd_per_gb disk_usd_per_h quote_max_age_s
-job: slots_min slots_max depth haste max_failures max_preemptions exact nan backup_every_steps sums checkpoint_every_s max_replay_s tail_s checkpoints_kept output_files output_bytes
+job: slots_min slots_max depth haste max_failures max_preemptions exact nan backup_every_steps sums checkpoint_every_s max_replay_s tail_s checkpoints_kept output_files output_bytes transport
 storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices billing
 aws: enabled regions types images subnets security_groups instance_profile drill_role disk_gib queue_url certificates endpoint_url

@@ -255,6 +255,7 @@ def order_of(job: Job) -> JobOrder:
         output_files=spec.output_files,
         output_bytes=spec.output_bytes,
         exact=spec.exact,
+        transport=spec.transport,
     )
 
 

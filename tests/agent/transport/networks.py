@@ -4,14 +4,28 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+import pytest
+
+from agent.protocol import Segment
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Transport
 from agent.transport.virtual import Fabric, Virtual
 
 PATIENCE_S = 60.0
 CHUNK = 1 << 20
+
+
+def of_another_host(said: Segment) -> NoReturn:
+    raise OSError("of another host")
+
+
+def as_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers of this host read no files of each other, and NIXL go by loopback."""
+    pytest.importorskip("nixl_cu12", reason="needs NIXL: pip install nixl-cu12==1.5.1")
+    monkeypatch.setattr("agent.transport.tcp.Theirs", of_another_host)
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
 
 
 class Network(Protocol):
@@ -31,9 +45,9 @@ class Network(Protocol):
 class Sockets:
     """Real connections on loopback, between transports in one process."""
 
-    def __init__(self, shares: bool = False, **options: Any) -> None:
+    def __init__(self, shares: bool = False, reaches: bool = False, **options: Any) -> None:
         self.broken: dict[str, list[str]] = defaultdict(list)
-        self._shares = shares
+        self._shares, self._reaches = shares, reaches
         self._changed, self._made, self._options = threading.Condition(), list[Tcp](), options
 
     def make(self, name: str) -> Transport:
@@ -46,6 +60,8 @@ class Sockets:
             **self._options,
         )
         made.shares = self._shares
+        if self._reaches:
+            made.reach()
         self._made.append(made)
         return made
 
@@ -103,5 +119,6 @@ KINDS: dict[str, Callable[[], Network]] = {
     "tcp": Sockets,
     "tcp, one flow": lambda: Sockets(flows=1),
     "shared memory": lambda: Sockets(shares=True),
+    "nixl": lambda: Sockets(shares=True, reaches=True),
     "virtual": Clockwork,
 }

@@ -1,4 +1,4 @@
-"""A worker that sends one block after the other to its peer until it is killed: pushing_peer.py NAME PEER ADDRESS SHARES."""
+"""A worker that sends one block after the other to its peer until it is killed: pushing_peer.py NAME PEER ADDRESS KIND."""
 
 import sys
 import threading
@@ -6,10 +6,12 @@ import threading
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot
 
-name, peer, address, shares = sys.argv[1:]
+name, peer, address, kind = sys.argv[1:]
 changed = threading.Condition()
 tcp = Tcp(name, "a secret", changed, lambda _: None, host="127.0.0.1")
-tcp.shares = shares == "yes"
+tcp.shares = kind != "sockets"
+if kind == "nixl":
+    tcp.reach()
 data = memoryview(bytearray(b"x" * (3 << 20)))
 tcp.meet(peer, address.encode())
 step = 0

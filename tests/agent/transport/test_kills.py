@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from crews import until
+from networks import as_on_other_hosts
 
 from agent.errors import WireError
 from agent.net.wire import dial
@@ -29,17 +30,18 @@ SEED = 20261127
 class Receiver:
     """It takes block after block from each of its peers."""
 
-    def __init__(self, shares: bool) -> None:
+    def __init__(self, kind: str = "sockets") -> None:
         self.changed, self.broken = threading.Condition(), list[str]()
         self.tcp = Tcp("z", "a secret", self.changed, self.broken.append, host="127.0.0.1")
-        self.tcp.shares = shares
+        self.tcp.shares, self.kind = kind != "sockets", kind
+        if kind == "nixl":
+            self.tcp.reach()
         self.rooms: dict[str, memoryview] = {}
         self.tickets: dict[str, Ticket] = {}
         self.steps: dict[str, int] = {}
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        shares = "yes" if self.tcp.shares else "no"
-        words = [sys.executable, str(PUSHING), name, "z", self.tcp.address, shares]
+        words = [sys.executable, str(PUSHING), name, "z", self.tcp.address, self.kind]
         process = subprocess.Popen(words)
         self.tcp.meet(name, b"")
         self.rooms[name], self.steps[name] = memoryview(bytearray(SIZE)), -1
@@ -71,8 +73,10 @@ class Receiver:
             self.expect(name)
 
 
-@pytest.fixture(params=[False, True], ids=["sockets", "shared memory"])
-def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
+@pytest.fixture(params=["sockets", "shared memory", "nixl"])
+def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    if request.param == "nixl":
+        as_on_other_hosts(monkeypatch)
     made = Receiver(request.param)
     yield made
     made.tcp.close()
@@ -191,7 +195,7 @@ def test_a_pipe_that_has_the_number_of_a_segment_is_not_opened(tmp_path: Path) -
 
 def test_a_token_of_more_than_a_slot_ends_its_connection() -> None:
     """Its size is what the receiver makes room for, even if the block is not wanted any more."""
-    receiver = Receiver(False)
+    receiver = Receiver()
     receiver.tcp.enter(1)
     hello = FlowHello(worker="a", serial=1, flow=0)
     connection = dial(receiver.tcp.address, "a secret", hello, to="z")

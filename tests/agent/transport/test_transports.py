@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import CHUNK, KINDS, PATIENCE_S, Network, Sockets
+from networks import CHUNK, KINDS, PATIENCE_S, Network, Sockets, as_on_other_hosts
 
 from agent.transport.segment import Own
 from agent.transport.transport import Slot, Ticket, Transport
@@ -40,6 +40,8 @@ def met(net: Network, *names: str) -> list[Transport]:
 def net(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     # A process that gets no processor for seconds is no peer that is broken.
     monkeypatch.setattr("agent.transport.tcp.DIAL_S", PATIENCE_S)
+    if request.param == "nixl":
+        as_on_other_hosts(monkeypatch)
     network = KINDS[request.param]()
     yield network
     network.close()
