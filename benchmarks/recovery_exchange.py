@@ -2,10 +2,11 @@
 
     python benchmarks/recovery_exchange.py [--kills 20] [--transports shm tcp nixl] [--mib 0.1 256] [--peer-kills 5]
 
-Three workers exchange gradients of this size, through shared memory (`shm`), through sockets only (`tcp`), or as between
-hosts through NIXL (`nixl`), which has nothing but loopback and UCX's sockets here. With them are a keeper, Redis, and this process as the manager. One of them is killed at a random moment between its first block and
-its last; the other two go on. What is shown is the time from the kill to the next commit, beyond one undisturbed step.
-A newcomer then takes its place.
+Three workers exchange gradients of this size: through shared memory (`shm`), through sockets only (`tcp`), or through
+NIXL as between hosts (`nixl`), where it has nothing but UCX's own sockets on loopback. With them are a keeper, Redis, and
+this process as the manager. One of them is killed at a random moment between its first block and its last; the other two
+go on. What is shown is the time from the kill to the next commit, beyond one undisturbed step. A newcomer then takes its
+place.
 
 Beside it the same step under torch's gloo, whose group is shrunk by making it anew: two processes see that the third is
 gone, leave the group, meet again in one of two, which is prepared for them under a known name, and sum again. They hold
