@@ -159,7 +159,7 @@ class Remote:
 
 def _package() -> Any:
     """Return NIXL for whichever CUDA it is here."""
-    os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # of a peer that is gone we say enough
     os.environ.setdefault("UCX_HANDLE_ERRORS", "none")  # a script that crashes leaves its own word
     for name in PACKAGES:
         with suppress(ImportError):
