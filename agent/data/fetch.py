@@ -1,5 +1,6 @@
 """Fetch one microbatch, its samples and their collation, in the same way in every process."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ from torch.utils.data import Dataset
 
 from agent.data import random_streams
 from agent.data.order import Rows, number
+from agent.data.own_places import take_own_places
 
 Collate = Callable[[list[Any]], Any]
 ALL = -1  # in place of a microbatch: all of the step in one
@@ -73,12 +75,16 @@ class Fetch(Dataset[Any]):
     def __init__(self, source: SampleSource, collate: Collate, seed: int) -> None:
         self.source = source
         self._collate, self._seed = collate, seed
+        self._process = os.getpid()
 
     def __getitem__(self, request: Request) -> Any:
         return self.get(request, lambda: None)
 
     def get(self, request: Request, check: Callable[[], None]) -> Any:
         place = (request.epoch, request.place, request.microbatch)
+        if self._process != os.getpid():
+            take_own_places()
+            self._process = os.getpid()
         with random_streams.kept():
             samples = self.source.samples(request, check)
             random_streams.seed(number(self._seed, "collate", *place))
