@@ -409,6 +409,28 @@ def test_a_file_that_was_open_before_has_a_place_in_each_process(tmp_path):
     dataset.file.close()
 
 
+class OneBuffer(Drawn):
+    """Every sample is the same tensor, filled anew, with a part of it that is a number."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.buffer = torch.zeros(3)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"whole": self.buffer.fill_(index), "part": self.buffer[1]}
+
+
+def test_a_data_set_that_fills_one_buffer_does_not_change_what_it_has_sent():
+    data = _data(OneBuffer(SAMPLES), 1, shuffle=False, collate_fn=lambda samples: samples[-1])
+    for step in range(4):
+        data.expect(step, 0, M, end=4)
+        found = [data.at(step)[i] for i in range(M)]
+        assert [(*each["whole"].tolist(), float(each["part"])) for each in found] == [
+            (8 * step + 2 * i + 1,) * 4 for i in range(M)
+        ]
+    data.close()
+
+
 class OnlyHere(Drawn):
     def __getitem__(self, index: int) -> int:
         if torch.utils.data.get_worker_info() is not None:
