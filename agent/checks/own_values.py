@@ -142,7 +142,9 @@ class OwnValues:
             return float(value)
         if kind in COLLECTIONS:
             several: Any = value.values() if isinstance(value, dict) else value
-            return Mark(COLLECTION, (len(several), _marked(islice(several, LOOKED_AT), held)))
+            some = [*islice(several, LOOKED_AT)]
+            plain = [one for one in some if type(one) in PLAIN]
+            return Mark(COLLECTION, (len(several), plain, _marked(some, held)))
         if id(value) in self._saved:
             return OTHER
         tensors = tensors_of(value) if isinstance(value, torch.nn.Module) else (value,)

@@ -37,19 +37,19 @@ def made(*carried: Variables | Attributes, model: torch.nn.Module | None = None)
 
 def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> None:
     own = made()
-    count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), 3, False
-    best, hidden, unset, weight = None, None, None, 1.0
+    count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), [3], False
+    hidden, unset, weight = None, None, 1.0
     own.begin_loop(sys._getframe())
     for step in range(2):
-        made_anew = step + fixed  # was not there when the loop began
+        made_anew = step + fixed[0]  # was not there when the loop began
         count += made_anew
         losses.append(count)
         last.append(count)  # as long as before
         flag = True
-        best, hidden, weight = count, torch.ones(2), torch.ones(2)
+        hidden, weight = torch.ones(2), torch.ones(2)
     globals()["seen_globally"] += 1
-    assert own.changed() == ("seen_globally", "count", "losses", "flag", "best", "hidden")
-    assert last and fixed == 3 and flag and (best, hidden, unset, weight)
+    assert own.changed() == ("seen_globally", "count", "losses", "last", "flag", "hidden")
+    assert last and fixed == [3] and flag and (hidden, unset, weight)
     own.end_loop()
     assert own.changed() == ()
 
