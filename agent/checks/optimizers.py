@@ -9,14 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
+from agent.checks.attributes import Attributes
+from agent.checks.variables import Variables
 from agent.errors import Misuse
 from agent.store.groups import Groups
 from agent.tensors.shards import Stateful, tensors_of
+
+# What neither is a schedule nor can hold one.
+NO_SCHEDULES = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.amp.GradScaler,
+    Attributes,
+    Variables,
+)
 
 
 def twin_of(
@@ -121,18 +133,20 @@ class Optimizers:
 
     def _check_schedules(self) -> None:
         """Refuse an unregistered schedule, as a joining worker would begin it at its first step."""
-        if any(_may_be_schedule(key, thing) for key, thing in self._objects.items()):
-            return
-        for thing in self._objects.values():
-            if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
+        for thing in self._known():
+            if getattr(thing.step, "_wrapped_by_lr_sched", False) and not self._may_have(thing):
                 raise Misuse(
                     f"step {self._step()}: {type(thing).__name__} has a schedule that Session(...) was not given, so a "
                     "joining worker would train at another rate: Session(model, optimizer, scheduler, ...). Train with a new "
                     "optimizer if that schedule is over"
                 )
 
-
-def _may_be_schedule(key: str, thing: object) -> bool:
-    """Return whether an object (registered under a name with a number) may be a schedule."""
-    kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-    return key[-1:].isdigit() and not isinstance(thing, kinds)
+    def _may_have(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether a registered object (its name ends with a number) may be its schedule."""
+        for key, thing in self._objects.items():
+            if isinstance(thing, LRScheduler):
+                if thing.optimizer is optimizer:
+                    return True
+            elif key[-1:].isdigit() and not isinstance(thing, NO_SCHEDULES):
+                return True
+        return False

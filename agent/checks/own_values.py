@@ -1,16 +1,19 @@
-"""The numbers, texts and collections that a script keeps for itself.
+"""The numbers, texts, collections, tensors, modules, streams and schedules that a script keeps for itself.
 
 What travels is what `Session` is given. A count in a variable, or one that a class of the script
-keeps beside its `state_dict`, begins anew on a worker that joins. Where such a worker comes to
-something else, it is said which of them have changed, because one of them is the usual cause.
+keeps beside its `state_dict`, begins anew on a worker that joins, and so does an average of the
+weights. Where such a worker comes to something else, it is said which of them have changed, because
+one of them is the usual cause. Of tensors a few numbers are looked at.
 """
 
 import contextlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import islice
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,15 +21,27 @@ from agent.checks.attributes import Attributes
 from agent.checks.state import ScriptState
 from agent.checks.variables import Variables
 from agent.source.tracebacks import is_library, is_own_class
+from agent.store.encoding import streams
+from agent.tensors.absent import is_away
 from agent.tensors.layer_names import Models, named_modules
-from agent.tensors.shards import Stateful
+from agent.tensors.shards import Stateful, in_a_row, tensors_of
+from agent.tensors.unchanged import memory_of
 
 TOLD_MAX, CHARS_MAX = 6, 60
 TRAVELS = ("training",)
 PLAIN = frozenset((bool, int, float, str, type(None)))
 COLLECTIONS = frozenset((list, dict, set, deque, defaultdict, OrderedDict, Counter))
+LOOKED_AT = 16  # tensors of a thing, and numbers of a tensor
 Space = Mapping[str, Any]
 OTHER = object()  # of a value of any other kind
+COLLECTION = "collection"
+
+
+class Mark(NamedTuple):
+    """What shows that a thing has changed: its form, and where it stands."""
+
+    form: object
+    place: object
 
 
 class OwnValues:
@@ -35,11 +50,13 @@ class OwnValues:
     def __init__(self, objects: Mapping[str, Stateful], models: Models) -> None:
         optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         things = [*named_modules(models).values(), *optimizers]
+        self._given = objects
         self._saved = {id(thing): _saved_of(thing) for thing in objects.values()}
         self._states = [one for one in objects.values() if isinstance(one, ScriptState)]
         self._carried = [one for one in objects.values() if isinstance(one, Variables | Attributes)]
+        held = self._held()
         self._objects = [
-            (type(thing).__name__, thing, self._of_object(thing))
+            (type(thing).__name__, thing, self._of_object(thing, held))
             for thing in things
             if is_own_class(type(thing))
         ]
@@ -54,16 +71,16 @@ class OwnValues:
             frame = frame.f_back
         if frame is None:
             return
-        self._loop, spaces = frame, _spaces(frame)
+        self._loop, spaces, held = frame, _spaces(frame), self._held()
         self._variables = {
-            name: value for space in spaces for name, value in self._of(space).items()
+            name: value for space in spaces for name, value in self._of(space, held).items()
         }
         kept = {id(thing): (name, thing) for space in spaces for name, thing in _objects(space)}
         for owner, one in [*kept.values()]:  # as a trainer has its controllers
             for key, thing in _objects(vars(one)):
                 if id(one) not in self._saved and not self._carries(vars(one), key):
                     kept.setdefault(id(thing), (f"{owner}.{key}", thing))
-        self._kept = [(name, thing, self._of_object(thing)) for name, thing in kept.values()]
+        self._kept = [(name, thing, self._of_object(thing, held)) for name, thing in kept.values()]
 
     def end_loop(self) -> None:
         self._loop, self._variables, self._kept = None, {}, []
@@ -73,45 +90,76 @@ class OwnValues:
         return tuple(dict.fromkeys(each[:CHARS_MAX] for each in self._changed()))[:TOLD_MAX]
 
     def _changed(self) -> Iterator[str]:
+        held = self._held()
         for name, thing, begun in (*self._objects, *self._kept):
-            for key, value in self._of_object(thing).items():
-                if key not in begun or value != begun[key]:
+            for key, value in self._of_object(thing, held).items():
+                # A module may show what its last forward has made.
+                shown = type(value) is Mark and value.form is not COLLECTION
+                if key not in begun or (shown and begun[key] is None):
+                    if not shown:
+                        yield f"{name}.{key}"
+                elif _differs(begun[key], value):
                     yield f"{name}.{key}"
         kept = {id(value) for state in self._states for value in state.values()}
         for space in () if self._loop is None else _spaces(self._loop):
             # One that the loop makes anew in each step was not there when it began.
             for key, value in self._variables.items():
-                other = OTHER if value is None else value
                 # A list in session.state is changed under its own name, too.
-                if key not in space or (id(space[key]) in kept and type(space[key]) in COLLECTIONS):
+                if key not in space or (id(space[key]) in kept and type(space[key]) not in PLAIN):
                     continue
-                if _plain(space[key], other) != value:
+                if _differs(value, self._plain(space[key], held)):
                     yield key
 
-    def _of_object(self, thing: object) -> dict[str, object]:
+    def _of_object(self, thing: object, held: Container[int]) -> dict[str, object]:
         """Return its attributes without those that its `state_dict` saves."""
         saved = self._saved.get(id(thing), frozenset())
-        return {key: value for key, value in self._of(vars(thing)).items() if key not in saved}
+        found = self._of(vars(thing), held)
+        return {key: value for key, value in found.items() if key not in saved}
 
-    def _of(self, space: Space) -> dict[str, object]:
+    def _of(self, space: Space, held: Container[int]) -> dict[str, object]:
         return {
             key: plain
             for key, value in [*space.items()]
-            if (plain := _plain(value, OTHER)) is not OTHER
+            if (plain := self._plain(value, held)) is not OTHER
             and key not in TRAVELS
             and not key.startswith("_")
             and not self._carries(space, key)
         }
+
+    def _held(self) -> set[int]:
+        """Return the memories of what travels, which a script may have under other names, too."""
+        tensors = [one for thing in self._given.values() for one in tensors_of(thing)]
+        values = [one for state in self._states for one in state.values()]
+        tensors += [one for one in values if isinstance(one, torch.Tensor)]
+        return {memory_of(one) for one in tensors if one.layout is torch.strided}
+
+    def _plain(self, value: object, held: Container[int]) -> object:
+        """Return a number, a text and None as they are, of other things a mark, or `OTHER`."""
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if isinstance(value, float):  # a sum of losses
+            return float(value)
+        if kind in COLLECTIONS:
+            several: Any = value.values() if isinstance(value, dict) else value
+            some = [*islice(several, LOOKED_AT)]
+            plain = [one for one in some if type(one) in PLAIN]
+            return Mark(COLLECTION, (len(several), plain, _marked(some, held)))
+        if id(value) in self._saved:
+            return OTHER
+        tensors = tensors_of(value) if isinstance(value, torch.nn.Module) else (value,)
+        return _standing(value) or _marked(tensors, held) or OTHER
 
     def _carries(self, space: Space, key: str) -> bool:
         return any(one.carries(space, key) for one in self._carried)
 
 
 def _objects(space: Space) -> Iterator[tuple[str, object]]:
-    """Yield the objects of classes of the script that torch does not know."""
+    """Yield the classes of the script, and the objects of these that torch does not know."""
     for name, thing in [*space.items()]:
         torchs = isinstance(thing, torch.nn.Module | torch.optim.Optimizer | LRScheduler)
-        if not torchs and is_own_class(type(thing)) and hasattr(thing, "__dict__"):
+        kind = thing if isinstance(thing, type) else type(thing)
+        if not torchs and is_own_class(kind) and hasattr(thing, "__dict__"):
             yield name, thing
 
 
@@ -126,14 +174,53 @@ def _saved_of(thing: Stateful) -> frozenset[str]:
     return frozenset()
 
 
-def _plain(value: object, other: object) -> object:
-    """Return a number, a text and None as they are, of a collection its length, or else `other`."""
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    if isinstance(value, float):  # a sum of losses
-        return float(value)
-    return len(value) if kind in COLLECTIONS else other  # type: ignore[arg-type]
+def _differs(begun: object, now: object) -> bool:
+    """Return whether a value is another one; what got another form is another thing by its name."""
+    if now is OTHER or isinstance(now, Mark) is not isinstance(begun, Mark):
+        return begun is None or now is None
+    if isinstance(now, Mark) and isinstance(begun, Mark):
+        return now.form == begun.form and now.place != begun.place
+    return now != begun
+
+
+def _standing(thing: object) -> Mark | None:
+    """Return the mark of a schedule or a stream; None of other things."""
+    if isinstance(thing, LRScheduler):
+        return Mark(type(thing), thing.last_epoch)
+    if isinstance(thing, streams.KINDS) and not streams.of_process(thing):
+        place = streams.place_of(thing)  # torch says it in a tensor, and numpy in plain values
+        return Mark(type(thing), place.tolist() if isinstance(place, torch.Tensor) else place)
+    return None
+
+
+def _marked(things: Iterable[object], held: Container[int]) -> Mark | None:
+    """Return a mark of the tensors and arrays among these that do not travel; None of none."""
+    found = [one for one in things if _has_numbers(one, held)]
+    some = found[:: -(-len(found) // LOOKED_AT) or 1]
+    return Mark([(one.shape, one.dtype) for one in some], [*map(_few, some)]) if some else None
+
+
+def _has_numbers(thing: object, held: Container[int]) -> TypeGuard[torch.Tensor | np.ndarray]:
+    if isinstance(thing, np.ndarray):
+        return thing.dtype.kind in "biufc"
+    plain = type(thing) in (torch.Tensor, torch.nn.Parameter)
+    return (
+        plain
+        and isinstance(thing, torch.Tensor)
+        and thing.layout is torch.strided
+        and not (thing.is_quantized or thing.is_nested or thing.is_meta or is_away(thing))
+        and thing.numel() > 0 < thing.untyped_storage().nbytes()
+        and memory_of(thing) not in held
+    )
+
+
+def _few(numbers: torch.Tensor | np.ndarray) -> bytes:
+    """Return some of the numbers, from all over."""
+    if isinstance(numbers, np.ndarray):
+        return numbers.flat[:: max(1, numbers.size // LOOKED_AT)].tobytes()
+    reach = sum((n - 1) * far for n, far in zip(numbers.shape, numbers.stride(), strict=True)) + 1
+    some = numbers.detach().as_strided((min(reach, LOOKED_AT),), (max(1, reach // LOOKED_AT),))
+    return in_a_row(some).cpu().numpy().tobytes()
 
 
 def _spaces(frame: FrameType) -> tuple[Space, ...]:

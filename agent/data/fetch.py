@@ -1,14 +1,17 @@
 """Fetch one microbatch, its samples and their collation, in the same way in every process."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from agent.data import random_streams
 from agent.data.order import Rows, number
+from agent.data.own_places import take_own_places
 
 Collate = Callable[[list[Any]], Any]
 ALL = -1  # in place of a microbatch: all of the step in one
@@ -73,17 +76,24 @@ class Fetch(Dataset[Any]):
     def __init__(self, source: SampleSource, collate: Collate, seed: int) -> None:
         self.source = source
         self._collate, self._seed = collate, seed
+        self._process, self._is_sent = os.getpid(), False
 
     def __getitem__(self, request: Request) -> Any:
         return self.get(request, lambda: None)
 
     def get(self, request: Request, check: Callable[[], None]) -> Any:
         place = (request.epoch, request.place, request.microbatch)
+        if self._process != os.getpid():
+            take_own_places()
+            self._process, self._is_sent = os.getpid(), True
         with random_streams.kept():
             samples = self.source.samples(request, check)
             random_streams.seed(number(self._seed, "collate", *place))
             with noted("collate_fn", request):
-                return self._collate(samples)
+                fetched = self._collate(samples)
+        return (
+            pytree.tree_map_only(torch.Tensor, _kept_apart, fetched) if self._is_sent else fetched
+        )
 
 
 class noted:  # noqa: N801 - used as a function
@@ -151,6 +161,19 @@ class Direct:
     def get(self, request: Request) -> Any:
         self._asked.asked = request
         return next(self._fetched)
+
+
+def _kept_apart(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor to be sent, a copy if its data set may have it, too.
+
+    What is sent is moved to memory that both processes have, so a data set that fills one buffer for
+    every sample would change what it has sent. What torch collates lies in such memory already.
+    """
+    apart = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if not apart or tensor.is_nested or tensor.requires_grad:
+        return tensor
+    shared: bool = tensor.is_shared()  # type: ignore[no-untyped-call]
+    return tensor if shared else tensor.clone()
 
 
 def _some(rows: Rows) -> str:

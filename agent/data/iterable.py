@@ -129,10 +129,11 @@ class StreamSource:
         if self._length is None:
             self._length = self._read
         if self._read != self._length:
-            said = "says that it has" if self._cut.samples is not None else "had before"
+            told = f"says that it has {self._length}"
+            if self._cut.samples is None:
+                told = f"had {self._length} before"
             self._refuse(
-                f"{said} {self._length} samples and gave {self._read} in epoch {self._epoch}: "
-                "give the same in every epoch"
+                f"gave {self._read} samples in epoch {self._epoch} and {told}: give the same in every epoch"
             )
         if rest and self._cut.drop_last:
             self._whole.pop()

@@ -7,6 +7,7 @@ on, on a copy, so that a worker that joins late comes to the same.
 """
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -91,8 +92,8 @@ class OwnOrder:
             if isinstance(own := getattr(each, "generator", None), torch.Generator):
                 own.manual_seed(torch.initial_seed())
         if self.batched:
-            return [tuple(map(int, batch)) for batch in sampler]
-        return [*map(int, sampler)]
+            return [_indices(batch, sampler) for batch in sampler]
+        return _indices(sampler, sampler)
 
 
 class Chosen:
@@ -121,7 +122,7 @@ class Chosen:
         random_streams.seed(number(self._seed, "chosen", epoch))
 
     def _checked(self, epoch: int, listed: Iterable[Any]) -> tuple[int, ...]:
-        chosen = tuple(map(int, listed))
+        chosen = _indices(listed, self._order)
         wrong = next((each for each in chosen if not 0 <= each < self._samples), None)
         if wrong is not None or not chosen:
             what = "no samples" if wrong is None else f"sample {wrong}"
@@ -130,6 +131,21 @@ class Chosen:
                 f"{self._samples - 1}"
             )
         return chosen
+
+
+def _indices(listed: Iterable[Any], of: object) -> tuple[int, ...]:
+    """Return whole numbers as Python has them, of those that a sampler or an order gives."""
+    given, found = [*listed], list[int]()
+    try:
+        found.extend(map(operator.index, given))
+    except TypeError:
+        other = given[len(found)]  # those before it are found
+        name = getattr(of, "__name__", type(of).__name__)
+        raise Misuse(
+            f"session.data(...): {name} gives {str(other)[:40]!r} for a sample, and a whole number is needed: let the data set draw "
+            "what else it depends on"
+        ) from None
+    return tuple(found)
 
 
 def order_of(loader: DataLoader[Any]) -> OwnOrder | Draws | None:

@@ -29,7 +29,8 @@ NOT_TRIED = (
 )
 ASIDE = (
     "The script keeps {} for itself, and a joining worker begins with {} as at its start. What decides something, such as when "
-    "to stop, belongs into session.state; what is only printed may stay"
+    "to stop, or is used after the loop belongs into session.state, and an average of the weights into Session(...); what is "
+    "only printed may stay"
 )
 
 

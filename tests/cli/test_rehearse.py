@@ -156,6 +156,29 @@ def test_a_count_that_only_one_worker_comes_far_enough_with_is_named(shell):
     assert "the session does not keep them: count." in answer.json["line"]
 
 
+@pytest.mark.parametrize("steps", [10, 24])
+def test_what_a_script_first_does_in_the_middle_has_losses_behind_it(shell, steps):
+    """However many steps are tried: a new worker begins its count at 0 and comes past that place no more."""
+    behind = f"count += step == {steps // 2}; optimizer.param_groups[0]['lr'] = 0.1 / (1 + count)"
+    answer = shell(
+        "rehearse", shell.script("train.py", script(behind=behind)), "--json", "--steps", str(steps)
+    )
+    assert answer.code == 1
+    assert "the state of layer" in answer.json["line"]
+    assert "the session does not keep them: count." in answer.json["line"]
+
+
+def test_an_average_of_the_weights_that_was_not_given_is_named(shell):
+    """The job's weights are right, and so is what a job of one worker writes after its loop."""
+    with_average = script(behind="[a.data.lerp_(p.data, 0.1) for a, p in pairs]").replace(
+        "count = 0",
+        "import copy\naverage = copy.deepcopy(model)\n"
+        "pairs = tuple(zip(average.parameters(), model.parameters()))\ncount = 0",
+    )
+    answer = shell("rehearse", shell.script("train.py", with_average), "--json")
+    assert (answer.code, answer.json["aside"]) == (0, ["average"])
+
+
 SUMS = """
 import torch
 from orchestrator import Session

@@ -10,6 +10,7 @@ from torch import nn
 
 from agent.checks.optimizers import Optimizers
 from agent.checks.registry import registered
+from agent.checks.variables import Variables
 from agent.errors import Misuse
 
 
@@ -65,16 +66,45 @@ def test_parameters_of_no_model_that_are_added_later_are_refused() -> None:
             found.check()
 
 
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+
 def test_a_schedule_that_was_not_given_is_refused() -> None:
+    """Whatever else was given: the schedule of another optimizer, or what can hold none."""
+    model, head = nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizer, other = sgd(model), sgd(head)
+    schedule, others = (torch.optim.lr_scheduler.StepLR(one, 1) for one in (optimizer, other))
+    for besides in ([], [head, other, others], [Variables(Counter(), "count")], [Counter()]):
+        with (
+            optimizers(model, optimizer, *besides) as found,
+            pytest.raises(Misuse, match="step 7: SGD has a schedule that Session"),
+        ):
+            found.check()
+        with optimizers(model, optimizer, *besides, schedule) as found:
+            found.check()
+
+
+class Warmup:
+    """A schedule of the script that has one of torch in it."""
+
+    def __init__(self, after: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self.after = after
+
+    def state_dict(self) -> dict[str, object]:
+        return self.after.state_dict()
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.after.load_state_dict(state)
+
+
+def test_a_schedule_in_an_object_that_saves_it_is_taken() -> None:
     model = nn.Linear(1, 1)
     optimizer = sgd(model)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with (
-        optimizers(model, optimizer) as found,
-        pytest.raises(Misuse, match="step 7: SGD has a schedule that Session"),
-    ):
-        found.check()
-    with optimizers(model, optimizer, schedule) as found:
+    with optimizers(
+        model, optimizer, Warmup(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    ) as found:
         found.check()
 
 

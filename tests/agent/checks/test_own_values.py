@@ -1,8 +1,11 @@
 """What a script keeps for itself: which variables and attributes are named once they have changed."""
 
+import copy
+import random
 import sys
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,19 +37,19 @@ def made(*carried: Variables | Attributes, model: torch.nn.Module | None = None)
 
 def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> None:
     own = made()
-    count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), 3, False
-    best, hidden, unset, weight = None, None, None, 1.0
+    count, losses, last, fixed, flag = 0, [], deque([1], maxlen=1), [3], False
+    hidden, unset, weight = None, None, 1.0
     own.begin_loop(sys._getframe())
     for step in range(2):
-        made_anew = step + fixed  # was not there when the loop began
+        made_anew = step + fixed[0]  # was not there when the loop began
         count += made_anew
         losses.append(count)
         last.append(count)  # as long as before
         flag = True
-        best, hidden, weight = count, torch.ones(2), torch.ones(2)
+        hidden, weight = torch.ones(2), torch.ones(2)
     globals()["seen_globally"] += 1
-    assert own.changed() == ("seen_globally", "count", "losses", "flag", "best", "hidden")
-    assert last and fixed == 3 and flag and (best, hidden, unset, weight)
+    assert own.changed() == ("seen_globally", "count", "losses", "last", "flag", "hidden")
+    assert last and fixed == [3] and flag and (hidden, unset, weight)
     own.end_loop()
     assert own.changed() == ()
 
@@ -97,6 +100,103 @@ def test_objects_of_an_object_are_named_with_it() -> None:
     for each in (trainer.meter, trainer.saved, other.meter, meter):
         each.count += 1
     assert own.changed() == ("meter.count", "trainer.meter.count")
+
+
+def test_attributes_of_the_script_s_own_classes_are_named() -> None:
+    class Settings:
+        rate, drawn = 0.1, 0
+
+    own = made()
+    own.begin_loop(sys._getframe())
+    Settings.drawn += 1
+    assert own.changed() == ("Settings.drawn",)
+
+
+class ShadowWeights:
+    """As the averages of many repositories: some in a module, some in a dict."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.module = copy.deepcopy(model)
+        self.shadow = {name: param.detach().clone() for name, param in model.named_parameters()}
+
+    def update(self, model: torch.nn.Module) -> None:
+        for mine, param in zip(self.module.parameters(), model.parameters(), strict=True):
+            mine.data.lerp_(param.data, 0.5)
+        for name, param in model.named_parameters():
+            self.shadow[name] = self.shadow[name].lerp(param.detach(), 0.5)
+
+
+def test_tensors_and_modules_beside_the_session_are_named() -> None:
+    """Also if they are written to through `.data`, which no counter of torch sees."""
+    model, teacher, frozen = (torch.nn.Linear(2, 1) for _ in range(3))
+    own, average = made(model=model), ShadowWeights(model)
+    centre, rewards, rows, turned = torch.zeros(3), np.zeros(3), torch.ones(4, 2), torch.ones(9, 4)
+    turned = turned.t()
+    own.begin_loop(sys._getframe())
+    assert own.changed() == ()
+    teacher.weight.data.add_(1.0)
+    model.weight.data.add_(1.0)
+    average.update(model)
+    rewards[2] = 1.0
+    centre = centre + 1
+    turned.add_(1.0)
+    rows = torch.ones(2, 2)  # a batch, by the name of the data
+    found = {"average.module", "average.shadow", "teacher", "centre", "rewards", "turned"}
+    assert {*own.changed()} == found
+    assert frozen and len(rows)
+
+
+def test_streams_and_schedules_beside_the_session_are_named() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    own = made(optimizer, model=model)
+    drawn, rng, old = torch.Generator(), np.random.default_rng(0), random.Random(0)
+    untouched, legacy = random.Random(0), np.random.RandomState(0)
+    own.begin_loop(sys._getframe())
+    assert own.changed() == ()
+    optimizer.step()
+    schedule.step()
+    torch.rand(1, generator=drawn)
+    for each in (rng, old, legacy):
+        each.random()
+    assert {*own.changed()} == {"schedule", "drawn", "rng", "old", "legacy"}
+    assert untouched
+
+
+def test_other_names_of_what_travels_are_not_named() -> None:
+    model, state = torch.nn.BatchNorm1d(2), ScriptState()
+    own = OwnValues({"model": model, "session.state": state}, {"model": model})
+    weight, weights, net = model.weight, [*model.parameters()], torch.nn.Sequential(model)
+    mean, rng = model.running_mean, state.setdefault("rng", np.random.default_rng(0))
+    labels = state.setdefault("labels", torch.zeros(4))
+    own.begin_loop(sys._getframe())
+    weight.data.add_(1.0)
+    mean.add_(1.0)
+    labels.view(2, 2).add_(1.0)
+    rng.random()
+    assert own.changed() == ()
+    assert weights and net
+
+
+class Shows(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.seen, self.mean = None, torch.zeros(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen, self.later = x, x
+        return super().forward(x)
+
+
+def test_what_a_forward_leaves_in_a_module_is_not_named_and_what_it_begins_with_is() -> None:
+    model = Shows()
+    own = made(model=model)
+    own.begin_loop(sys._getframe())
+    model(torch.ones(3, 2))
+    assert own.changed() == ()
+    model.mean += 1
+    assert own.changed() == ("Shows.mean",)
 
 
 class OwnSchedule(torch.optim.lr_scheduler.LRScheduler):

@@ -239,6 +239,7 @@ LOADER = DataLoader(Drawn(8), batch_size=4)
         (Drawn(8), {"collate_fn": 3}, "a int cannot be called"),
         (Drawn(8), {"order": lambda epoch: []}, "order\\(0\\) has no samples"),
         (Drawn(8), {"order": lambda epoch: [0, 8]}, "order\\(0\\) has sample 8"),
+        (Drawn(8), {"order": lambda epoch: ["0", "1"]}, "<lambda> gives '0' for a sample"),
         (Drawn(8), {"order": _random}, "has to be a function of the epoch"),
         ((i for i in range(8)), {}, "begins at the first sample each time"),
         (3, {}, "has __len__ and __getitem__"),
@@ -343,6 +344,9 @@ def test_a_loaders_own_sampler_is_its_order(sampler: Sampler) -> None:
     [
         (Opened(), "gave other samples when asked again"),
         (DistributedSampler(Drawn(8), num_replicas=2, rank=0), "takes a share of the samples"),
+        ([(3, 32), (4, 64)], r"list gives '\(3, 32\)' for a sample, and a whole number is needed"),
+        ([0.5, 1.5], r"list gives '0.5' for a sample"),
+        (torch.rand(4), r"Tensor gives 'tensor\(0.* for a sample"),
         (WeightedRandomSampler([1.0] * 8, 10**10), "lambda epoch: torch.ran"),
     ],
 )

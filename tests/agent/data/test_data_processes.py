@@ -379,6 +379,58 @@ def test_a_process_whose_training_process_is_gone_before_it_looks_ends():
                 os.kill(pid, signal.SIGKILL)
 
 
+class OneFile(Drawn):
+    """A file that is open before the processes are; in these, another seeks before they read."""
+
+    def __init__(self, path: Path, samples: int) -> None:
+        super().__init__(samples)
+        path.write_bytes(bytes(range(samples)))
+        self.file = path.open("rb", buffering=0)
+        self.sought, self.moved = multiprocessing.Event(), multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> int:
+        self.file.seek(index)
+        if torch.utils.data.get_worker_info() is not None:
+            self.sought.set()
+            self.moved.wait()
+        return self.file.read(1)[0]
+
+
+def test_a_file_that_was_open_before_has_a_place_in_each_process(tmp_path):
+    dataset = OneFile(tmp_path / "samples", SAMPLES)
+    data = _data(dataset, shuffle=False)
+    data.expect(0, 0, 1, end=1)
+    assert dataset.sought.wait(60)
+    dataset.file.seek(SAMPLES // 2)
+    dataset.moved.set()
+    assert data.at(0)[0].tolist() == [0, 1]
+    assert dataset.file.tell() == SAMPLES // 2
+    data.close()
+    dataset.file.close()
+
+
+class OneBuffer(Drawn):
+    """Every sample is the same tensor, filled anew, with a part of it that is a number."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.buffer = torch.zeros(3)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"whole": self.buffer.fill_(index), "part": self.buffer[1]}
+
+
+def test_a_data_set_that_fills_one_buffer_does_not_change_what_it_has_sent():
+    data = _data(OneBuffer(SAMPLES), 1, shuffle=False, collate_fn=lambda samples: samples[-1])
+    for step in range(4):
+        data.expect(step, 0, M, end=4)
+        found = [data.at(step)[i] for i in range(M)]
+        assert [(*each["whole"].tolist(), float(each["part"])) for each in found] == [
+            (8 * step + 2 * i + 1,) * 4 for i in range(M)
+        ]
+    data.close()
+
+
 class OnlyHere(Drawn):
     def __getitem__(self, index: int) -> int:
         if torch.utils.data.get_worker_info() is not None:

@@ -139,17 +139,17 @@ class Shrinking(Read):
 @pytest.mark.parametrize(
     ("processes", "dataset", "says"),
     [
-        (0, Once, "Once.*the data set had before 16 samples and gave 0 in epoch 1"),
-        (1, Once, "Once.*the data set had before 16 samples and gave 0 in epoch 1"),
+        (0, Once, "Once.*the data set gave 0 samples in epoch 1 and had 16 before"),
+        (1, Once, "Once.*the data set gave 0 samples in epoch 1 and had 16 before"),
         (
             0,
             lambda: Liar(16),
-            "Liar.*the data set says that it has 16 samples and gave 15 in epoch 0",
+            "Liar.*the data set gave 15 samples in epoch 0 and says that it has 16",
         ),
         (
             0,
             lambda: Shrinking(20),
-            "Shrinking.*the data set had before 16 samples and gave 12 in epoch 1",
+            "Shrinking.*the data set gave 12 samples in epoch 1 and had 16 before",
         ),
         (0, lambda: Read(3), "Read.*the data set has 3 samples, too few for a step"),
         (0, lambda: Read(0), "Read.*the data set has 0 samples, too few for a step"),
