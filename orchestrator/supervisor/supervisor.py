@@ -62,7 +62,7 @@ from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.ray_head import HeadOrder
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
-from orchestrator.supervisor.watchdog import LOOK_S, Pulse
+from orchestrator.supervisor.watchdog import LOOK_S, LOOKS_MAX, Pulse
 from orchestrator.view import Sentence
 
 STARTUP_S_MAX = 120.0
@@ -236,11 +236,16 @@ class House:
         return self._redis is not None and not self._redis.alive()
 
     def _replace_stuck(self) -> None:
-        """Kill an actor that hangs, because Ray takes it for alive and would not replace it."""
-        if self._pulse is not None and time.monotonic() >= self._felt_s + LOOK_S:
-            self._felt_s = time.monotonic()
-            for name in self._pulse.look():
-                _say(f"{name} hung, and was killed: Ray starts the next one")
+        """Kill what hangs: an actor, which Ray takes for alive, or our Redis."""
+        if self._pulse is None or time.monotonic() < self._felt_s + LOOK_S:
+            return
+        self._felt_s = time.monotonic()
+        for name in self._pulse.look():
+            _say(f"{name} hung, and was killed: Ray starts the next one")
+        if self._redis is not None and self._pulse.unanswered >= LOOKS_MAX:
+            self._pulse.unanswered = 0
+            self._redis.kill()
+            _say("Redis hung, and was killed: it is started again")
 
     def _bound_logs(self) -> None:
         if time.monotonic() >= self._bounded_s + LOGS_S:

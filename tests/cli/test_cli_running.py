@@ -15,7 +15,7 @@ import pytest
 from redis.connection import AbstractConnection
 
 from orchestrator import redis_client
-from orchestrator.cli import jobs, up_down
+from orchestrator.cli import jobs, up_down, watch
 from orchestrator.cli.up_down import alive, news
 from orchestrator.client import House, Silent
 from orchestrator.dashboard.keys import Keys
@@ -79,6 +79,31 @@ def test_up_shows_what_its_house_says_and_not_the_end_of_another(tmp_path):
     with log.open("a") as sink:
         sink.write("orchestrator: another manager already runs\n\nthe last write was torn\n")
     assert news(log, begins_at) == ["the last write was torn"]
+
+
+def test_check_says_that_the_running_manager_cannot_be_asked(own_house, monkeypatch):
+    """A Redis that is stopped holds every command up; later nobody has heard of the manager for long."""
+    ok = {one["name"]: one["ok"] for one in own_house("check", "--json").json["checks"]}
+    assert ok["manager"]
+    redis_pid = next(
+        pid
+        for pid in processes.marked(own_house.places.identity)
+        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    monkeypatch.setattr(redis_client, "ANSWER_S_MAX", 0.1)
+    os.kill(redis_pid, signal.SIGSTOP)
+    try:
+        stopped = own_house("check", "--json")
+    finally:
+        os.kill(redis_pid, signal.SIGCONT)
+    monkeypatch.setattr(watch, "OLD_S", 0.0)
+    old = own_house("check", "--json")
+    for answer, said in ((stopped, "its Redis does not answer"), (old, "has said nothing since")):
+        (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]
+        assert (answer.code, wrong["name"]) == (1, "manager")
+        assert wrong["found"].startswith(f"running in {own_house.places.state_dir}, but ")
+        assert said in wrong["found"]
+        assert "orchestrator down --force" in wrong["remedy"]
 
 
 def test_an_address_that_this_machine_does_not_have_is_said_to_be_one(shell):
