@@ -439,12 +439,13 @@ def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypat
     assert "the manager is away, so nothing has changed yet" in answer.out
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])
-def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, until):
-    """A real SIGINT while something is shown again and again: exit code 130, the job goes on."""
+def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, number, until):
+    """A real signal while something is shown again and again: exit code 130, the job goes on."""
     looking = housed.start(*words)
     assert looking.stdout.read(1) != ""
-    looking.send_signal(signal.SIGINT)
+    looking.send_signal(number)
     answer = housed.ended(looking)
     assert (answer.code, answer.err) == (130, "")
     assert _status_of(housed, submitted) not in {"CANCELLED", "FAILED"}

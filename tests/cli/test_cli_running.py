@@ -140,12 +140,14 @@ def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
     assert (answer.code, "is full, then: orchestrator up" in answer.line) == (1, True)
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):
-    """Real SIGINTs, again and again, when Redis is up already: it and everything else is gone again, and that is said."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_it_starts_leaves_nothing(shell, number, until):
+    """Real Ctrl-Cs, again and again, or a SIGTERM when Redis is up already: it and everything else is gone again, and that is said."""
     starting = shell.start("up")
     until(lambda: len(processes.marked(shell.places.identity)) > 0)
-    while starting.poll() is None:
-        starting.send_signal(signal.SIGINT)
+    starting.send_signal(number)
+    while number == signal.SIGINT and starting.poll() is None:
+        starting.send_signal(number)
         time.sleep(0.01)
     answer = shell.ended(starting)
     assert (answer.code, answer.line) == (130, "interrupted; what it had started is ended")
