@@ -342,6 +342,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     elif state.stopped:
         out.append(Stop(because="everything was given back before the manager restarted"))
     _control_now(state)
+    leases.end_now(state)
     for _, provider in sorted(state.places.items()):
         inventory.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
