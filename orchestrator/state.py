@@ -279,6 +279,7 @@ class PlaceState(msgspec.Struct, kw_only=True):
     clean_at_s: float = -1.0  # when the last list was asked for that had no machine of ours
     failures: int = 0
     error: str = ""  # of the newest list, if that has failed
+    left_out: bool = False  # of the settings, so nobody can ask for a list
     cannot_end: str = ""  # why something there could not be ended when it was tried last
     orphans: dict[str, float] = {}
     inherited: dict[

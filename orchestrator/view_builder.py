@@ -93,7 +93,8 @@ def _unlisted(state: State) -> Iterator[Unlisted]:
 
 def _costly(state: State) -> Iterator[str]:
     for _, place in sorted(state.places.items()):
-        if place.costly and any(x.pool.place == place.place for x in state.leases.values()):
+        held = (lease.pool.place == place.place for lease in state.leases.values())
+        if place.costly and (place.orphans or any(held)):
             yield place.costly
 
 

@@ -253,6 +253,7 @@ def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> Non
     place = leases.place_of(state, event.place)
     place.listing_out, place.listing_wanted = False, True
     place.failures, place.error = place.failures + 1, event.error
+    place.left_out = event.left_out
     if place.failures == 1:
         note(out, place.key, f"does not answer: {event.error}; asking again, less and less often")
 
@@ -261,7 +262,7 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     """Settle the differences between what exists in a place and what we intend there."""
     listing = event.listing
     place = leases.place_of(state, listing.place)
-    place.listing_out, place.failures, place.error = False, 0, ""
+    place.listing_out, place.left_out, place.failures, place.error = False, False, 0, ""
     asked_at_s = event.asked_at_s + state.skew_s
     if asked_at_s < place.listed_at_s:
         return

@@ -20,7 +20,7 @@ from cloud.model import (
     Room,
     Traits,
 )
-from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.actions import Launch, ListMachines, Stop, Terminate
 from orchestrator.brain.holdings import leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.events import (
@@ -28,6 +28,7 @@ from orchestrator.events import (
     Listed,
     ListFailed,
     QuotesSeen,
+    ShutdownAsked,
 )
 from orchestrator.state import Block
 from orchestrator.view_builder import view_of
@@ -130,6 +131,28 @@ def test_what_could_not_be_ended_is_ended_as_soon_as_the_next_manager_starts(han
     assert [x.ref for x in h.only(h.wait(1.0), Terminate)] == [held.ref]
     assert not h.only(h.wait(10.0), Terminate)
     assert h.only(h.wait(10.0), Terminate)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_place_that_the_settings_leave_out_holds_no_shutdown_up(hand, left):
+    """As the local cloud of a person who has gone on to a real one; unless a machine is known there."""
+    h = hand()
+    h.start()
+    sell_west(h)
+    if left:
+        stray = replace(h.stray("test", "lost-token"), pool=ABROAD)
+        h.machines[stray.id] = stray
+    listed(h, WEST)
+    h.start(epoch=2)
+    h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    for _ in range(9):
+        listed(h, EAST)
+        h.see(ListFailed(at_s=h.at_s, place=WEST, error="not among aws.regions", left_out=True))
+        h.wait(2.0)
+    assert bool(h.only(h.said, Stop)) is not left
+    assert view_of(h.state, h.at_s).costly == (
+        (f"{WEST.key} does not answer: not among aws.regions",) if left else ()
+    )
 
 
 def test_what_another_manager_of_our_name_launches_is_not_touched(hand):
