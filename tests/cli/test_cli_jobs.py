@@ -399,6 +399,9 @@ def test_a_budget_that_is_not_in_force_where_it_runs_is_said(housed):
     assert housed("cancel", "spends-").code == 0
     assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in answer.out
     assert "hint: nothing bounds what it may spend" in answer.out
+    planned = housed("plan", "spends.py", "--set", "budget.total_usd=0.001")
+    assert "refused: budget: " in planned.out  # by settings that are not in force
+    assert "budget.total_usd is 0.001 in the settings now, and not set where it" in planned.out
 
 
 def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
