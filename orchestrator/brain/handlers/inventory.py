@@ -469,6 +469,7 @@ def _settle_missing(
             continue
         alone_until_s = leases.alone_until_s(state, lease)
         gone_at_s = min(leases.gone_at_s(state, lease), alone_until_s)
+        bought_now = place.heard_at_s is not None and lease.known_at_s >= place.heard_at_s
         if lease.state == "ending":
             ended = ledger.Ended("user", gone_at_s)
             leases.end(state, out, lease, ended, "the provider lists it no more")
@@ -476,6 +477,9 @@ def _settle_missing(
             how = "vanished from the list"
             if alone := alone_until_s < math.inf:
                 how += ": it ends itself if there is no manager for long"
+            elif lease.agent == "awaited" and not lease.announced and bought_now:
+                # It was taken, or could not join and ended itself: the next one may as well.
+                leases.penalise(state, out, lease, "NeverJoined", f"{lease.machine_id} {how}")
             ended = ledger.Ended("user" if alone else "provider", gone_at_s)
             lose(state, out, lease, ended, f"{lease.machine_id} {how}")
 
