@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloud import plain_file
 from cloud.clock import utc_s
 from cloud.market import Catalogue, PriceStep
 from cloud.model import LINUX, Pool
@@ -35,7 +36,7 @@ class _History(msgspec.Struct, frozen=True, rename="pascal"):
 def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[PriceStep]]:
     """Return price steps of the pools sold here, in seconds since the first row of all."""
     try:
-        history = msgspec.json.decode(path.read_bytes(), type=_History)
+        history = msgspec.json.decode(plain_file.read(path), type=_History)
     except msgspec.DecodeError as error:
         raise ValueError(
             f"{path}: not the JSON of `aws ec2 describe-spot-price-history`: {error}"

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from cloud import plain_file
 from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
 from cloud.model import Billing
@@ -507,7 +508,7 @@ def load(
     same folder wherever it is run from.
     """
     file = path if path is not None else Path(FILE_NAME)
-    return read(file, _read(file, must_exist=path is not None), env, flags, options)
+    return read(file, read_settings(file, must_exist=path is not None), env, flags, options)
 
 
 def read(
@@ -579,10 +580,9 @@ def template() -> str:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _read(file: Path, *, must_exist: bool) -> str:
+def read_settings(file: Path, *, must_exist: bool) -> str:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
+        data = plain_file.read(file, FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         if file.is_symlink():  # with limits that a person takes to be in force
             raise ConfigError(f"{file}: leads to {file.readlink()}, which is not there") from None

@@ -121,6 +121,7 @@ class Listed(Event, frozen=True, kw_only=True):
 class ListFailed(Event, frozen=True, kw_only=True):
     place: Place
     error: Text
+    left_out: bool = False  # of the settings: nobody can ask it before they change
 
 
 class Launched(Event, frozen=True, kw_only=True):

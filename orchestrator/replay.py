@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloud import plain_file
 from orchestrator import loop
 from orchestrator.actions import AnyAction
 from orchestrator.events import AnyEvent
@@ -104,8 +105,7 @@ async def export(journal: Journal, path: Path) -> int:
 
 def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
     """Read what `export` wrote; other files raise a one-line ValueError."""
-    with path.open("rb") as file:
-        first = file.readline()
+    first, _, _ = plain_file.read(path).partition(b"\n")
     if not first.startswith(b'{"state":'):
         return None, read_journal(path)
     try:

@@ -278,6 +278,8 @@ class PlaceState(msgspec.Struct, kw_only=True):
     listing_out: bool = False
     clean_at_s: float = -1.0  # when the last list was asked for that had no machine of ours
     failures: int = 0
+    error: str = ""  # of the newest list, if that has failed
+    left_out: bool = False  # of the settings, so nobody can ask for a list
     cannot_end: str = ""  # why something there could not be ended when it was tried last
     orphans: dict[str, float] = {}
     inherited: dict[
@@ -294,6 +296,13 @@ class PlaceState(msgspec.Struct, kw_only=True):
         if self.cannot_end:
             return f"what costs money there cannot be ended: {self.cannot_end}"
         return "it does not say what is held there" if self.failures else ""
+
+    @property
+    def costly(self) -> str:
+        """Return why what is held there may cost money that it should not."""
+        if self.cannot_end:
+            return f"{self.key}: what costs money there cannot be ended: {self.cannot_end}"
+        return f"{self.key} does not answer: {self.error}" if self.error else ""
 
 
 class Progress(msgspec.Struct, kw_only=True):

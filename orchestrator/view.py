@@ -216,6 +216,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Sentence, ...]
     thought: ThoughtView | None = None
     unlisted: tuple[Unlisted, ...] = ()  # machines beside those that are listed
+    costly: tuple[str, ...] = ()  # why what is held in a place may cost more than it should
     ending: bool = False  # everything is given back, and then the house ends
 
     @property

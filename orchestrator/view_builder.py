@@ -52,6 +52,7 @@ def view_of(state: State, at_s: float) -> View:
         events=tuple(state.sentences[-SENTENCES_SHOWN_MAX:]),
         thought=thought_view(thought) if thought is not None else None,
         unlisted=tuple(_unlisted(state)),
+        costly=tuple(_costly(state)),
         ending=state.stopping,
     )
 
@@ -88,6 +89,13 @@ def _unlisted(state: State) -> Iterator[Unlisted]:
     counts = Counter((one.pool.key, one.request.market, one.state) for one in others)
     for (pool, market, at), count in sorted(counts.items()):
         yield Unlisted(pool=pool, market=market, state=at, count=count)
+
+
+def _costly(state: State) -> Iterator[str]:
+    for _, place in sorted(state.places.items()):
+        held = (lease.pool.place == place.place for lease in state.leases.values())
+        if place.costly and (place.orphans or any(held)):
+            yield place.costly
 
 
 def _held(state: State, tokens: Iterable[str]) -> int:

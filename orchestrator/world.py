@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from cloud import plain_file
 from orchestrator.actions import AnyAction
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
@@ -96,7 +97,7 @@ def read_journal(path: Path, after: int = 0) -> list[Entry]:
     A torn last line, which a crash while writing leaves, is left out.
     """
     decoder = msgspec.json.Decoder(Entry)
-    lines = path.read_bytes().split(b"\n")
+    lines = plain_file.read(path).split(b"\n")
     entries = []
     for number, line in enumerate(lines[after:-1], start=after + 1):
         try:

@@ -17,6 +17,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
+from cloud import plain_file
+
 BYTES_MAX = 65_536
 DEPTH_MAX = 16
 
@@ -130,7 +132,7 @@ def from_base64(text: str) -> bytes:
 def read_certificates(path: Path) -> list[x509.Certificate]:
     """Return the certificates of a file; raises ValueError if there are none to be read."""
     try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
+        return x509.load_pem_x509_certificates(plain_file.read(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:

@@ -163,6 +163,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             _stop_if_done(state, out)
         case ListFailed():
             inventory.on_list_failed(state, out, event)
+            _stop_if_done(state, out)
         case Launched():
             inventory.on_launched(state, out, event)
         case LaunchFailed():
@@ -342,6 +343,7 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     elif state.stopped:
         out.append(Stop(because="everything was given back before the manager restarted"))
     _control_now(state)
+    leases.end_now(state)
     for _, provider in sorted(state.places.items()):
         inventory.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
@@ -370,6 +372,8 @@ def _stop_if_done(state: State, out: list[AnyAction]) -> None:
     for provider in state.places.values():
         if provider.closed and provider.listed_at_s == 0.0:
             continue  # it was never open, so nothing of ours is there
+        if provider.left_out and not provider.orphans:
+            continue  # it cannot be asked, and nothing of ours is known there
         if provider.clean_at_s < newest_end_s or provider.orphans:
             return
     ledger.settle(state.account, state.now_s)

@@ -160,6 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except EXPECTED as error:
         return _fail(words, *_line_and_code(error))
+    except typer.Abort:
+        return _fail(words, "interrupted at a question; nothing was done", INTERRUPTED)
     except KeyboardInterrupt:
         return INTERRUPTED
     return (code or 0) if asked == words else USAGE

@@ -20,12 +20,12 @@ from rich.text import Text
 
 from cloud.findings import Finding, bad, good
 from orchestrator import clouds
-from orchestrator.cli import tables
+from orchestrator.cli import tables, watch
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
 from orchestrator.formatting import instead_of
-from orchestrator.paths import Places
+from orchestrator.paths import Places, no_room
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.redis_server import RedisUnavailable, find_server, version
 
@@ -379,13 +379,34 @@ def _played(config: Config) -> Finding:
 
 def _leftovers(config: Config) -> Finding:
     places = Places(config.state_dir)
-    if _runs(config):
-        return good("manager", f"running in {places.state_dir}")
+    with contextlib.suppress(NotRunning):
+        return _answering(Client.connect(places.state_dir), places)
     left = processes.marked(places.identity)
     if left and not _locked(places):
         found = f"ended, but {len(left)} of its processes are left"
         return bad("manager", found, "orchestrator tools gc")
     return good("manager", "not running")
+
+
+def _answering(client: Client, places: Places) -> Finding:
+    """Check that a running manager can be asked, and has said something lately."""
+    found = f"running in {places.state_dir}"
+    log, silent = places.log("redis"), "its Redis does not answer"
+    try:
+        view = client.view()
+        log, silent = places.log("house"), watch.age(view) if view is not None else ""
+    except redis.RedisError:
+        view = None
+    if not silent:
+        return good("manager", found)
+    full = no_room(places.state_dir)
+    return bad(
+        "manager",
+        f"{found}, but {watch.why_silent(view, places) or silent}",
+        full
+        or f"what hangs is started again after some minutes; see {log}; without waiting: orchestrator down --force, "
+        "then: orchestrator up",
+    )
 
 
 def _runs(config: Config) -> bool:

@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 import typer
 
+from cloud import plain_file
 from cloud.aws.settings import pairs, texts
 from orchestrator.cli.command import USAGE, Command, CommandError
 from orchestrator.clouds import joining, real, region_of_buckets
-from orchestrator.config import Config, ConfigError, load, template
+from orchestrator.config import Config, ConfigError, load, read_settings, template
 
 IMAGE_PARAMETER = "/orchestrator/image"
 REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -59,7 +60,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(command: Command, path: Path, cloud: str, said: Said) -> Written:
     """Put what is said of a cloud into the settings, or write them first if there are none."""
-    text = path.read_text() if path.exists() else template()
+    text = read_settings(path, must_exist=False) or template()
     before = _parsed(path, text)
     asked = _Asker(command, before)
     changes, then = (_aws if cloud == "aws" else _azure)(before, said, asked)
@@ -216,7 +217,7 @@ def _outputs(file: Path | None) -> dict[str, str]:
     try:
         if file.stat().st_size > OUTPUTS_BYTES_MAX:
             raise CommandError(f"--outputs {file}: larger than {OUTPUTS_BYTES_MAX} bytes", USAGE)
-        told = json.loads(file.read_text())
+        told = json.loads(plain_file.read(file))
     except OSError as error:
         raise CommandError(f"--outputs {file}: {error.strerror}", USAGE) from None
     except (ValueError, RecursionError):
@@ -264,7 +265,7 @@ def _public_key(file: Path | None) -> str | None:
 
 def _key(file: Path) -> str | None:
     try:
-        line = file.read_text().strip()
+        line = plain_file.read(file).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return line if line.startswith(("ssh-", "ecdsa-")) and "\n" not in line else None

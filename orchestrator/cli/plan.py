@@ -16,6 +16,7 @@ from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, w
 from orchestrator.cli.pack import AsModule, With, pack, start_of
 from orchestrator.cli.submit import job_spec, with_limits
 from orchestrator.client import NotRunning
+from orchestrator.config import in_force, stale
 from orchestrator.formatting import duration, memory, moment, pause, plural, usd
 
 if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
@@ -92,6 +93,8 @@ def plan(  # noqa: PLR0913 - a parameter per option
         client = command.client()
     except NotRunning:
         client = None
+    for said in stale(client.house().settings, in_force(config)).values() if client else ():
+        command.say(Text(said, style="yellow"))
     found = preview(config, client, spec, sha, (steps, step_s))
     if found.refused:
         refused = Text(f"refused: {found.refused}")

@@ -79,6 +79,7 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
     parts: list[Any] = [tables.cost_line(view)]
     if old:
         parts.insert(0, Text(old, style="yellow"))
+    parts += [Text(line, style="yellow") for line in view.costly]
     if view.jobs:
         parts += [Text(), tables.jobs(view.jobs)]
     if view.machines:

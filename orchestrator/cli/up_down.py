@@ -406,7 +406,8 @@ def _wait_until_gone(
     while alive(pid):
         if time.monotonic() > deadline:
             silent = why_silent(view, places)
-            because = f" The manager: {silent}." if silent else ""
+            said = f"The manager: {silent}" if silent else _of_places(view)
+            because = f" {said}." if said else ""
             raise CommandError(
                 f"not everything was given back within {DOWN_S_MAX:.0f} s.{because} Look with: orchestrator "
                 "status; end it without waiting with: orchestrator down --force"
@@ -418,11 +419,15 @@ def _wait_until_gone(
             if silent:
                 shown(f"the manager: {silent}")
             elif view is not None:
-                shown(f"giving back {plural(view.cost.machines, 'machine')}")
+                shown(_of_places(view) or f"giving back {plural(view.cost.machines, 'machine')}")
         else:
             shown("ending Ray, the local cloud and Redis")
         time.sleep(LOOK_S)
     return view
+
+
+def _of_places(view: View | None) -> str:
+    return "; ".join(view.costly) if view is not None else ""
 
 
 def alive(pid: int) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from agent.profile import Profile
 from agent.profile import parse as read
+from cloud import plain_file
 from cloud.ranges import explain
 from orchestrator.planner.errors import ProfileError
 
@@ -22,7 +23,7 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > BYTES_MAX:
             raise ProfileError(f"{path}: larger than {BYTES_MAX >> 20} MiB, no profile; {AGAIN}")
-        return path.read_text(encoding="utf-8")
+        return plain_file.read(path).decode()
     except FileNotFoundError:
         raise ProfileError(
             f"{path}: there is no such profile; write one with: orchestrator tools profile JOB --out FILE"

@@ -149,6 +149,11 @@ class RedisServer:
             client.config_set("dir", str(self._places.redis_dir))  # the folder may be a new one
             client.bgrewriteaof()
 
+    def kill(self) -> None:
+        """End a server that hangs, without waiting: its disk may hold it up."""
+        if self._process is not None:
+            self._process.kill()
+
     def stop(self) -> None:
         if self._process is not None:
             processes.end(self._process)

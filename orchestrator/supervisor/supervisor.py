@@ -35,7 +35,7 @@ from cloud.log_bounds import bound_logs
 from cloud.open_files import raise_limit
 from orchestrator.client import House as HouseFile
 from orchestrator.client import post
-from orchestrator.clouds import enabled, region_of_buckets
+from orchestrator.clouds import enabled, real, region_of_buckets
 from orchestrator.clouds import obstacle as cloud_obstacle
 from orchestrator.config import URL_PASSWORD, Config, frozen, in_force, load
 from orchestrator.dashboard.keys import Keys
@@ -62,10 +62,11 @@ from orchestrator.redis_client import connect
 from orchestrator.supervisor import processes
 from orchestrator.supervisor.ray_head import HeadOrder
 from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
-from orchestrator.supervisor.watchdog import LOOK_S, Pulse
+from orchestrator.supervisor.watchdog import LOOK_S, LOOKS_MAX, Pulse
 from orchestrator.view import Sentence
 
 STARTUP_S_MAX = 120.0
+OTHER_S_MAX = 3.0  # for the door of the house that a folder was copied from
 WATCH_S = 0.2
 LOGS_S = 2.0  # between two looks at how large they are
 PACED = {"dashboard", "door", "history"}  # the house goes on without them, so they never end it
@@ -138,6 +139,7 @@ class House:
         for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
             told.unlink(missing_ok=True)  # written by the manager of an earlier house
         processes.sweep(self.places.identity)
+        self._refuse_if_copied()
         self._clear_up()
         self._env = self._environment()
         self._begin_head()
@@ -236,11 +238,16 @@ class House:
         return self._redis is not None and not self._redis.alive()
 
     def _replace_stuck(self) -> None:
-        """Kill an actor that hangs, because Ray takes it for alive and would not replace it."""
-        if self._pulse is not None and time.monotonic() >= self._felt_s + LOOK_S:
-            self._felt_s = time.monotonic()
-            for name in self._pulse.look():
-                _say(f"{name} hung, and was killed: Ray starts the next one")
+        """Kill what hangs: an actor, which Ray takes for alive, or our Redis."""
+        if self._pulse is None or time.monotonic() < self._felt_s + LOOK_S:
+            return
+        self._felt_s = time.monotonic()
+        for name in self._pulse.look():
+            _say(f"{name} hung, and was killed: Ray starts the next one")
+        if self._redis is not None and self._pulse.unanswered >= LOOKS_MAX:
+            self._pulse.unanswered = 0
+            self._redis.kill()
+            _say("Redis hung, and was killed: it is started again")
 
     def _bound_logs(self) -> None:
         if time.monotonic() >= self._bounded_s + LOGS_S:
@@ -336,6 +343,23 @@ class House:
             )
         for why in closed:
             _say(why)
+
+    def _refuse_if_copied(self) -> None:
+        """Refuse to start from a copy of a living house's folder; its door answers.
+
+        Each of the two would take the machines of both for its own, and end what the other buys.
+        """
+        known = read_door(self.places)
+        if known is None or not real(self.config):
+            return
+        from agent.machine.join.door import Door, NoAnswer, TurnedAway
+
+        with contextlib.suppress(NoAnswer, TurnedAway):
+            Door(known.address, known.fingerprint).call("GET", "/nonce", None, OTHER_S_MAX)
+            raise HouseError(
+                f"{self.places.state_dir} is a copy, and the manager of its original still answers at {known.address}: each "
+                "would end the other's machines. There: orchestrator down. Then copy the folder again, and: orchestrator up"
+            )
 
     def _look_at_memory(self) -> None:
         """Say it if the keeper's memory could not outlive it, before anything depends on that."""

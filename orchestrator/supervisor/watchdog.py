@@ -1,8 +1,8 @@
-"""Kill a manager or keeper that hangs; Ray notices only processes that have ended.
+"""Find out what hangs: Ray and the house notice by themselves only processes that have ended.
 
 Both renew a sign of life in Redis, a manager also while it compiles. If the sign stays the same for
 `LOOKS_MAX` looks while Redis answers, the process is killed and Ray starts the next one. Both may
-be killed at any moment.
+be killed at any moment, and so may Redis, which has written all that it has acknowledged.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from agent.keys import COMPILES, PULSE, VIEW
 from cloud.local.processes import MARKER
@@ -29,11 +31,13 @@ UNNAMED = "ray::IDLE"
 class Pulse:
     def __init__(self, redis_url: str, identity: str, period_s: float = 0.0) -> None:
         """Watch the actors of a house; an idle manager may publish nothing for `period_s`."""
-        self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX)
+        once = Retry(NoBackoff(), 0)  # the house has more to look after
+        self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX, retry=once)
         self._identity = identity
         self._looks_max = dict.fromkeys(SIGNS, LOOKS_MAX)
         self._looks_max["Manager"] += math.ceil(period_s / LOOK_S)
         self._seen: dict[str, tuple[object, int]] = {}  # the sign, and how often it was the same
+        self.unanswered = 0  # looks since Redis answered, if its process takes questions
 
     def look(self) -> list[str]:
         """Kill actors that have been silent for too long and return their names.
@@ -42,9 +46,11 @@ class Pulse:
         """
         try:
             signs = {name: self._redis.mget(keys) for name, keys in SIGNS.items()}
-        except redis.RedisError:
+        except redis.RedisError as error:
             self._seen.clear()  # without Redis no actor can leave a sign
+            self.unanswered += isinstance(error, redis.TimeoutError)
             return []
+        self.unanswered = 0
         return [
             name for name, sign in signs.items() if self._is_silent(name, sign) and self._end(name)
         ]

@@ -1,6 +1,7 @@
 """What the commands of a person say of real clouds, through the clouds' own libraries over loopback."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ endpoint = "{{url}}"
 prices_endpoint = "{{url}}"
 """
 SIGNER = certificate("a signer", key())
+PIPE = "a pipe"
 SIGNERS = pem(SIGNER).decode()
 
 
@@ -151,6 +153,7 @@ def test_machines_of_a_manager_with_our_name_are_said_before_it_starts(shell, ec
     ("text", "said"),
     [
         (None, "cannot be read (No such file or directory), so no machine of AWS could prove who"),
+        (PIPE, "cannot be read (not a file)"),
         ("-----BEGIN CERTIFICATE-----", "holds no certificates that can be read"),
         ("", "holds no certificates that can be read"),
         (
@@ -163,7 +166,9 @@ def test_check_says_what_is_wrong_with_the_certificates(shell, ec2, text, said):
     """The file, why it matters and where certificates are; and the manager says the same of a file."""
     file = shell.folder / "signers.pem"
     file.unlink()
-    if text is not None:
+    if text == PIPE:
+        os.mkfifo(file)
+    elif text is not None:
         file.write_text(text)
     answer = shell("check", "--json")
     (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]

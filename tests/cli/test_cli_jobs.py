@@ -399,6 +399,9 @@ def test_a_budget_that_is_not_in_force_where_it_runs_is_said(housed):
     assert housed("cancel", "spends-").code == 0
     assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in answer.out
     assert "hint: nothing bounds what it may spend" in answer.out
+    planned = housed("plan", "spends.py", "--set", "budget.total_usd=0.001")
+    assert "refused: budget: " in planned.out  # by settings that are not in force
+    assert "budget.total_usd is 0.001 in the settings now, and not set where it" in planned.out
 
 
 def test_a_change_is_made_where_stdin_is_closed(housed, submitted, monkeypatch):
@@ -439,12 +442,13 @@ def test_a_cancel_that_nobody_has_heard_yet_says_so(housed, submitted, monkeypat
     assert "the manager is away, so nothing has changed yet" in answer.out
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])
-def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, until):
-    """A real SIGINT while something is shown again and again: exit code 130, the job goes on."""
+def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, number, until):
+    """A real signal while something is shown again and again: exit code 130, the job goes on."""
     looking = housed.start(*words)
     assert looking.stdout.read(1) != ""
-    looking.send_signal(signal.SIGINT)
+    looking.send_signal(number)
     answer = housed.ended(looking)
     assert (answer.code, answer.err) == (130, "")
     assert _status_of(housed, submitted) not in {"CANCELLED", "FAILED"}

@@ -15,7 +15,7 @@ import pytest
 from redis.connection import AbstractConnection
 
 from orchestrator import redis_client
-from orchestrator.cli import jobs, up_down
+from orchestrator.cli import jobs, up_down, watch
 from orchestrator.cli.up_down import alive, news
 from orchestrator.client import House, Silent
 from orchestrator.dashboard.keys import Keys
@@ -81,6 +81,31 @@ def test_up_shows_what_its_house_says_and_not_the_end_of_another(tmp_path):
     assert news(log, begins_at) == ["the last write was torn"]
 
 
+def test_check_says_that_the_running_manager_cannot_be_asked(own_house, monkeypatch):
+    """A Redis that is stopped holds every command up; later nobody has heard of the manager for long."""
+    ok = {one["name"]: one["ok"] for one in own_house("check", "--json").json["checks"]}
+    assert ok["manager"]
+    redis_pid = next(
+        pid
+        for pid in processes.marked(own_house.places.identity)
+        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    monkeypatch.setattr(redis_client, "ANSWER_S_MAX", 0.1)
+    os.kill(redis_pid, signal.SIGSTOP)
+    try:
+        stopped = own_house("check", "--json")
+    finally:
+        os.kill(redis_pid, signal.SIGCONT)
+    monkeypatch.setattr(watch, "OLD_S", 0.0)
+    old = own_house("check", "--json")
+    for answer, said in ((stopped, "its Redis does not answer"), (old, "has said nothing since")):
+        (wrong,) = [one for one in answer.json["checks"] if not one["ok"]]
+        assert (answer.code, wrong["name"]) == (1, "manager")
+        assert wrong["found"].startswith(f"running in {own_house.places.state_dir}, but ")
+        assert said in wrong["found"]
+        assert "orchestrator down --force" in wrong["remedy"]
+
+
 def test_an_address_that_this_machine_does_not_have_is_said_to_be_one(shell):
     """Another port would be of no use there."""
     words = ("--set", "ray.head_address=10.213.7.199")
@@ -115,12 +140,14 @@ def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
     assert (answer.code, "is full, then: orchestrator up" in answer.line) == (1, True)
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):
-    """Real SIGINTs, again and again, when Redis is up already: it and everything else is gone again, and that is said."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_it_starts_leaves_nothing(shell, number, until):
+    """Real Ctrl-Cs, again and again, or a SIGTERM when Redis is up already: it and everything else is gone again, and that is said."""
     starting = shell.start("up")
     until(lambda: len(processes.marked(shell.places.identity)) > 0)
-    while starting.poll() is None:
-        starting.send_signal(signal.SIGINT)
+    starting.send_signal(number)
+    while number == signal.SIGINT and starting.poll() is None:
+        starting.send_signal(number)
         time.sleep(0.01)
     answer = shell.ended(starting)
     assert (answer.code, answer.line) == (130, "interrupted; what it had started is ended")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -116,9 +117,11 @@ def test_what_could_not_be_ended_is_said_and_counts_as_not_removed(shell, ec2, h
     assert (listed(answer), len(answer.json["not_ended"])) == (set(), 1)
 
 
-@pytest.mark.parametrize("said", ["n", "y"])
-def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
-    """Whoever says no ends nothing."""
+@pytest.mark.parametrize(
+    ("said", "code"), [("n\n", 1), ("y\n", 0), ("\x04", 130), (signal.SIGINT, 130)]
+)
+def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said, code):
+    """Whoever says no, or nothing, ends nothing."""
     leader, terminal = pty.openpty()
     program = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "tools", "gc", "--all"],
@@ -133,10 +136,16 @@ def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said):
     while b"End 2 things on real clouds?" not in shown:
         shown += os.read(leader, 4096)
     assert held["disk"].encode()[:8] in shown
-    os.write(leader, said.encode() + b"\n")
-    assert program.wait(60) == (0 if said == "y" else 1)
+    if isinstance(said, str):
+        os.write(leader, said.encode())
+    else:
+        program.send_signal(said)
+    assert program.wait(60) == code
+    shown = os.read(leader, 4096)
     os.close(leader)
-    assert ec2.account.instances[held["ours"]].done == (said == "y")
+    assert (b"interrupted" in shown) == (code == 130)
+    assert b"Traceback" not in shown
+    assert ec2.account.instances[held["ours"]].done == (code == 0)
 
 
 def test_a_region_that_does_not_answer_is_said_and_fails(shell, ec2, held):

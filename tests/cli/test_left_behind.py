@@ -13,7 +13,7 @@ from agent.store.archive import Archive
 from agent.store.encoding.format import Manifest
 from agent.store.places.objects import Retries
 from agent.store.places.sinks import DiskSink
-from orchestrator.cli import left_behind, up_down
+from orchestrator.cli import left_behind, status, up_down
 from orchestrator.cli.command import CommandError
 from orchestrator.config import Config, Manager, Storage
 from orchestrator.paths import Places
@@ -112,3 +112,19 @@ def test_what_a_manager_ends_of_again_and_again_is_said(config, monkeypatch):
         up_down._wait_until_gone(client, places, None, shown.append)
     places.remove_links()
     assert "again and again: the newest snapshot is damaged" in shown[0]
+
+
+def test_a_place_that_does_not_answer_is_said_while_it_holds_everything_up(config, monkeypatch):
+    """As a cloud that is off in the settings; a person would take `down` for slow."""
+    monkeypatch.setattr(up_down, "DOWN_S_MAX", 0.1)
+    places, shown = Places(config.state_dir), list[str]()
+    places.make()
+    places.house.touch()
+    line = "aws/us-east-1 does not answer: aws is off in the settings"
+    view = msgspec.structs.replace(seen(), costly=(line,))
+    client = SimpleNamespace(house=lambda: SimpleNamespace(pid=os.getpid()), view=lambda: view)
+    with pytest.raises(CommandError, match=rf"within 0 s\. {line}\. Look with"):
+        up_down._wait_until_gone(client, places, None, shown.append)
+    places.remove_links()
+    assert shown[0] == line
+    assert line in [str(part) for part in status.seen(view, places, None)]

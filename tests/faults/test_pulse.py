@@ -13,8 +13,11 @@ import waiting
 
 from agent.keys import COMPILES, PULSE
 from cloud.local.processes import MARKER
+from orchestrator.config import load
 from orchestrator.live import manager
-from orchestrator.supervisor import processes
+from orchestrator.supervisor import processes, watchdog
+from orchestrator.supervisor import supervisor as house_module
+from orchestrator.supervisor.supervisor import House
 from orchestrator.supervisor.watchdog import LOOK_S, LOOKS_MAX, Pulse
 
 pytestmark = pytest.mark.processes
@@ -76,6 +79,44 @@ def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     assert actors["nobody"].wait(60) == -signal.SIGKILL
     assert looks(LOOKS_MAX) == []
     assert {actors[who].poll() for who in ("keeper", "a machine's", "another's")} == {None}
+
+
+def test_a_redis_that_hangs_is_replaced_and_has_all_that_it_acknowledged(tmp_path, monkeypatch):
+    """One that is stopped for a while and goes on is left alone; a connection to it stays open."""
+    said: list[str] = []
+    monkeypatch.setattr(house_module, "_say", said.append)
+    monkeypatch.setattr(house_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(watchdog, "ANSWER_S_MAX", 0.01)
+    house = House(load(None, {}, {"manager.state_dir": str(tmp_path / "state")}), None)
+    house.places.make()
+    house._start_redis()
+    house._pulse = pulse = Pulse(house.redis_url, house.places.identity)
+    server = house._redis
+    assert server is not None
+    store, first = redis.Redis.from_url(house.redis_url), server.pid
+
+    def answered() -> bool:
+        house._replace_stuck()
+        return pulse.unanswered == 0
+
+    try:
+        store.set("acknowledged", "yes")
+        for _ in range(2):
+            os.kill(first, signal.SIGSTOP)
+            for _ in range(LOOKS_MAX - 1):
+                house._replace_stuck()
+            os.kill(first, signal.SIGCONT)
+            waiting.until("an answer", answered)
+        assert said == [""]
+        os.kill(first, signal.SIGSTOP)
+        for _ in range(LOOKS_MAX):
+            house._replace_stuck()
+        assert said[1:] == ["Redis hung, and was killed: it is started again"]
+        waiting.until("its end", lambda: not server.alive())
+        house._revive()
+        assert store.get("acknowledged") == b"yes"
+    finally:
+        house.stop()
 
 
 def test_a_manager_that_compiles_for_long_is_not_taken_for_hung(server, store, actors, monkeypatch):

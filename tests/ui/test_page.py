@@ -395,7 +395,8 @@ def test_a_thousand_machines_are_drawn(page, house, make):
 
 
 @pytest.mark.parametrize(
-    ("width", "dark"), [(360, False), (390, True), (768, False), (1280, True), (1920, False)]
+    ("width", "dark"),
+    [(320, False), (360, False), (390, True), (768, False), (1280, True), (1920, False)],
 )
 def test_nothing_sticks_out_at_any_width(page, width, dark):
     """From a phone to a wide screen, light and dark, there is no sideways scrolling."""

@@ -252,7 +252,8 @@ def on_list_failed(state: State, out: list[AnyAction], event: ListFailed) -> Non
     """Wait: a place that does not answer says nothing about its machines."""
     place = leases.place_of(state, event.place)
     place.listing_out, place.listing_wanted = False, True
-    place.failures += 1
+    place.failures, place.error = place.failures + 1, event.error
+    place.left_out = event.left_out
     if place.failures == 1:
         note(out, place.key, f"does not answer: {event.error}; asking again, less and less often")
 
@@ -261,7 +262,7 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     """Settle the differences between what exists in a place and what we intend there."""
     listing = event.listing
     place = leases.place_of(state, listing.place)
-    place.listing_out, place.failures = False, 0
+    place.listing_out, place.left_out, place.failures, place.error = False, False, 0, ""
     asked_at_s = event.asked_at_s + state.skew_s
     if asked_at_s < place.listed_at_s:
         return
@@ -468,6 +469,7 @@ def _settle_missing(
             continue
         alone_until_s = leases.alone_until_s(state, lease)
         gone_at_s = min(leases.gone_at_s(state, lease), alone_until_s)
+        bought_now = place.heard_at_s is not None and lease.known_at_s >= place.heard_at_s
         if lease.state == "ending":
             ended = ledger.Ended("user", gone_at_s)
             leases.end(state, out, lease, ended, "the provider lists it no more")
@@ -475,6 +477,9 @@ def _settle_missing(
             how = "vanished from the list"
             if alone := alone_until_s < math.inf:
                 how += ": it ends itself if there is no manager for long"
+            elif lease.agent == "awaited" and not lease.announced and bought_now:
+                # It was taken, or could not join and ended itself: the next one may as well.
+                leases.penalise(state, out, lease, "NeverJoined", f"{lease.machine_id} {how}")
             ended = ledger.Ended("user" if alone else "provider", gone_at_s)
             lose(state, out, lease, ended, f"{lease.machine_id} {how}")
 

@@ -421,6 +421,16 @@ def _terminate(state: State, out: list[AnyAction], lease: Lease, because: str) -
     set_alarm(state, state.now_s + patience_s, "ending", lease.token)
 
 
+def end_now(state: State) -> None:
+    """Ask for each end again, and soon: what hindered the last life may have been mended."""
+    state.alarms = [alarm for alarm in state.alarms if alarm[1] != "ending"]
+    state.alarms.sort()
+    for lease in state.leases.values():
+        if lease.state == "ending":
+            lease.terminations = 0
+            set_alarm(state, state.now_s, "ending", lease.token)
+
+
 def on_ending_alarm(state: State, out: list[AnyAction], token: str) -> None:
     lease = state.leases.get(token)
     if lease is not None and lease.state == "ending":

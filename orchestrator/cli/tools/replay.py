@@ -37,6 +37,8 @@ def replay(
             state, entries = read_incident(file)
         else:
             state, entries = asyncio.run(_from_redis(command.client().house().redis_url, save))
+    except OSError as error:
+        raise CommandError(f"{file}: cannot be read: {error.strerror}", USAGE) from None
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
     try:

@@ -243,6 +243,24 @@ def test_a_machine_that_never_joins_is_given_back(hand):
     assert "did not join within 60 s" in end.because
 
 
+def test_a_pool_whose_machines_vanish_before_they_join_is_left_alone(hand):
+    """As where Ray cannot start on the image, and Azure's lists do not say who ended it: three were
+    bought every twenty seconds, for ever, and nothing said why."""
+    h = hand(launch_grace_s=1.0)
+    launch = h.orders()
+    pool = launch.request.pool
+    machine = h.launched(launch)
+    h.listed()
+    del h.machines[machine]
+    before = len(h.said)
+    h.at_s += 2.0
+    h.listed()
+    assert "vanished from the list" in h.words(h.said[before:])
+    assert f"left alone for 180 s: {machine} vanished" in h.words(h.said[before:])
+    again = h.only(h.said[before:] + h.wait(2.0), Launch)
+    assert pool not in {x.request.pool for x in again}
+
+
 def test_an_agent_that_joins_before_its_launch_was_answered_is_not_forgotten(hand):
     """It is a stranger until the machine is known; then its workers start at once."""
     h = hand()

@@ -20,7 +20,7 @@ from cloud.model import (
     Room,
     Traits,
 )
-from orchestrator.actions import Launch, ListMachines, Terminate
+from orchestrator.actions import Launch, ListMachines, Stop, Terminate
 from orchestrator.brain.holdings import leases, ledger
 from orchestrator.brain.purchases import situation
 from orchestrator.events import (
@@ -28,6 +28,7 @@ from orchestrator.events import (
     Listed,
     ListFailed,
     QuotesSeen,
+    ShutdownAsked,
 )
 from orchestrator.state import Block
 from orchestrator.view_builder import view_of
@@ -67,11 +68,13 @@ def test_a_region_that_is_silent_for_ten_minutes_loses_nothing(hand):
         h.wait(10.0)
         listed(h, EAST)
         h.see(ListFailed(at_s=h.at_s, place=WEST, error="no answer"))
+    assert view_of(h.state, h.at_s).costly == (f"{WEST.key} does not answer: no answer",)
     assert {lease.token for lease in h.leases} == held
     assert not h.only(h.said[said:], Terminate) + h.only(h.said[said:], Launch)
     assert h.job.market.preemptions == 0
     listed(h, WEST)
     assert {lease.token for lease in h.leases} == held
+    assert view_of(h.state, h.at_s).costly == ()
 
 
 def test_nothing_is_bought_where_what_is_held_is_not_known(hand):
@@ -101,6 +104,8 @@ def test_nothing_is_bought_where_nothing_can_be_ended(hand, refused):
         h.wait(1.0)
         h.see(failed)
     assert sum(why in line for line in h.words(h.said).splitlines()) == 1
+    (shown,) = view_of(h.state, h.at_s).costly
+    assert shown.endswith(f"cannot be ended: {why}")
     h.submit("next", slots_max=1)
     before = len(h.said)
     h.wait(60.0)
@@ -110,6 +115,44 @@ def test_nothing_is_bought_where_nothing_can_be_ended(hand, refused):
     h.listed()
     h.wait(5.0)
     assert h.only(h.said[before:], Launch)
+
+
+def test_what_could_not_be_ended_is_ended_as_soon_as_the_next_manager_starts(hand):
+    """A person has turned the cloud on again, or given the right; the pause had grown to four minutes."""
+    h = hand()
+    h.running(slots_max=1)
+    (held,) = h.machines.values()
+    h.cancel()
+    for _ in range(6):
+        h.see(EndFailed(at_s=h.at_s, ref=held.ref, error="aws is off", refused=True))
+        h.wait(100.0)
+    assert not h.only(h.wait(10.0), Terminate)
+    h.start(epoch=2)
+    assert [x.ref for x in h.only(h.wait(1.0), Terminate)] == [held.ref]
+    assert not h.only(h.wait(10.0), Terminate)
+    assert h.only(h.wait(10.0), Terminate)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_place_that_the_settings_leave_out_holds_no_shutdown_up(hand, left):
+    """As the local cloud of a person who has gone on to a real one; unless a machine is known there."""
+    h = hand()
+    h.start()
+    sell_west(h)
+    if left:
+        stray = replace(h.stray("test", "lost-token"), pool=ABROAD)
+        h.machines[stray.id] = stray
+    listed(h, WEST)
+    h.start(epoch=2)
+    h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    for _ in range(9):
+        listed(h, EAST)
+        h.see(ListFailed(at_s=h.at_s, place=WEST, error="not among aws.regions", left_out=True))
+        h.wait(2.0)
+    assert bool(h.only(h.said, Stop)) is not left
+    assert view_of(h.state, h.at_s).costly == (
+        (f"{WEST.key} does not answer: not among aws.regions",) if left else ()
+    )
 
 
 def test_what_another_manager_of_our_name_launches_is_not_touched(hand):

@@ -1,6 +1,8 @@
 """The house's part in the join door: its port outlives houses, and its process may die."""
 
 import contextlib
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,16 @@ from cloud.http_server import bound
 from orchestrator.config import load
 from orchestrator.door.address import read_door
 from orchestrator.supervisor import supervisor
-from orchestrator.supervisor.supervisor import House
+from orchestrator.supervisor.supervisor import House, HouseError
 from tests.waiting import until
+
+NOTHING: dict[str, str] = {}
+AZURE = {
+    "azure.subscription": "s",
+    "azure.image": "i",
+    "azure.ssh_public_key": "ssh-ed25519 AAAA",
+    "azure.subnets": "eastus=/a",
+}
 
 
 @pytest.fixture
@@ -23,8 +33,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def a_house(folder: Path) -> House:
-    house = House(load(None, {}, {"manager.state_dir": str(folder / "state")}), None)
+def a_house(folder: Path, settings: Mapping[str, str] = NOTHING) -> House:
+    told = {"manager.state_dir": str(folder / "state"), **settings}
+    house = House(load(None, {}, told), None)
     house.places.make()
     return house
 
@@ -96,6 +107,27 @@ def test_the_door_opens_before_the_local_cloud_has_begun(tmp_path, said):
         assert not house.places.cloud_dir.exists()
     finally:
         house.stop()
+
+
+def test_a_copy_of_a_living_house_does_not_start(tmp_path, said):
+    """Each of the two would end the other's machines. The local cloud's are each house's own."""
+    house = a_house(tmp_path)
+    try:
+        house._env = house._environment()
+        house._open_door()
+        house._start_door()
+        known = read_door(house.places)
+        assert known is not None
+        until("a nonce", lambda: _answer(Door(known.address, known.fingerprint)), 60)
+        shutil.copytree(house.places.state_dir, tmp_path / "copy" / "state", symlinks=True)
+        copy = a_house(tmp_path / "copy", AZURE)
+        with pytest.raises(HouseError, match=f"is a copy, .* still answers at {known.address}: "):
+            copy.start()
+        a_house(tmp_path / "copy")._refuse_if_copied()
+    finally:
+        house.stop()
+        copy.places.remove_links()
+    copy._refuse_if_copied()
 
 
 def _answer(client: Door) -> Any:

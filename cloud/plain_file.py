@@ -1,0 +1,15 @@
+"""Reading a file that a person names, which may be none."""
+
+import errno
+from pathlib import Path
+
+
+def read(path: Path, bytes_max: int = -1) -> bytes:
+    """Return what is in a file, or its first bytes; raise OSError if it is none.
+
+    A pipe would be waited for, and a device has no end.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    with path.open("rb") as stream:
+        return stream.read(bytes_max)
