@@ -12,7 +12,7 @@ Given by the environment:
   SPOT_ADDRESS      the machine's own private address
   SPOT_SLOTS        how many workers it has room for
   RAY_AUTH_TOKEN_PATH   how it proves that it belongs: the file with the token
-  SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
+  SPOT_TEMP_DIR     where Ray puts its sockets and logs, a short path (optional)
   SPOT_IDLE_CARDS   how many cards it has that no driver serves (optional)
   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 """
@@ -38,6 +38,7 @@ NEEDED = (
 )
 CLUSTER_VARIABLE, IDLE_CARDS_VARIABLE = "SPOT_CLUSTER", "SPOT_IDLE_CARDS"
 USAGE, DIFFERS = 64, 65
+SOCKET_BYTES_MAX = 107  # of the path of a Unix socket
 OBJECT_STORE_BYTES = 100 << 20
 BECOME_WORKER = Path(__file__).with_name("worker.py")
 SHARED = "/dev/shm"  # noqa: S108 - where Ray's object store belongs
@@ -96,6 +97,9 @@ class Cluster(NamedTuple):
         """Return where a node with this folder listens; the socket is there when the node is up."""
         return temp / self.session / "sockets" / "raylet"
 
+    def store_socket(self, temp: Path) -> Path:
+        return temp / self.session / "sockets" / "plasma_store"
+
 
 def versions() -> str:
     return f"Ray {version('ray')} on Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -112,7 +116,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     ray = Path(spec.submodule_search_locations[0])
-    temp = Path(known.get("SPOT_TEMP_DIR") or "/tmp/ray")  # noqa: S108 - as Ray has it
+    temp = _temp(known)
     folder = temp / cluster.session
     for name in ("logs", "sockets", "runtime_resources"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -121,7 +125,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
     common = {
         "--node-ip-address": address,
         "--node-manager-port": "RAY_NODE_MANAGER_PORT_PLACEHOLDER",
-        "--object-store-name": folder / "sockets" / "plasma_store",
+        "--object-store-name": cluster.store_socket(temp),
         "--raylet-name": cluster.socket(temp),
         "--redis-address": None,
         "--metrics-agent-port": 0,
@@ -150,7 +154,7 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
     }
     own = {
         "--raylet_socket_name": cluster.socket(temp),
-        "--store_socket_name": folder / "sockets" / "plasma_store",
+        "--store_socket_name": cluster.store_socket(temp),
         "--object_manager_port": 0,
         "--node_manager_port": 0,
         # Workers take any free port: several machines may share one host, and a fixed range would
@@ -188,6 +192,10 @@ def command(known: Mapping[str, str], node_id: str) -> list[str]:
     ]
 
 
+def _temp(known: Mapping[str, str]) -> Path:
+    return Path(known.get("SPOT_TEMP_DIR") or "/tmp/ray")  # noqa: S108 - as Ray has it
+
+
 def _options(values: Mapping[str, object]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
@@ -197,7 +205,11 @@ def refusal(known: Mapping[str, str]) -> tuple[int, str]:
     for name in NEEDED:
         if not known.get(name):
             return USAGE, f"{name} is not set; the join door has to hand it out"
-    theirs, ours = Cluster.read(known["SPOT_CLUSTER"]).versions, versions()
+    cluster, temp = Cluster.read(known["SPOT_CLUSTER"]), _temp(known)
+    if over := max(len(os.fsencode(cluster.store_socket(temp))) - SOCKET_BYTES_MAX, 0):
+        said = f"SPOT_TEMP_DIR={temp} leaves Ray's sockets {over} bytes too little for their names"
+        return USAGE, f"{said}: name a shorter folder"
+    theirs, ours = cluster.versions, versions()
     if ours != theirs:
         said = f"this machine has {ours} and the manager {theirs}, and they cannot work together"
         return DIFFERS, f"{said}: build its image from the manager's version"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.boot.node import refusal
+from agent.boot.node import NEEDED, refusal
 from agent.machine.join import cards
 from agent.machine.join.node import TOKEN, Node
 
@@ -63,3 +63,19 @@ def test_a_machine_whose_cards_no_driver_serves_cannot_join(
     assert node._environment["SPOT_SLOTS"] == slots
     assert bool(node.refusal()) is refused
     assert (refusal(node._environment)[0] == 65) is refused
+
+
+@pytest.mark.parametrize(("length", "refused"), [(42, False), (47, True)])
+def test_a_folder_whose_sockets_would_have_too_long_names_is_refused(
+    monkeypatch: pytest.MonkeyPatch, length: int, *, refused: bool
+) -> None:
+    """Ray would end without a word, and the machine with it."""
+    monkeypatch.setattr("agent.boot.node.versions", lambda: "Ray 2 on Python 3")
+    session = "session_2026-11-26_12-00-00_123456_12345"
+    known = dict.fromkeys(NEEDED, "some") | {
+        "SPOT_CLUSTER": f"id/{session}/Ray 2 on Python 3",
+        "SPOT_TEMP_DIR": "/" + "x" * (length - 1),
+    }
+    status, said = refusal(known)
+    assert (status == 64) is refused
+    assert ("SPOT_TEMP_DIR" in said) is refused
