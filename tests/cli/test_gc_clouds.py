@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -140,6 +141,9 @@ def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said, code):
         os.write(leader, said.encode())
     else:
         program.send_signal(said)
+        # Python may see it only with the next one, if it was not waiting for an answer yet.
+        while not select.select([leader], [], [], 5.0)[0]:
+            program.send_signal(said)
     assert program.wait(60) == code
     shown = os.read(leader, 4096)
     os.close(leader)
