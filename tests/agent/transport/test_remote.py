@@ -9,7 +9,8 @@ import pytest
 from crews import Crew, Nursery, RedisProcess, ends_alike, played_alone
 from networks import Sockets, as_on_other_hosts
 
-from agent.transport.remote import Remote
+from agent.errors import WireError
+from agent.transport.remote import ROOMS, SPARE_ROOMS, Remote
 from agent.transport.segment import SLOT_BYTES, START
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket
@@ -113,6 +114,55 @@ def test_blocks_between_hosts_cross_no_socket(pair: Callable[[bool, bool], Pair]
         net.over(landed, pushed)
         assert into == data
     assert net._moved() - before < SIZE
+
+
+def test_who_has_given_up_every_room_goes_on_over_sockets(
+    pair: Callable[[bool, bool], Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The network may still write to a room whose peer was lost amid a read, so it is used no more."""
+    net = pair(True, True)
+    net.until(net.reads)
+    assert net.a._segment is not None
+    segment = net.b._peers["a"].segment
+    assert segment is not None
+    there = net.a._segment.put("b", [memoryview(b"x" * SLOT_BYTES)], "a block")
+    assert there is not None
+    into, given_up = memoryview(bytearray(SLOT_BYTES)), 0
+    while given_up < ROOMS + SPARE_ROOMS:
+        try:
+            segment.take(there, into, lambda: True)
+        except WireError:
+            given_up += 1  # else it was over before anybody looked
+    assert "many reads through NIXL were given up" in caplog.text
+    landed, *_ = net.sent(0, b"x" * SIZE)
+    net.over(landed)
+    assert landed.failed
+    net.until(lambda: net.broken["b"])
+    net.a.forget("b")
+    net.meet()
+    landed, pushed, data = net.sent(1, b"y" * SIZE)
+    net.over(landed, pushed)
+    assert data == b"y" * SIZE
+    assert not net.reads()
+
+
+def test_the_late_end_of_a_meeting_takes_nothing_from_the_next_one(
+    pair: Callable[[bool, bool], Pair],
+) -> None:
+    """Both are with the same process, which has one name for NIXL."""
+    net = pair(True, True)
+    net.until(net.reads)
+    before = net.b._peers["a"].segment
+    assert before is not None
+    assert net.a._segment is not None
+    assert net.b._reach is not None
+    now = net.b._reach.theirs(net.a._segment.said)
+    before.close()
+    there = net.a._segment.put("b", [memoryview(b"ours")], "a block")
+    assert there is not None
+    into = memoryview(bytearray(4))
+    now.take(there, into, lambda: False)
+    assert into == b"ours"
 
 
 @pytest.mark.parametrize("reaching", [(True, False), (False, True)])
