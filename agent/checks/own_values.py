@@ -180,7 +180,8 @@ def _differs(begun: object, now: object) -> bool:
         return begun is None or now is None
     if isinstance(now, Mark) and isinstance(begun, Mark):
         return now.form == begun.form and now.place != begun.place
-    return now != begun
+    # Not a number is no other value than before, though it equals none.
+    return now != begun and (repr(now), repr(begun)) != ("nan", "nan")
 
 
 def _standing(thing: object) -> Mark | None:

@@ -114,7 +114,8 @@ class Guarded(Dataset[Answer | None]):
 class _Trial(ForkingPickler):
     """Sends something nowhere, as a process would send it, but copies and shares no tensor.
 
-    Torch sends from a thread that only prints an error, so the training process would wait in vain.
+    What cannot be sent would end its process. Where torch sends it by its own means, a thread of it
+    would only print the error, and the training process wait in vain.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,9 @@
 
 The system may kill a process at any moment, as where memory runs out. One that dies while it holds
 the lock of an event, or amid what it writes to a pipe, stops all who use them for ever. Both happen
-with those of `multiprocessing`. A kill takes from others nothing here but messages that were not
-sent whole.
+with those of `multiprocessing`. A kill takes from others nothing here but messages of the killed
+process: one that was not sent whole, and those whose tensors, which torch has the reader fetch from
+their sender, were not fetched yet. Its reader meets an error then, and waits for nothing.
 """
 
 import contextlib

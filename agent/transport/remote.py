@@ -11,6 +11,7 @@ NIXL writes its own lists of addresses as pickles; here an address is a number i
 
 import hmac
 import importlib
+import logging
 import mmap
 import os
 import secrets
@@ -34,6 +35,7 @@ WAIT_S = 0.01
 POLLS_AT_ONCE = 64
 POLL_S = 0.0002
 
+log = logging.getLogger(__name__)
 Room = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -48,7 +50,9 @@ class Reach:
         area.madvise(mmap.MADV_DONTFORK)
         self._rooms = np.frombuffer(area, dtype=np.uint8)
         self._free, self._spares = list(range(ROOMS)), list(range(ROOMS, ROOMS + SPARE_ROOMS))
-        self._changed = threading.Condition()  # of the free rooms
+        self._usable = ROOMS  # free, or read into now
+        self._changed = threading.Condition()  # of the three
+        self._newest: dict[bytes, Remote] = {}  # meeting with a peer
         try:
             nixl = _package()
             # The same worker may come again, and is another one for NIXL.
@@ -63,17 +67,22 @@ class Reach:
 
     def theirs(self, said: Segment) -> "Remote":
         """Return the segment of a peer. Raise `OSError` if it cannot be reached."""
+        if not self._spares:
+            raise OSError("the rooms that are left are for the peers that are read from now")
         try:
             with self._lock:
                 name = self._agent.add_remote_agent(said.reach)
+                found = self._newest[name] = Remote(self, name, said, self._tagging(said.nonce))
         except Exception as error:
             raise OSError(f"NIXL does not reach it ({error})") from error
-        return Remote(self, name, said, self._tagging(said.nonce))
+        return found
 
-    def leave(self, name: bytes) -> None:
-        """Forget a peer."""
+    def leave(self, name: bytes, left: "Remote") -> None:
+        """Forget a peer, unless it has been met again meanwhile."""
         with suppress(Exception), self._lock:  # NIXL may know already that the peer is gone
-            self._agent.remove_remote_agent(name)
+            if self._newest.get(name) is left:
+                del self._newest[name]
+                self._agent.remove_remote_agent(name)
 
     @contextmanager
     def read(
@@ -90,9 +99,18 @@ class Reach:
             with self._changed:
                 if over:
                     self._free.append(number)
-                elif self._spares:  # the network may still write to the other one
-                    self._free.append(self._spares.pop())
-                self._changed.notify()
+                else:
+                    self._replace()
+                self._changed.notify_all()
+
+    def _replace(self) -> None:
+        """Give up a room for ever, because the network may still write to it; take a spare one."""
+        if not self._spares:
+            self._usable -= 1
+            return
+        self._free.append(self._spares.pop())
+        if not self._spares:
+            log.warning("many reads through NIXL were given up: the next peers' go over sockets")
 
     def close(self) -> None:
         with self._lock:
@@ -114,6 +132,8 @@ class Reach:
             while not self._free:
                 if gone():
                     raise WireError("the peer is gone")
+                if not self._usable:
+                    raise WireError("every room to read into was given up")
                 self._changed.wait(WAIT_S)
             return self._free.pop()
 
@@ -154,7 +174,7 @@ class Remote:
             np.copyto(np.frombuffer(into, dtype=np.uint8), found)
 
     def close(self) -> None:
-        self._reach.leave(self._name)
+        self._reach.leave(self._name, self)
 
 
 def _package() -> Any:

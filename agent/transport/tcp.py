@@ -446,7 +446,10 @@ class Tcp:
         """Read the segment of a peer from now on, if it can be read."""
         peer.unread = said  # first, because `reach` looks for it when it is done
         with contextlib.suppress(OSError, ValueError):  # it is out of reach, or still is
-            peer.segment, peer.unread = self._open(said), None
+            segment = self._open(said)
+            peer.segment, peer.unread = segment, None
+            if flow.over:  # what ended the meeting may have missed it
+                segment.close()
             self._answer(peer, flow, Readable())
 
     def _open(self, said: Segment) -> Theirs | Remote:

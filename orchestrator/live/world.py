@@ -82,7 +82,7 @@ ASIDE_BYTES_MAX = 1 << 16  # of one entry; the rest of it is cut off
 ENDS_MAX = 2  # of managers, each in the middle of deciding about the same entry
 ENDED = f"{ENDS_MAX} managers ended while they decided about it"
 TASKS_MAX = 10_000
-LEFT_OUT = ("Misconfigured", "NotSold")  # codes of a place that the settings do not have any more
+LEFT_OUT = "NotSold"  # the code of a region that the settings do not have any more
 
 T = TypeVar("T")
 
@@ -423,7 +423,8 @@ class LiveWorld:
             provider = await self._provider(place.cloud)
             listing = await self._heard(provider, provider.list(place))
         except CloudError as error:
-            at_s, said, left_out = self._clock.now_s(), str(error), error.code in LEFT_OUT
+            at_s, said = self._clock.now_s(), str(error)
+            left_out = place.cloud not in self._providers or error.code == LEFT_OUT
             await self._tell(ListFailed(at_s=at_s, place=place, error=said, left_out=left_out))
         else:
             at_s = self._clock.now_s()

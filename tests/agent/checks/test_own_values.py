@@ -54,6 +54,15 @@ def test_variables_that_change_in_the_loop_are_named_and_others_are_not() -> Non
     assert own.changed() == ()
 
 
+def test_a_variable_that_is_not_a_number_is_named_once_it_is_another_one() -> None:
+    own, best, mean, last = made(), float("nan"), np.float64("nan"), float("nan")
+    own.begin_loop(sys._getframe())
+    assert own.changed() == ()
+    last = 0.5
+    assert own.changed() == ("last",)
+    assert best != best and mean != mean and last  # noqa: PLR0124
+
+
 def test_a_variable_for_a_list_that_session_state_keeps_is_not_named() -> None:
     state = ScriptState()
     own = OwnValues({"session.state": state}, {})

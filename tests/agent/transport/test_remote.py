@@ -9,7 +9,8 @@ import pytest
 from crews import Crew, Nursery, RedisProcess, ends_alike, played_alone
 from networks import Sockets, as_on_other_hosts
 
-from agent.transport.remote import Remote
+from agent.errors import WireError
+from agent.transport.remote import ROOMS, SPARE_ROOMS, Remote
 from agent.transport.segment import SLOT_BYTES, START
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket
@@ -113,6 +114,44 @@ def test_blocks_between_hosts_cross_no_socket(pair: Callable[[bool, bool], Pair]
         net.over(landed, pushed)
         assert into == data
     assert net._moved() - before < SIZE
+
+
+def test_who_has_given_up_every_room_goes_on_over_sockets(
+    pair: Callable[[bool, bool], Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The network may still write to a room whose peer was lost amid a read, so it is used no more."""
+    net = pair(True, True)
+    net.until(net.reads)
+    reach = net.b._reach
+    assert reach is not None
+    for _ in range(ROOMS + SPARE_ROOMS):  # as reads that are given up do
+        reach._take_room(lambda: False)
+        reach._replace()
+    assert "many reads through NIXL were given up" in caplog.text
+    with pytest.raises(WireError, match="every room to read into was given up"):
+        reach._take_room(lambda: False)
+    assert net.a._segment is not None
+    with pytest.raises(OSError, match="the rooms that are left"):
+        reach.theirs(net.a._segment.said)
+
+
+def test_the_late_end_of_a_meeting_takes_nothing_from_the_next_one(
+    pair: Callable[[bool, bool], Pair],
+) -> None:
+    """Both are with the same process, which has one name for NIXL."""
+    net = pair(True, True)
+    net.until(net.reads)
+    before = net.b._peers["a"].segment
+    assert before is not None
+    assert net.a._segment is not None
+    assert net.b._reach is not None
+    now = net.b._reach.theirs(net.a._segment.said)
+    before.close()
+    there = net.a._segment.put("b", [memoryview(b"ours")], "a block")
+    assert there is not None
+    into = memoryview(bytearray(4))
+    now.take(there, into, lambda: False)
+    assert into == b"ours"
 
 
 @pytest.mark.parametrize("reaching", [(True, False), (False, True)])

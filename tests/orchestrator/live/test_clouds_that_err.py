@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from cloud.clock import VirtualClock
-from cloud.errors import NotAllowed, Refused, Unknown
+from cloud.errors import Misconfigured, NotAllowed, Refused, Unknown
 from cloud.local.provider import LocalProvider
 from cloud.market import LOCAL, SpotMarket
 from cloud.model import Closed, LaunchRequest, Listing, Pace, Place, Ref, Room, Sold
@@ -263,6 +263,26 @@ def test_a_refusal_reaches_the_brain_as_the_cloud_gave_it():
         assert (event.refusal.scope, event.refusal.retry_s) == ("market", 3600.0)
 
     asyncio.run(play())
+
+
+def test_an_account_that_is_blocked_is_not_left_out_of_the_settings():
+    """Machines may be held there, so `down` does not take what it knows for all."""
+
+    async def play(error: Exception | None) -> bool:
+        clock = VirtualClock(1.0)
+        provider = Errant(CLOUD, clock)
+        provider.error = error or provider.error
+        world = living(clock, *([provider] if error else []))
+        await world.perform(ListMachines(place=WEST, because="a test"))
+        async with asyncio.timeout(10):
+            _, event = await world._queue.get()
+        await world.close()
+        assert isinstance(event, ListFailed)
+        return event.left_out
+
+    assert not asyncio.run(play(Misconfigured("Blocked: ask the support")))
+    assert asyncio.run(play(Refused("place", "NotSold", "not among the regions")))
+    assert asyncio.run(play(None))
 
 
 def test_a_cloud_that_was_switched_off_ends_no_manager():
