@@ -11,7 +11,6 @@ from torch.utils.data import Dataset
 
 from agent.data import random_streams
 from agent.data.order import Rows, number
-from agent.data.own_places import take_own_places
 
 Collate = Callable[[list[Any]], Any]
 ALL = -1  # in place of a microbatch: all of the step in one
@@ -76,24 +75,21 @@ class Fetch(Dataset[Any]):
     def __init__(self, source: SampleSource, collate: Collate, seed: int) -> None:
         self.source = source
         self._collate, self._seed = collate, seed
-        self._process, self._is_sent = os.getpid(), False
+        self._process = os.getpid()
 
     def __getitem__(self, request: Request) -> Any:
         return self.get(request, lambda: None)
 
     def get(self, request: Request, check: Callable[[], None]) -> Any:
         place = (request.epoch, request.place, request.microbatch)
-        if self._process != os.getpid():
-            take_own_places()
-            self._process, self._is_sent = os.getpid(), True
         with random_streams.kept():
             samples = self.source.samples(request, check)
             random_streams.seed(number(self._seed, "collate", *place))
             with noted("collate_fn", request):
                 fetched = self._collate(samples)
-        return (
-            pytree.tree_map_only(torch.Tensor, _kept_apart, fetched) if self._is_sent else fetched
-        )
+        if self._process == os.getpid():
+            return fetched
+        return pytree.tree_map_only(torch.Tensor, _kept_apart, fetched)  # to be sent
 
 
 class noted:  # noqa: N801 - used as a function

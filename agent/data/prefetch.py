@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from agent.data.fetch import DataOver, Fetch, Request, as_it_is, first_line, say
 from agent.data.iterable import Ended
+from agent.data.own_places import places, take_own_places
 from agent.data.unlocked import Context
 from agent.errors import Misuse
 from agent.machine.parent_death import tie
@@ -224,6 +225,7 @@ class Ahead:
 
     def _start(self) -> Iterator[Answer | None]:
         method = _method()
+        forks = method == FORK and sys.platform == "linux"
         self._loader = DataLoader(
             self._guarded,
             batch_size=None,
@@ -237,7 +239,7 @@ class Ahead:
             generator=torch.Generator(),
             multiprocessing_context=Context(method) if sys.platform == "linux" else method,
             worker_init_fn=partial(
-                _begin_process, os.getpid() if method == FORK and sys.platform == "linux" else None
+                _begin_process, os.getpid() if forks else None, places() if forks else {}
             ),
         )
         try:
@@ -280,10 +282,10 @@ def _method() -> str | None:
     return asked or (FORK if sys.platform == "linux" else None)
 
 
-def _begin_process(training: int | None, _: int) -> None:
+def _begin_process(training: int | None, places: Mapping[int, int], _: int) -> None:
     """Have this process end with the training process, however that ends.
 
-    `training` is its pid if it has forked this one. The pipe that tells otherwise of its end is then
+    It goes on in open files from these `places` on. `training` is its pid if it has forked this one. The pipe that tells otherwise of its end is then
     open in all that were forked later, too.
     """
     if sys.platform == "linux":
@@ -291,6 +293,7 @@ def _begin_process(training: int | None, _: int) -> None:
     parent = multiprocessing.parent_process()
     if training is None and (parent is None or not parent.is_alive()):
         os._exit(1)
+    take_own_places(places)
 
 
 @contextlib.contextmanager
