@@ -549,6 +549,15 @@ class Crew:
         self.client.close()
 
 
+@contextlib.contextmanager
+def held_back(crew: Crew, step: int) -> Iterator[None]:
+    """The toy does not go beyond this step meanwhile, so it does not end before a late test has acted."""
+    hold = crew.folder / "out.pt.hold"
+    hold.write_text(str(step))
+    yield
+    hold.unlink()
+
+
 def ends_alike(
     crew: Crew, alone: tuple[list[str], bytes], steps: int, besides: tuple[str, ...] = ()
 ) -> None:

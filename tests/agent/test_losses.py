@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from crews import Crew, ends_alike, played_alone, seeds, until
+from crews import Crew, ends_alike, held_back, played_alone, seeds, until
 
 from agent.keeper.layouts import RECONNECT_S
 from agent.keeper.roster import SILENT_S
@@ -44,12 +44,13 @@ def begin(crew: Crew, count: int, pause_s: float = 0.008, **options: object) -> 
 
 def test_job_with_one_worker_left_goes_on(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """A worker is killed by SIGKILL, and the others commit on; then two of three go at once, and the last has it all."""
-    first, second, third, _ = begin(crew, 4)
-    crew.reach(8)
-    crew.kill(first)
-    until("the loss", lambda: crew.of(WorkerLost))
-    crew.reach(crew.step + 4)
-    crew.kill(second, third)
+    with held_back(crew, STEPS - 2):
+        first, second, third, _ = begin(crew, 4)
+        crew.reach(8)
+        crew.kill(first)
+        until("the loss", lambda: crew.of(WorkerLost))
+        crew.reach(min(crew.step + 4, STEPS - 2))
+        crew.kill(second, third)
     ends_alike(crew, alone, STEPS)
     lost = [(lost.worker, lost.cause) for lost in crew.of(WorkerLost)]
     assert lost[0] == (first, "connection")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
+from crews import SECRET, Crew, Nursery, RedisProcess, held_back, played_alone, until
 
 from agent.keeper.keeper import Keeper, connect
 from agent.keeper.storage import sharding
@@ -74,17 +74,18 @@ def test_all_are_killed_again_and_again(stored: Crew) -> None:
     """At random moments, with snapshots half written: the newest whole one is gone on from, to the same bits."""
     crew, dice = stored, random.Random(7)
     alone = played_alone(TOY, crew.folder / "alone" / "out.pt", str(STEPS), "0")
-    workers = begin(crew, 2)
-    for at in (8, 20, 32):
-        held(crew, at)
-        crew.reach(crew.step + dice.randint(1, 4))
-        newest = vault_of(crew)
-        assert newest.backup.stored is not None, "it went through the keeper"
-        assert not newest.backup.bodies
-        crew.kill(*workers)
-        crew.settle = 2
-        workers = crew.start(2)
-        crew.reach(at + 2)
+    with held_back(crew, STEPS - 2):
+        workers = begin(crew, 2)
+        for at in (8, 20, 32):
+            held(crew, at)
+            crew.reach(min(crew.step + dice.randint(1, 4), STEPS - 2))
+            newest = vault_of(crew)
+            assert newest.backup.stored is not None, "it went through the keeper"
+            assert not newest.backup.bodies
+            crew.kill(*workers)
+            crew.settle = 2
+            workers = crew.start(2)
+            crew.reach(at + 2)
     ends(crew, alone)
     for back in crew.of(Rewound):
         assert back.to_step > 0
@@ -144,13 +145,14 @@ def test_both_owners_of_a_stage_are_lost(stored: Crew) -> None:
     lines, weights = played_alone(DEEP, crew.folder / "alone" / "out.pt", str(steps))
     crew.depth, crew.owned = 2, True
     options = {"sums": "auto", "max_replay_s": 0.3}
-    crew.begin(2, DEEP.read_text(), str(steps), str(out), **options)
-    held(crew, 12)
-    crew.reach(crew.step + 2)
-    layout, before = crew.keeper._jobs["job"].roster.layout, vault_of(crew).backup
-    assert layout.owned
-    assert before.stored is not None
-    crew.kill(*layout.workers)
+    with held_back(crew, steps - 2):
+        crew.begin(2, DEEP.read_text(), str(steps), str(out), **options)
+        held(crew, 12)
+        crew.reach(min(crew.step + 2, steps - 2))
+        layout, before = crew.keeper._jobs["job"].roster.layout, vault_of(crew).backup
+        assert layout.owned
+        assert before.stored is not None
+        crew.kill(*layout.workers)
     crew.settle = 2
     crew.start(2)
     assert crew.completed().step == steps

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from crews import Crew, ends_alike, played_alone, until
+from crews import Crew, ends_alike, held_back, played_alone, until
 from injection import Fault, Plan
 
 from agent.keeper import job
@@ -124,13 +124,14 @@ def test_a_lone_worker_that_sums_would_hold_up_goes_back_to_the_newest_state(
 
 def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """When the last of three goes, the state that was asked for when it was alone is there, and all sums since."""
-    first, second, last = begin(crew, 3, every=1000)
-    crew.reach(8)
-    crew.kill(first, second)
-    until("the last one alone", lambda: [s.kept for s in crew.of(SumsKept)] == [False, True])
-    held(crew, 8)
-    crew.reach(crew.step + 3)
-    crew.kill(last)
+    with held_back(crew, STEPS - 2):
+        first, second, last = begin(crew, 3, every=1000)
+        crew.reach(8)
+        crew.kill(first, second)
+        until("the last one alone", lambda: [s.kept for s in crew.of(SumsKept)] == [False, True])
+        held(crew, 8)
+        crew.reach(min(crew.step + 3, STEPS - 2))
+        crew.kill(last)
     crew.settle = 2
     crew.start(2)
     ends_alike(crew, alone, STEPS)
