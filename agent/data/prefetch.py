@@ -285,8 +285,8 @@ def _method() -> str | None:
 def _begin_process(training: int | None, places: Mapping[int, int], _: int) -> None:
     """Have this process end with the training process, however that ends.
 
-    It goes on in open files from these `places` on. `training` is its pid if it has forked this one. The pipe that tells otherwise of its end is then
-    open in all that were forked later, too.
+    It goes on in open files from these `places` on. `training` is its pid if it has forked this one.
+    The pipe that tells otherwise of its end is then open in all that were forked later, too.
     """
     if sys.platform == "linux":
         tie(training or os.getppid())

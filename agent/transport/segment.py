@@ -108,8 +108,7 @@ class Own:
             np.copyto(self._bytes[at : at + piece.nbytes], np.frombuffer(piece, dtype=np.uint8))
             at += piece.nbytes
         if self._tag is not None:
-            start = START + slot * self.slot_bytes
-            tag = self._tag(there.serial, self._bytes[start : start + count].data)
+            tag = self._tag(there.serial, self._bytes[at - count : at].data)
             there = msgspec.structs.replace(there, tag=tag)
         with self._lock:
             loan.there, loan.copied = there, True
