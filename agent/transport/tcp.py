@@ -235,12 +235,14 @@ class Tcp:
             connection.close()
 
     def _meet(self, peer: str, serial: int) -> None:
-        if not self._dial(peer, serial, 0):
-            with self._lock:
-                report = self._wanted.get(peer) == serial and not self._closed.is_set()
-            if report:
-                self.forget(peer)
-                self._broken(peer)
+        if self._dial(peer, serial, 0):
+            return
+        with self._lock:
+            if self._closed.is_set() or self._wanted.get(peer) != serial:
+                return
+            ended = self._take_out(peer)
+        self._end(ended, GONE.format(peer))
+        self._broken(peer)
 
     def _open_others(self, peer: str, serial: int) -> None:
         for flow in range(1, self._flows):
@@ -267,17 +269,21 @@ class Tcp:
 
     def _join(self, name: str, connection: Connection, serial: int) -> tuple[Peer, Flow] | None:
         """Add a connection to the flows of its peer, if it is of the newest meeting."""
+        older = None
         with self._lock:
-            given_up = name > self._worker and self._wanted.get(name) != serial
-            if self._closed.is_set() or given_up or serial < self._oldest.get(name, 0):
+            if self._is_over(name, serial):
                 return None
+            wanted = self._wanted.get(name)
+            if self._peer(name).serial not in (0, serial):
+                older = self._take_out(name)
             self._oldest[name] = serial
-            known, wanted = self._peer(name), self._wanted.get(name)
-        if known.serial not in (0, serial):
-            self._end(name, f"{name} has connected again, and what was under way is lost")
-        with self._lock:
             if wanted is not None:
-                self._wanted.setdefault(name, wanted)
+                self._wanted[name] = wanted
+        if older is not None:
+            self._end(older, f"{name} has connected again, and what was under way is lost")
+        with self._lock:
+            if self._is_over(name, serial):  # meanwhile
+                return None
             peer, flow = self._peer(name), Flow(connection)
             peer.serial = serial
             peer.flows.append(flow)
@@ -286,6 +292,11 @@ class Tcp:
         connection.probe()
         self._pump(peer, flow)
         return peer, flow
+
+    def _is_over(self, name: str, serial: int) -> bool:
+        """Return whether this meeting with a peer takes no further connection."""
+        given_up = name > self._worker and self._wanted.get(name) != serial
+        return self._closed.is_set() or given_up or serial < self._oldest.get(name, 0)
 
     def _offer_segment(self, peer: Peer) -> None:
         try:
@@ -514,7 +525,9 @@ class Tcp:
         return block is not None and block.slot.generation < self._generation
 
     def forget(self, peer: str) -> None:
-        self._end(peer, GONE.format(peer))
+        with self._lock:
+            ended = self._take_out(peer)
+        self._end(ended, GONE.format(peer))
 
     def _lose(self, peer: Peer) -> None:
         """End a meeting whose connections have broken, and report it if it is wanted still."""
@@ -522,23 +535,29 @@ class Tcp:
             if self._closed.is_set() or self._peers.get(peer.name) is not peer:
                 return
             report = peer.name in self._wanted
-        self._end(peer.name, GONE.format(peer.name))
+            self._take_out(peer.name)
+        self._end(peer, GONE.format(peer.name))
         if report:
             self._broken(peer.name)
 
-    def _end(self, name: str, why: str) -> None:
+    def _take_out(self, name: str) -> Peer:
+        """Have no more meeting with a peer, nor the wish for one; the lock is held."""
+        self._wanted.pop(name, None)
+        peer = self._peers.pop(name, None) or Peer(name)
+        if peer.serial:
+            self._oldest[name] = peer.serial + 1
+        for flow in peer.flows:
+            flow.over = True
+            self._awaited.pop(flow.connection.fileno(), None)
+            flow.connection.close()
+        return peer
+
+    def _end(self, peer: Peer, why: str) -> None:
+        """Fail what was under way in a meeting that has been taken out."""
         with self._lock:
-            self._wanted.pop(name, None)
-            peer = self._peers.pop(name, None) or Peer(name)
-            if peer.serial:
-                self._oldest[name] = peer.serial + 1
             queued = list(peer.queue)
             peer.queue.clear()
-            for flow in peer.flows:
-                flow.over = True
-                self._awaited.pop(flow.connection.fileno(), None)
-                flow.connection.close()
-        dropped = self._landings.forget(name, why)
+        dropped = self._landings.forget(peer.name, why)
         for block, *_ in queued:
             if block is not None:
                 block.ticket.fail(why)
@@ -551,17 +570,17 @@ class Tcp:
         if peer.segment is not None:
             peer.segment.close()
         if self._segment is not None:
-            self._segment.give_up(name)
+            self._segment.give_up(peer.name)
         self._notify()
 
     def close(self) -> None:
         with self._lock:
             self._closed.set()
-            peers = list(self._peers)
+            peers = [self._take_out(name) for name in list(self._peers)]
         if self._front is not None:
             self._front.close()
         for peer in peers:
-            self._end(peer, GONE.format(peer))
+            self._end(peer, GONE.format(peer.name))
         if self._reach is not None:
             self._reach.close()
         if self._segment is not None:

@@ -1,8 +1,9 @@
 """The contract of a transport, as scenes that are played on every kind of it."""
 
 import os
-from collections.abc import Iterator
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from networks import CHUNK, KINDS, PATIENCE_S, Network, Sockets, as_on_other_hosts
 
 from agent.transport.segment import Own
+from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket, Transport
 
 LONG = 96 * CHUNK  # longer than what sockets and segments hold
@@ -337,6 +339,46 @@ def test_what_is_forgotten_fails_and_nothing_else(scene: Scene) -> None:
     scene.over(other, scene.c.push("a", slot(), [data := block(3 * CHUNK)]))
     assert into == data
     assert scene.net.broken["a"] == []
+
+
+class Interrupted:
+    """A lock; after its release number `at` in a thread of a connection, something happens."""
+
+    def __init__(self, lock: Any, at: int, act: Callable[[], object]) -> None:
+        self._lock, self._left, self._act = lock, at, act
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if threading.current_thread().name.startswith("flow-"):
+            self._left -= 1
+            if not self._left:
+                self._act()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_who_is_forgotten_while_it_connects_stays_forgotten(at: int) -> None:
+    """It is not reported as broken when the rest of its connections end."""
+    net = Sockets()
+    a, b = net.make("a"), net.make("b")
+    assert isinstance(a, Tcp)
+    forgotten = threading.Event()
+
+    def forget() -> None:
+        a.forget("b")
+        forgotten.set()
+
+    a._lock = Interrupted(a._lock, at, forget)  # type: ignore[assignment]
+    a.meet("b", b.offer())
+    b.meet("a", a.offer())
+    a.push("b", slot(), [block(LONG)])
+    assert forgotten.wait(PATIENCE_S)
+    b.close()
+    net.until(lambda: not any(each.name == "flow-b" for each in threading.enumerate()))
+    assert net.broken["a"] == []
+    net.close()
 
 
 def test_a_stranger_may_be_forgotten(scene: Scene) -> None:
