@@ -106,6 +106,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: Amount = 0.0  # the part of it that libraries and the largest work space take
     # how many gradients a worker holds at most, until they are the sum of the step
     sums: Amount = 0.0
+    # how often a worker has its share of the state in this memory besides, to send or store it
+    copies: Amount = 0.0
     exchanged: Amount = 1.0  # bytes of a sum's gradients for each byte of parameters
     apply_s_per_byte: Amount = 0.0  # of parameters
     overhead_s: Amount = 0.0  # of a step, whatever the layout
@@ -135,6 +137,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         for name in (
             "reserved_bytes",
             "sums",
+            "copies",
             "exchanged",
             "apply_s_per_byte",
             "overhead_s",

@@ -149,11 +149,20 @@ def _measured(
         network=settings.network,
         network_from=settings.network_from,
         memory_bytes=settings.memory_bytes,
+        copies=copies_on(device_of(graph)),
         reserved_bytes=_libraries_bytes(device_of(graph)) + _work_bytes(sections, board, sizes),
         apply_s_per_byte=apply_s_per_byte,
         send_s=statistics.mean(taking_in_s) if taking_in_s else 0.0,
         sections=tuple(sections),
     )
+
+
+def copies_on(device: torch.device) -> float:
+    """Return how often a worker's share of the state is in a device's memory besides.
+
+    It lies in the memory of the machine until it is sent or stored.
+    """
+    return 1.0 if device == CPU else 0.0
 
 
 def _sections(

@@ -42,8 +42,8 @@ def machine_kind(device: torch.device = CPU) -> str:
 def unbuilt(things: Iterable[object], mark: str, sums: float) -> Unbuilt | None:
     """Return what a worker reports about an unbuilt model, or None if it is built.
 
-    The training bytes are those of weights, gradients, the sums that these are added up in, and the
-    optimizer's state.
+    The training bytes are those of weights, gradients, the sums that these are added up in, the
+    optimizer's state, and a copy of what a worker sends or stores of it.
     """
     if not mark:
         return None
@@ -54,9 +54,13 @@ def unbuilt(things: Iterable[object], mark: str, sums: float) -> Unbuilt | None:
         elif isinstance(thing, torch.optim.Optimizer):
             optimizers.append(thing)
     state = max((calibrate.state_share(each) for each in optimizers), default=0.0)
+    device = where(param for model in models for param in model.parameters())
+    copies = calibrate.copies_on(device)
     for param in [param for model in models for param in model.parameters()]:
-        training_bytes += param.nbytes * (2 + sums + state if param.requires_grad else 1)
-    room_bytes = int(memory_bytes(where(param for model in models for param in model.parameters())))
+        trained = param.requires_grad
+        training_bytes += param.nbytes * (1 + state * trained) * (1 + copies)
+        training_bytes += param.nbytes * (1 + sums) * trained
+    room_bytes = int(memory_bytes(device))
     return Unbuilt(training_bytes=int(training_bytes), room_bytes=room_bytes, mark=mark)
 
 

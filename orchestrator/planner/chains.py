@@ -144,6 +144,7 @@ def has_room(groups: Sequence[WorkerGroup], way: Way, chains: tuple[Chain, ...])
             2 * its.weights[-1]
             + cost_model.sums_held(its.profile, way) * its.parameters[-1]
             + share * its.optimizer[-1]
+            + its.copied[-1] / len(chains)
         )
         for its in tables
     )
@@ -285,9 +286,9 @@ class Lanes:
         """Return what the stages hold on workers of this group, and whether that fits."""
         # Only GPipe's stash grows with the share; the others reach a maximum.
         most = share if self.way.schedule == "gpipe" else min(share, FULL * self.way.depth)
-        key = group, width if self.way.sharding == "optimizer" else 1, most
+        tables, wide = self.groups[group].tables, np.array([float(width)])
+        key = group, width if cost_model.narrows(tables, self.way) else 1, most
         if key not in self._held:
-            tables, wide = self.groups[group].tables, np.array([float(width)])
             peaks = _peaks(self.way, most)[:, :, None]
             held = cost_model.memory_bytes(tables, self.firsts, self.way, wide, peaks)[:, 0]
             self._held[key] = held.tolist(), (held <= tables.profile.memory_bytes).tolist()

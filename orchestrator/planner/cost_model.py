@@ -5,7 +5,7 @@ wire         bytes / bandwidth, latency plus mean jitter; inside or between inst
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, where each replica
              exchanges with all others: k is how many workers with no other replica on their
              machine would send as much over its link; of bytes in the format of exchanges
-memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed,
+memory       weights + gradients + optimizer + the copy of a worker's share + stashed microbatches + one live set if recomputed,
              and the sums of gradients; of the stage's state, or of the whole state if every worker
              keeps it
 """
@@ -39,6 +39,7 @@ class Tables(NamedTuple):
     parameters: Reals
     weights: Reals  # the parameters, or 0 if every worker keeps all stages
     optimizer: Reals  # likewise 0 if every worker keeps all stages
+    copied: Reals  # of which each replica has an equal share besides
     stash: Reals  # per sample
     entry: Reals  # per sample, the input of section i; not a sum
 
@@ -69,6 +70,7 @@ def _tables(profile: Profile) -> Tables:
         for s, halves in zip(sections, first, strict=True)
     ]
     parameters = _sums(np.array([section.parameter_bytes for section in sections]))
+    optimizer = _sums(np.array([section.optimizer_bytes for section in sections]))
     return Tables(
         profile,
         _sums(np.array([section.forward_s for section in sections]).T),
@@ -79,7 +81,8 @@ def _tables(profile: Profile) -> Tables:
         _sums(np.array([section.fresh_s or nothing for section in sections]).T),
         parameters,
         parameters,
-        _sums(np.array([section.optimizer_bytes for section in sections])),
+        optimizer,
+        profile.copies * (parameters + optimizer),
         _sums(np.array([section.stash_bytes for section in sections])),
         np.array([0.0, *(section.activation_bytes for section in sections)]),
     )
@@ -269,6 +272,11 @@ def sums_held(profile: Profile, way: Way) -> float:
     return profile.sums + (way.depth == 1) if profile.sums else 0.0
 
 
+def narrows(tables: Tables, way: Way) -> bool:
+    """Return whether a worker holds less if there are more replicas."""
+    return way.sharding == "optimizer" or bool(tables.copied[-1])
+
+
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
     """Return the memory of a worker by [stage, width].
 
@@ -285,7 +293,8 @@ def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks:
         optimizer = _between(tables.optimizer, edges)[:, None]
         state = state + optimizer / (widths if way.sharding == "optimizer" else 1)
     sums = sums_held(tables.profile, way) * _between(tables.parameters, edges)[:, None]
-    each = state + sums + stash + peaks[1] * entry[1:]
+    copied = _between(tables.copied, edges)[:, None] / widths
+    each = state + sums + copied + stash + peaks[1] * entry[1:]
     if way.chunks > 1:
         shape = (way.chunks, way.depth, each.shape[1])
         each = np.tile(each.reshape(shape).sum(axis=0), (way.chunks, 1))

@@ -255,7 +255,7 @@ def smallest(tables: Tables, task: Task, workers: int) -> str:
     profile, splitter = tables.profile, search.Splitter(tables)
     least: tuple[float, int, Way, Reals] | None = None
     for way in search.ways(task, profile, workers):
-        widths = search.widths_of(task, way, workers)
+        widths = search.widths_of(task, way, workers, tables)
         if not len(widths):
             continue
         width, share = int(widths[-1]), int(search.shares_of(task, way, widths)[-1])
@@ -267,7 +267,7 @@ def smallest(tables: Tables, task: Task, workers: int) -> str:
     most, width, way, held = least
     listed = ", ".join(memory(stage) for stage in held[:STAGES_LISTED])
     more = ", ..." if len(held) > STAGES_LISTED else ""
-    on = f" on {plural(width, 'replica')}" if way.sharding == "optimizer" else ""
+    on = f" on {plural(width, 'replica')}" if cost_model.narrows(tables, way) else ""
     return (
         f"nothing fits into {memory(profile.memory_bytes)} per accelerator; the least that "
         f"would do is {memory(most)} with {plural(way.depth, 'stage')}{on} ({way.describe()}), "

@@ -232,7 +232,8 @@ class Splitter:
             seconds,
             2 * tables.weights
             + cost_model.sums_held(tables.profile, way) * tables.parameters
-            + optimizer,
+            + optimizer
+            + tables.copied / width,
             tables.stash * m,
             tables.entry * m,
             pace,
@@ -402,7 +403,7 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
         if way.recompute and plain in roomy:
             continue  # it would do more work to save memory that is not needed
         fits = True
-        for alike, found in _curves(splitter, task, way, widths_of(task, way, workers)):
+        for alike, found in _curves(splitter, task, way, widths_of(task, way, workers, tables)):
             if found is None:
                 fits = False
                 continue
@@ -423,7 +424,7 @@ def _curves(
 ) -> Iterator[tuple[Codes, Curve | None]]:
     """Yield curves for groups of widths that have the same wires.
 
-    With a sharded optimizer and scarce memory they are also grouped by a replica's optimizer share.
+    If memory is scarce, and depends on the width, they are also grouped by a replica's share.
     """
     like = np.array([cost_model.variant(way, task.per_instance, int(width)) for width in widths])
     for same in np.unique(like):
@@ -431,7 +432,7 @@ def _curves(
         among = np.stack([np.full(len(alike), same), alike, shares_of(task, way, alike)])
         found = curve(splitter, way, task.per_instance, among)
         balanced = found is not None and splitter.is_balanced(way, found.firsts)
-        if way.sharding != "optimizer" or balanced:
+        if balanced or not cost_model.narrows(splitter.tables, way):
             yield alike, found
             continue
         parts = np.where(alike <= SHARDS_APART, alike, 1 << np.log2(alike).astype(np.int64))
@@ -446,11 +447,11 @@ def shares_of(task: Task, way: Way, widths: Codes) -> Codes:
     return found
 
 
-def widths_of(task: Task, way: Way, workers: int) -> Codes:
+def widths_of(task: Task, way: Way, workers: int, tables: Tables) -> Codes:
     """Return the widths at which a way can be best: the narrowest of each largest share.
 
-    More replicas with the same largest share only lengthen the all-reduce, unless the replicas also
-    shard the optimizer or form rings.
+    More replicas with the same largest share only lengthen the all-reduce, unless each of them
+    holds less then, or they form rings.
     """
     microbatches = task.global_batch // way.microbatch_size
     most = min(workers // way.depth, microbatches, task.width_max or workers)
@@ -462,7 +463,7 @@ def widths_of(task: Task, way: Way, workers: int) -> Codes:
     if way.schedule in schedules.MODULO:  # whole rounds only
         whole: Codes = widths[apart & (microbatches % widths == 0) & (shares % way.depth == 0)]
         return whole
-    if way.sharding == "optimizer" or way.placement == "ring":
+    if cost_model.narrows(tables, way) or way.placement == "ring":
         every: Codes = widths[apart]
         return every
     narrowest: Codes = widths[np.concatenate([[True], shares[1:] < shares[:-1]])]

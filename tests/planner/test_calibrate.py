@@ -185,6 +185,7 @@ def test_work_space_is_reserved():
         for n in (1, 8)
     )
     assert few.reserved_bytes >= 64 * 512 * 4
+    assert few.copies == 1.0  # of a share of the state, in the same memory
     assert many.reserved_bytes == pytest.approx(8 * few.reserved_bytes, rel=0.2)
     assert few.send_s == 1.0  # by the clock that ticks once a look
 

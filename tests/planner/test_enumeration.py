@@ -24,13 +24,15 @@ CASES, TOGETHER = int(os.environ.get("SPOT_SEEDS", "120")), 30
 
 def drawn_profile(rng, sections: int, scarce: float):
     """Uneven sections on some network; memory for everything, or for little."""
+    seed = int(rng.integers(1 << 30))
     profile = make_profile(
         sections,
-        seed=int(rng.integers(1 << 30)),
+        seed=seed,
         network=network(float(rng.choice([3e7, 3e8, 1e10])), float(rng.choice([1e-6, 1e-4, 2e-3]))),
         send_s=float(rng.choice([0.0, 1e-4])),
         host_bytes_per_s=1e9,
         sums=float(rng.choice([0.0, 3.0])),
+        copies=float(seed % 3 == 0),
     )
     state = sum(
         (2 + profile.sums) * s.parameter_bytes + s.optimizer_bytes for s in profile.sections
@@ -81,11 +83,15 @@ def tried(profiles, task: Task, held: dict[str, int]) -> float:
             continue
         microbatches = task.global_batch // way.microbatch_size
         for cuts in itertools.combinations(range(1, sections), way.stages - 1):
-            lane = one_lane(tables, way, (0, *cuts))
+            lanes = {
+                width: one_lane(tables, way, (0, *cuts), width)
+                for width in range(1, sum(held.values()) + 1)
+            }
             for chains in all_formations(names, held, way.depth, microbatches):
                 tail_s = tails(tables, way, (0, *cuts), chains)
                 overhead_s = max(profiles[n].overhead_s for chain in chains for n in chain)
                 for shares in compositions(microbatches, len(chains)):
+                    lane = lanes[len(chains)]
                     ready = [lane(*pair) for pair in zip(chains, shares, strict=True)]
                     if all(one is not None for one in ready):
                         step_s = (np.max(ready, axis=0) + tail_s).max() + overhead_s
@@ -93,7 +99,7 @@ def tried(profiles, task: Task, held: dict[str, int]) -> float:
     return least
 
 
-def one_lane(tables, way, firsts):
+def one_lane(tables, way, firsts, width: int):
     """When a chain's stages are ready after so many microbatches; None if that does not fit."""
 
     @cache
@@ -103,7 +109,7 @@ def one_lane(tables, way, firsts):
         seconds, wire = np.zeros((5, way.depth)), np.zeros((2, way.depth, 3))
         for stage, name in enumerate(chain):
             mine = tables[name]
-            held = cost_model.memory_bytes(mine, firsts, way, np.array([1.0]), peaks)
+            held = cost_model.memory_bytes(mine, firsts, way, np.array([float(width)]), peaks)
             if held[stage, 0] > mine.profile.memory_bytes:
                 return None
             seconds[:, stage] = cost_model.seconds(mine, firsts, way)[:, stage]
