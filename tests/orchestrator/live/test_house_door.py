@@ -12,7 +12,7 @@ from agent.machine.environment import of_worker
 from agent.machine.join.door import Door, NoAnswer
 from cloud.http_server import bound
 from orchestrator.config import load
-from orchestrator.door.address import read_door
+from orchestrator.door.address import DoorFile, read_door
 from orchestrator.supervisor import supervisor
 from orchestrator.supervisor.supervisor import House, HouseError
 from tests.waiting import until
@@ -38,6 +38,17 @@ def a_house(folder: Path, settings: Mapping[str, str] = NOTHING) -> House:
     house = House(load(None, {}, told), None)
     house.places.make()
     return house
+
+
+def answering_door(house: House) -> DoorFile:
+    """Start the door of a house; return where it answers."""
+    house._env = house._environment()
+    house._open_door()
+    house._start_door()
+    known = read_door(house.places)
+    assert known is not None
+    until("a nonce", lambda: _answer(Door(known.address, known.fingerprint)), 60)
+    return known
 
 
 def open_door(folder: Path) -> str:
@@ -96,13 +107,7 @@ def test_the_door_opens_before_the_local_cloud_has_begun(tmp_path, said):
     """The cloud makes its papers when it starts, which on a busy machine is after the door."""
     house = a_house(tmp_path)
     try:
-        house._env = house._environment()
-        house._open_door()
-        house._start_door()
-        known = read_door(house.places)
-        assert known is not None
-        client = Door(known.address, known.fingerprint)
-        until("a nonce", lambda: _answer(client), 60)
+        answering_door(house)
         assert house._children["door"].poll() is None
         assert not house.places.cloud_dir.exists()
     finally:
@@ -113,12 +118,7 @@ def test_a_copy_of_a_living_house_does_not_start(tmp_path, said):
     """Each of the two would end the other's machines. The local cloud's are each house's own."""
     house = a_house(tmp_path)
     try:
-        house._env = house._environment()
-        house._open_door()
-        house._start_door()
-        known = read_door(house.places)
-        assert known is not None
-        until("a nonce", lambda: _answer(Door(known.address, known.fingerprint)), 60)
+        known = answering_door(house)
         shutil.copytree(house.places.state_dir, tmp_path / "copy" / "state", symlinks=True)
         copy = a_house(tmp_path / "copy", AZURE)
         with pytest.raises(HouseError, match=f"is a copy, .* still answers at {known.address}: "):
