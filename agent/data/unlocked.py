@@ -14,7 +14,10 @@ import queue
 import socket
 import struct
 import threading
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -47,7 +50,8 @@ class Mailbox:
     Who made it ends it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, senders: Sequence[BaseProcess] = ()) -> None:
+        self._senders = senders
         self._begin(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET), os.getpid())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,13 +75,15 @@ class Mailbox:
         self._leaving.put(pickled)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the next whole message. If no piece comes within `timeout`, raise `queue.Empty`."""
-        self._reader.settimeout(timeout)
+        """Return the next whole message.
+
+        Raise `queue.Empty` if no piece comes within `timeout`, or as soon as a sender is gone.
+        """
+        ends = [each.sentinel for each in self._senders] if self._maker == os.getpid() else []
         while True:
-            try:
-                piece = self._reader.recv(HEAD.size + PIECE)
-            except TimeoutError:
-                raise queue.Empty from None
+            if self._reader not in wait([self._reader, *ends], timeout):
+                raise queue.Empty
+            piece = self._reader.recv(HEAD.size + PIECE)
             if not piece:
                 raise EOFError("nobody sends any more")
             sender, goes_on = HEAD.unpack_from(piece)
@@ -108,19 +114,25 @@ class Context(BaseContext):
     """What torch's `DataLoader` makes its processes with, and all that it shares with them."""
 
     def __init__(self, method: str | None) -> None:
-        started: Any = multiprocessing.get_context(method)
-        self.Process = started.Process
+        self._made: Any = multiprocessing.get_context(method)
+        self._processes: list[BaseProcess] = []
+
+    def Process(self, *given: Any, **more: Any) -> BaseProcess:  # noqa: N802
+        process: BaseProcess = self._made.Process(*given, **more)
+        self._processes.append(process)
+        return process
 
     def Event(self) -> Flag:  # type: ignore[override] # noqa: N802
         return Flag()
 
     def Queue(self) -> Mailbox:  # type: ignore[override] # noqa: N802
-        return Mailbox()
+        return Mailbox(self._processes)
 
 
 def _given(reader: socket.socket, writer: socket.socket, maker: int) -> Mailbox:
     """Return the mailbox in a process that was given its ends."""
     mailbox = Mailbox.__new__(Mailbox)
+    mailbox._senders = ()
     mailbox._begin((reader, writer), maker)
     return mailbox
 

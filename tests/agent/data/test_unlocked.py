@@ -6,19 +6,20 @@ import os
 import queue
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
 
 import pytest
 
-from agent.data.unlocked import Flag, Mailbox
+from agent.data.unlocked import Context, Flag, Mailbox
 
 FORK = multiprocessing.get_context("fork")
 LONG = bytes(range(256)) * 1024  # four pieces
 
 
 @contextlib.contextmanager
-def process(body: Callable[[], None]) -> Iterator[int]:
+def process(body: Callable[[], None], context: BaseContext = FORK) -> Iterator[int]:
     """Run a body in another process, which is killed if it still runs."""
-    child = FORK.Process(target=body, daemon=True)
+    child = context.Process(target=body, daemon=True)  # type: ignore[attr-defined]
     child.start()
     assert child.pid is not None
     try:
@@ -64,6 +65,22 @@ def test_a_process_that_is_killed_amid_a_message_takes_that_message_alone():
     assert all(each[2] == LONG * 20 for each in got if each[0] == 0)
     with pytest.raises(queue.Empty):
         mailbox.get(0.01)
+
+
+def test_a_reader_hears_at_once_that_a_sender_is_gone():
+    """What it has sent before comes first."""
+    context = Context("fork")
+    mailbox = context.Queue()
+
+    def send() -> None:
+        mailbox.put(1)
+        signal.pause()
+
+    with process(send, context) as pid:
+        assert mailbox.get() == 1
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(queue.Empty):
+            mailbox.get()  # for as long as it takes
 
 
 def test_messages_of_two_at_once_come_each_in_its_order():
