@@ -250,12 +250,12 @@ def _hardness(block: Block) -> tuple[bool, float]:
     return not block.room, block.until_s
 
 
-def askable(state: State, known: PoolState, market: Market) -> int | None:
+def askable(state: State, known: PoolState, market: Market, *, trials: bool = True) -> int | None:
     """Return how many machines may be asked for now; None where no refusal bounds them.
 
-    It is the room that a refusal left, and after a refusal of all one machine, until one has joined.
-    Where nobody asks for one, because a job needs more, all that it needs are asked for again.
-    Who is asked for one machine a call refuses each by itself, so there is no bound.
+    It is the room that a refusal left, and after a refusal of all one machine, until one has joined;
+    without `trials` nothing bounds them then. Who is asked for one machine a call refuses each by
+    itself, so there is no bound.
     """
     if traits_of(state, known.pool.place).launch_max == 1 or not state.blocks:
         return None
@@ -265,7 +265,7 @@ def askable(state: State, known: PoolState, market: Market) -> int | None:
         return None
     over_s = state.now_s - block.until_s
     most = block.room if over_s < 0 else min(block.strikes, 1)
-    if not most or over_s > state.settings.penalty_s:
+    if not most or (over_s >= 0 and not trials):
         return None
     held = [state.leases[token] for token in known.leases]
     asked = [e for e in held if e.request.market == market and e.agent == "awaited"]
