@@ -1,7 +1,8 @@
 """Every key in Redis, with its type and how long it lives. No torch here.
 
 "Overwritten" means that there is one key, for ever. "Forgotten" means that the keys of a job are
-removed when 1500 jobs were closed after it (`agent.keeper.storage.retention`).
+removed when 1500 jobs were closed after it (`agent.keeper.storage.retention`); its lines and numbers
+also when those of the jobs closed after it take 256 MiB.
 """
 
 # --- the manager's journal ----------------------------------------------------------------------

@@ -266,12 +266,16 @@ class Client:
     def _forget_scripts(self, newest: str) -> None:
         """Delete the oldest stored scripts that no unfinished job needs, down to the limits.
 
-        A job that trains does not depend on this store, because its keeper has a copy.
+        A job that trains does not depend on this store, because its keeper has a copy. What waits in
+        the inbox may need one, too; it is read before the view, because what leaves it comes there.
         """
+        rows: Any = self._redis.xrange(INBOX)
+        waiting = b"".join(row[b"e"] for _, row in rows)
         view = self.view()
         if view is None:
             return  # without a view the jobs are unknown
-        needed = {newest, *(job.script_sha for job in view.jobs if job.ended_at_s is None)}
+        live = (job for job in view.jobs if not job.ended_at_s or job.id.encode() in waiting)
+        needed = {newest, *(job.script_sha for job in live)}
         found: Any = self._redis.zrevrange(SCRIPTS, 0, -1)
         stored = [name.decode() for name in found]
         asked = self._redis.pipeline(transaction=False)
@@ -279,7 +283,8 @@ class Client:
             asked.strlen(submitted_key(sha))
         kept, kept_bytes = 0, 0
         for sha, size in zip(stored, asked.execute(), strict=True):
-            if sha in needed or (kept < SCRIPTS_MAX and kept_bytes + size <= SCRIPTS_BYTES_MAX):
+            is_needed = sha in needed or sha.encode() in waiting
+            if is_needed or (kept < SCRIPTS_MAX and kept_bytes + size <= SCRIPTS_BYTES_MAX):
                 kept, kept_bytes = kept + 1, kept_bytes + size
             else:
                 self._redis.delete(submitted_key(sha))

@@ -17,8 +17,17 @@ def usd(value: float | None) -> str:
     if value is None:
         return "-"
     size = abs(value)
-    digits = 2 if size >= 1 or size < 5e-7 else 4 if size >= 0.01 else 6
-    return f"{'-' if value <= -5e-7 else ''}${size:,.{digits}f}"
+    return f"{'-' if value <= -5e-7 else ''}${size:,.{_digits(size)}f}"
+
+
+def usd_enough(value: float) -> str:
+    """Return an amount in dollars rounded up, so that a budget that is called enough is enough."""
+    parts = 10 ** _digits(value)
+    return usd(ceil(value * parts - 1e-6) / parts)
+
+
+def _digits(size_usd: float) -> int:
+    return 2 if size_usd >= 1 or size_usd < 5e-7 else 4 if size_usd >= 0.01 else 6
 
 
 def of_budget(budget_usd: float | None, short_usd: float) -> str:

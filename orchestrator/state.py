@@ -252,13 +252,15 @@ class PoolState(msgspec.Struct, kw_only=True):
 class Block(msgspec.Struct, kw_only=True):
     """What a refusal reaches is left alone until a time; `strikes` counts refusals in a row.
 
-    With `room`, so many machines may be asked for meanwhile: only more were refused.
+    With `room`, so many machines may be asked for meanwhile: only more were refused; `again` counts
+    how often in a row more were asked for after that time, and refused.
     """
 
     until_s: float
     because: str
     strikes: int = 0
     room: int = 0
+    again: int = 0
 
 
 class PlaceState(msgspec.Struct, kw_only=True):

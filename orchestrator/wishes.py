@@ -16,7 +16,7 @@ from cloud.clock import DAY_S, HOUR_S
 from orchestrator.client import Checkpoint
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent, JobBranched, JobCancelled, JobChanged, JobResumed
-from orchestrator.formatting import duration, moment, plural, usd
+from orchestrator.formatting import duration, moment, plural, usd, usd_enough
 from orchestrator.view import JobStatus, JobView
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -137,7 +137,7 @@ def change(job: JobView, budget_usd: Bound, deadline_s: Bound, asker: Asker) -> 
     owed = job.spent_usd + job.reserved_usd
     if budget_usd != "kept" and budget is not None and budget < owed:
         raise Refused(
-            f"{job.id} has spent or reserved {usd(owed)}, more than {usd(budget)}; "
+            f"{job.id} has spent or reserved {usd_enough(owed)}, more than {usd(budget)}; "
             f"to spend nothing more: orchestrator cancel {job.id}"
         )
     if deadline_s != "kept" and deadline is not None and deadline <= asker.at_s:

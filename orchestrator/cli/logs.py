@@ -52,7 +52,10 @@ def logs(
         return
     after = "0"
     if not client.logs(one.id, after, block_ms=None, count=1):
-        sys.stderr.write(f"{one.id} is {one.status} and has printed nothing yet\n")
+        nothing = (
+            ", and no line of it is kept" if one.status in ENDED else " and has printed nothing yet"
+        )
+        sys.stderr.write(f"{one.id} is {one.status}{nothing}\n")
     while True:
         over = not go_on or find(client, one.id).status in ENDED
         page = client.logs(one.id, after, block_ms=None if over else BLOCK_MS, count=PAGE)

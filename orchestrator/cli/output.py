@@ -16,6 +16,7 @@ from orchestrator.cli.jobs import Job, find
 from orchestrator.client import NotRunning
 from orchestrator.formatting import memory, plural
 from orchestrator.paths import Places
+from orchestrator.wishes import ENDED
 
 STEPS_SHOWN = 20
 SHOWN = 5
@@ -120,8 +121,8 @@ def metrics(
     if as_csv and command.json:
         raise CommandError("--csv and --json: choose one of them", USAGE)
     client = command.client()
-    name = find(client, job).id
-    steps = client.metrics(name)
+    one = find(client, job)
+    name, steps = one.id, client.metrics(one.id)
     names = list(dict.fromkeys(each for numbers in steps.values() for each in numbers))
     if as_csv:
         table = io.StringIO()
@@ -136,7 +137,8 @@ def metrics(
         write_json({"job": name, "steps": [_told(*each) for each in steps.items()]})
         return
     if not steps:
-        command.answer({}, Text(f"{name} has logged nothing yet"))
+        nothing = "no number of it is kept" if one.status in ENDED else "has logged nothing yet"
+        command.answer({}, Text(f"{name} is {one.status}, and {nothing}"))
         return
     made = tables.table("step#", *(f"{each}#" for each in names))
     for step, numbers in list(steps.items())[-STEPS_SHOWN:]:

@@ -45,6 +45,7 @@ TIME_MAX = 1e11
 BY = "the page"
 NAME_SHOWN = 80
 JSON = "application/json"
+STREAM_ID = r"^([0-9]{1,19}(-[0-9]{1,19})?)?$"  # of 64 bits each, as Redis has them
 REF = "#/components/schemas/{name}"
 
 
@@ -245,7 +246,7 @@ def _add_reading(api: APIRouter, feed: Feed) -> None:
     @api.get("/api/jobs/{job}/logs", **described(Lines))
     def logs(
         job: str,
-        before: Annotated[str, Query(pattern=r"^(\d+(-\d+)?)?$")] = "",
+        before: Annotated[str, Query(pattern=STREAM_ID)] = "",
         contains: Annotated[str, Query(max_length=200)] = "",
     ) -> Response:
         """Return the last lines that a job's script has printed, before an id, with a text."""

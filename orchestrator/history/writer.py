@@ -302,6 +302,8 @@ class Writer:
             series = self._series.pop(name)
             self._file.execute("DELETE FROM points WHERE series = ?", (series,))
             self._file.execute("DELETE FROM series WHERE id = ?", (series,))
+            for number in range(len(store.TIERS)):
+                self._written.pop((name, number), None)
         for table, key, order, most in (
             ("events", "id", "at_s", store.EVENTS_MAX),
             ("jobs", "id", "submitted_s", store.JOBS_MAX),

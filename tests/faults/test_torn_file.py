@@ -46,6 +46,16 @@ def kept(server: RedisServer) -> int:
         return store.llen("kept")
 
 
+def test_a_file_that_takes_long_to_load_is_waited_for(server, monkeypatch):
+    """After a month it may have gigabytes. As long as the server says that it loads, it does not hang."""
+    written(server, 20_000)
+    settings = server._settings()
+    monkeypatch.setattr(server, "_settings", lambda: [*settings, "--key-load-delay", "200"])
+    monkeypatch.setattr(redis_server, "START_S_MAX", 1.0)
+    assert not server.start()
+    assert kept(server) == 20_000
+
+
 @pytest.mark.parametrize("tear", TEARS)
 def test_a_write_that_was_torn_is_cut_off_and_nothing_else(server, tmp_path, tear):
     """Half an entry, zeros behind the end, half a transaction: nobody had an answer to that. All before it is there, and

@@ -34,6 +34,14 @@ def test_a_deadline_of_another_day_is_said_with_its_date():
     assert "by 2030-03-04 11:30, in 2 days 23 h" in almost
 
 
+def test_a_budget_of_what_was_shown_as_spent_is_refused_with_one_that_will_do():
+    """A person types what they see, $12.35; "more than $12.35" would not say what is too little about it."""
+    job = msgspec.structs.replace(running(), spent_usd=12.3412, reserved_usd=0.0102)
+    with pytest.raises(wishes.Refused, match=r"reserved \$12\.36, more than \$12\.35;"):
+        wishes.change(job, 12.35, "kept", ASKER)
+    assert wishes.change(job, 12.36, "kept", ASKER).would.startswith("It may spend $0.00")
+
+
 @pytest.mark.parametrize("ahead_s", [3651 * DAY_S, 9e8 * 3600])
 def test_a_deadline_beyond_ten_years_is_refused_as_it_is_by_submit(ahead_s):
     with pytest.raises(wishes.Refused, match="at most 3,650 days from now"):

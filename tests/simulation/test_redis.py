@@ -4,12 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio
 
-from agent.keys import OPEN_JOBS
+from agent.keys import OPEN_JOBS, VIEW
 from orchestrator import loop
-from orchestrator.events import JobSubmitted
+from orchestrator.brain.decide import decide
+from orchestrator.client import Client, House
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.journal import RedisJournal
 from orchestrator.live.manager import put_away
 from orchestrator.redis_client import retry_policy
@@ -18,6 +21,7 @@ from orchestrator.simulated.scenario import FAULTS, Scenario, cloud_of, jobs_of
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
 from orchestrator.supervisor.redis_server import RedisServer
+from orchestrator.view_builder import view_of
 from orchestrator.world import encode_state
 
 SCENARIO = Scenario(seed=5, days=0.002, instances=6, job_slots=4, faults=FAULTS["none"])
@@ -72,3 +76,27 @@ def test_the_manager_ends_when_the_states_of_its_jobs_are_on_the_disk(server):
         await store.aclose()
 
     asyncio.run(ends())
+
+
+@pytest.mark.processes
+def test_a_script_of_a_request_that_waits_for_a_manager_is_kept(server, tmp_path, monkeypatch):
+    """Many are handed in while the manager is away: its last view has no such job, or has it as ended."""
+    house = {"dashboard_url": "", "ray_address": "", "local_cloud": "", "deployment": ""}
+    client = Client(House(pid=0, redis_url=server.url, started_at_s=0.0, **house), tmp_path)
+    monkeypatch.setattr("orchestrator.client.SCRIPTS_BYTES_MAX", 1)
+    state = State()
+
+    def handed_in(name: str) -> JobSubmitted:
+        sha = client.put_script(f"# of {name}".encode())
+        return JobSubmitted(at_s=0.0, spec=JobSpec(job=name, script="a.py", script_sha=sha))
+
+    old, waits, nobodys = (handed_in(name) for name in ("old", "waits", "nobody's"))
+    for event in (old, JobCancelled(at_s=0.0, job="old", by="somebody")):
+        decide(state, event)
+    client._redis.set(VIEW, msgspec.json.encode(view_of(state, 0.0)))
+    client.post(waits)
+    client.post(JobResumed(at_s=0.0, job="old", by="somebody"))
+    client.put_script(b"# the newest")
+    assert client.has_script(waits.spec.script_sha)
+    assert client.has_script(old.spec.script_sha)
+    assert not client.has_script(nobodys.spec.script_sha)

@@ -325,6 +325,9 @@ def test_the_last_lines_of_a_log_are_found_by_a_word(house, caller):
     assert [line["id"] for line in found["lines"]] == ["1004-0"]
     earlier = caller.get(path, params={"before": "1003-0"}, headers=headers).json()
     assert (len(earlier["lines"]), earlier["more"]) == (3, False)
+    for no_place in ("9" * 20, "5-" + "9" * 20, "\N{ARABIC-INDIC DIGIT FIVE}", "5\n", "-"):
+        refused = caller.get(path, params={"before": no_place}, headers=headers)
+        assert (refused.status_code, "before" in refused.json()["error"]) == (422, True)
 
 
 def test_a_search_reads_the_newest_first_and_no_more_than_it_needs(house, caller, monkeypatch):

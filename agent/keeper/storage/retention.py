@@ -3,22 +3,24 @@
 The manager knows a job as long as it is among the newest thousand. The keeper keeps what a resumed
 job needs for somewhat more jobs, and then deletes it: versions, commits, the log, the numbers and
 the list of manifests. The trained model and the script's output stay, because they belong to the
-person.
+person. Of lines and numbers, which lie in memory and no job needs, only so many bytes stay.
 """
 
 import logging
 import shutil
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from agent.keys import CLOSED_JOBS, KEPT_JOBS, forgotten_keys
+from agent.keys import CLOSED_JOBS, KEPT_JOBS, forgotten_keys, log_key, metrics_key
 from agent.output.earlier import FOLDER as EARLIER
 from agent.store.encoding.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 
 log = logging.getLogger(__name__)
 
 CLOSED_MAX = 1500
+SAID_BYTES_MAX = 256 << 20  # in Redis's memory, of lines and numbers; the newest job keeps its own
 LATER_S = 1e-3
 
 
@@ -43,6 +45,20 @@ def note_closed(
         if (checkpoints / name.decode()).resolve().as_uri() not in places:
             forget(client, checkpoints, name.decode())
             client.zrem(CLOSED_JOBS, name)
+    _forget_said(client)
+
+
+def _forget_said(client: Any) -> None:
+    """Delete what was printed and logged by the jobs closed longest ago, down to the bound."""
+    names = [name.decode() for name in client.zrevrange(CLOSED_JOBS, 0, -1)]
+    keys = [key for name in names for key in (log_key(name), metrics_key(name))]
+    asked = client.pipeline(transaction=False)
+    for key in keys:
+        asked.memory_usage(key)
+    sums = accumulate(size or 0 for size in asked.execute())
+    over = [key for key, used in zip(keys, sums, strict=True) if used > SAID_BYTES_MAX]
+    if gone := [key for key in over if key not in keys[:2]]:
+        client.delete(*gone)
 
 
 def forget(client: Any, checkpoints: Path, job: str) -> None:

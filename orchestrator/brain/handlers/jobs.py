@@ -36,7 +36,7 @@ from orchestrator.events import (
     JobSubmitted,
     PartSetAside,
 )
-from orchestrator.formatting import duration, loss, memory, nth, plural, reason_of, usd
+from orchestrator.formatting import duration, loss, memory, nth, plural, reason_of, usd, usd_enough
 from orchestrator.state import (
     Account,
     Job,
@@ -626,7 +626,7 @@ def on_changed(state: State, out: list[AnyAction], event: JobChanged) -> None:
         note(
             out,
             job.id,
-            f"its budget stays as it was: {usd(owed_usd)} are spent or reserved, more than the "
+            f"its budget stays as it was: {usd_enough(owed_usd)} are spent or reserved, more than the "
             f"{usd(event.budget_usd)} that {event.by} asked for",
         )
         return

@@ -123,7 +123,7 @@ def most(state: State, job: Job, kind: Kind | None, known: PoolState) -> int | N
         return None
     held = [state.leases[token] for token in known.leases]
     tried = sum(lease.job == job.id and not lease.hardware for lease in held)
-    return max(0, max(1, job.workers_min // known.kind.slots) - tried)
+    return max(0, max(1, -(-job.workers_min // known.kind.slots)) - tried)
 
 
 def shut_of(job: Job, kind: Kind, name: str, pool: Pool) -> Shut | None:

@@ -250,11 +250,12 @@ def _hardness(block: Block) -> tuple[bool, float]:
     return not block.room, block.until_s
 
 
-def askable(state: State, known: PoolState, market: Market) -> int | None:
+def askable(state: State, known: PoolState, market: Market, *, trials: bool = True) -> int | None:
     """Return how many machines may be asked for now; None where no refusal bounds them.
 
-    It is the room that a refusal left, and after a refusal of all one machine, until one has joined.
-    Who is asked for one machine a call refuses each by itself, so there is no bound.
+    It is the room that a refusal left, and after a refusal of all one machine, until one has joined;
+    without `trials` nothing bounds them then. Who is asked for one machine a call refuses each by
+    itself, so there is no bound.
     """
     if traits_of(state, known.pool.place).launch_max == 1 or not state.blocks:
         return None
@@ -262,12 +263,13 @@ def askable(state: State, known: PoolState, market: Market) -> int | None:
     block = block_of(state, known, market) or state.blocks.get(key)
     if block is None:
         return None
-    now = block.until_s > state.now_s
-    most = block.room if now else 1
-    if (now and not block.room) or not (now or block.strikes):
+    over_s = state.now_s - block.until_s
+    most = block.room if over_s < 0 else min(block.strikes, 1)
+    if not most or (over_s >= 0 and not trials):
         return None
-    asked = (state.leases[token] for token in known.leases)
-    return max(0, most - sum(e.state == "intended" and e.request.market == market for e in asked))
+    held = [state.leases[token] for token in known.leases]
+    asked = [e for e in held if e.request.market == market and e.agent == "awaited"]
+    return max(0, most - sum(over_s >= 0 or e.state == "intended" for e in asked))
 
 
 def refuse(
@@ -289,8 +291,11 @@ def refuse(
     strikes = 0 if before is None else before.strikes
     room = _room_left(request, refusal, strikes)
     if room:
-        until_s = state.now_s + state.settings.penalty_s
-        state.blocks[key] = Block(until_s=until_s, because=why, strikes=strikes, room=room)
+        again = 0 if before is None else before.again + (before.until_s <= state.now_s)
+        until_s = state.now_s + state.settings.penalty_s * 2 ** min(again, PENALTY_DOUBLINGS_MAX)
+        state.blocks[key] = Block(
+            until_s=until_s, because=why, strikes=strikes, room=room, again=again
+        )
         note(out, key, f"{room} of {request.count} machines may be had there: {why}")
         return
     wide = refusal.scope in ("place", "cloud")
@@ -322,7 +327,7 @@ def penalise(
     scope: Scope = "pool",
 ) -> None:
     """Leave the market of a pool alone, or more, because a machine of it proved to be of no use."""
-    refusal = Refusal(scope=scope, code=code, said=why)
+    refusal = Refusal(scope=scope, code=code, said=why, room=0)
     record = state.pools[lease.pool.key].record
     refuse(state, out, lease.request, refusal, why)
     state.pools[lease.pool.key].record = record  # it did sell

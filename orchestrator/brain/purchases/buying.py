@@ -216,11 +216,21 @@ def _slots(state: State, purchase: Purchase) -> int:
     return sum(part.count * state.types[part.pool.type].slots for part in purchase.acquire)
 
 
-def _think(state: State, job: Job, kind: Kind | None = None) -> Purchase:
-    asked = situation.situation_of(state, job, kind)
-    purchase = acquire.decide(
+def _decided(
+    state: State, job: Job, kind: Kind | None, *, trials: bool
+) -> tuple[Purchase, situation.Situation]:
+    asked = situation.situation_of(state, job, kind, trials=trials)
+    return acquire.decide(
         asked.offers, asked.holdings, asked.demand, asked.limits, asked.speed, asked.at_s
-    )
+    ), asked
+
+
+def _think(state: State, job: Job, kind: Kind | None = None) -> Purchase:
+    purchase, asked = _decided(state, job, kind, trials=True)
+    tried = any(block.strikes for block in state.blocks.values())
+    if tried and purchase.cost_usd_per_work is None and not any(o.blocked for o in asked.offers):
+        # One machine of each pool that has refused all is too few, and so none would ever be asked.
+        purchase, _ = _decided(state, job, kind, trials=False)
     unit = "step" if job.progress.step_s else "slot-second"
 
     def counted(said: str) -> str:

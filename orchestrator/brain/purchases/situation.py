@@ -57,8 +57,13 @@ class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return speed * share * self.work_per_slot_s if measured is None else measured
 
 
-def situation_of(state: State, job: Job, kind: Kind | None = None) -> Situation:
-    """As it is for this job now, with machines of this kind or else of the one that it keeps to."""
+def situation_of(
+    state: State, job: Job, kind: Kind | None = None, *, trials: bool = True
+) -> Situation:
+    """As it is for this job now, with machines of this kind or else of the one that it keeps to.
+
+    With `trials` a pool that has refused all is asked for one machine first.
+    """
     kind = kind or alike.kind_of(state, job)
     speed = forecast.speed_of(state, job) or SlotSpeed(
         types=speeds.types_for(state, job),
@@ -93,7 +98,7 @@ def situation_of(state: State, job: Job, kind: Kind | None = None) -> Situation:
         regions=settings.regions or None,
     )
     return Situation(
-        offers=offers(state, job, kind),
+        offers=offers(state, job, kind, trials=trials),
         holdings=holdings(state, job, kind),
         demand=demand,
         limits=limits,
@@ -130,7 +135,7 @@ def _slots_most(state: State, job: Job) -> int:
     return max(most, slots_least(job))
 
 
-def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
+def offers(state: State, job: Job, kind: Kind | None = None, *, trials: bool = True) -> list[Offer]:
     """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
     found: list[Offer] = []
     home, bought = leases.home_of(state, job), vcpus_bought(state)
@@ -148,10 +153,8 @@ def offers(state: State, job: Job, kind: Kind | None = None) -> list[Offer]:
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
             room = room_left(state, known, market, bought) if price is not None else 0
-            bounds = [
-                n for n in (room, leases.askable(state, known, market), trial) if n is not None
-            ]
-            room = min(bounds, default=None)
+            few = leases.askable(state, known, market, trials=trials)
+            room = min((n for n in (room, few, trial) if n is not None), default=None)
             if price is None or room == 0:
                 continue
             block = leases.block_of(state, known, market)

@@ -12,7 +12,7 @@ from agent.keeper.storage import retention
 from agent.keeper.storage.retention import note_closed, note_open
 from agent.keeper.storage.vault import Place
 from agent.keeper.storage.versions import save
-from agent.keys import CLOSED_JOBS
+from agent.keys import CLOSED_JOBS, log_key, metrics_key
 from agent.messages import JobOrder
 
 pytestmark = pytest.mark.processes
@@ -52,6 +52,33 @@ def test_a_clock_that_was_set_back_makes_no_job_old(
         note_closed(client, tmp_path, job, at_s)
         assert (tmp_path / job / "manifests").is_dir()
     assert sorted(folder.parent.name for folder in tmp_path.glob("*/manifests")) == ["c", "d"]
+    client.close()
+
+
+def test_lines_and_numbers_of_closed_jobs_take_so_much_memory_at_most(
+    redis_process: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the jobs closed longest ago go, also from one that alone is over the bound once it is not the newest."""
+    monkeypatch.setattr(retention, "SAID_BYTES_MAX", 300_000)
+    client = connect(redis_process.url)
+
+    def left_after_closing(job: str, lines: int) -> set[str]:
+        for key in (log_key(job), metrics_key(job)):
+            for _ in range(lines):
+                client.xadd(key, {"line": b"x" * 1000})
+        client.hset(f"orch:commit:{job}", "step", 3)
+        note_closed(client, tmp_path, job, 0.0)
+        return {
+            key.decode() for key in (*client.keys("orch:log:*"), *client.keys("orch:metrics:*"))
+        }
+
+    assert left_after_closing("a", 50) == {log_key("a"), metrics_key("a")}
+    assert left_after_closing("b", 50) == {log_key(x) for x in "ab"} | {
+        metrics_key(x) for x in "ab"
+    }
+    assert left_after_closing("c", 400) == {log_key("c"), metrics_key("c")}
+    assert left_after_closing("d", 1) == {log_key("d"), metrics_key("d")}
+    assert len(client.keys("orch:commit:*")) == 4
     client.close()
 
 

@@ -126,6 +126,62 @@ def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_lef
     assert all(later - before >= 178.0 for before, later in pairwise(at_s[3:]))
 
 
+def refused_for(h: Any, seconds: float, queue: list[Launch]) -> list[tuple[float, int]]:
+    """When the first pool was asked for how many machines, of which none can be had anywhere."""
+    found, begun_s = [], h.at_s
+    while h.at_s < begun_s + seconds:
+        for one in queue:
+            if one.request.pool.zone == "east-a" and one.request.pool.type == "small":
+                found.append((h.at_s - begun_s, one.request.count))
+            h.refused(one)
+        queue = h.only(h.wait(2.0), Launch)
+    return found
+
+
+def test_a_job_for_which_one_of_each_pool_is_too_few_asks_for_all_again(hand):
+    """One at a time until one has joined would be none for ever: what has capacity again is never found out."""
+    h = hand(on_demand_allowed=False)
+    h.traits, h.prices = GANGS, (0.03, 0.90, 0.04, 0.90)
+    h.start()
+    h.submit(slots_min=7, slots_max=7)
+    asked = refused_for(h, 7200.0, h.only(h.wait(2.0), Launch))
+    assert asked[0] == (0.0, 7)
+    assert asked[-1][0] > 3600.0
+
+
+def test_pools_that_have_less_than_is_wanted_are_asked_for_more_ever_more_seldom(hand):
+    """Else, where there are many, each is asked for all again before the last one has said how few it has."""
+    h = hand(on_demand_allowed=False)
+    h.traits, h.prices = GANGS, (0.03, 0.90, 0.04, 0.90)
+    h.start()
+    h.submit(slots_min=16, slots_max=16)
+    asked = refused_for(h, 7200.0, h.only(h.wait(2.0), Launch))
+    whole = [at_s for at_s, count in asked if count == 16]
+    gaps_s = [later - before for before, later in pairwise(whole)]
+    assert len(gaps_s) > 3
+    assert all(later >= 1.9 * before for before, later in pairwise(gaps_s))
+
+
+def test_a_pool_whose_gang_did_not_join_is_left_alone_and_then_tried_with_one_machine(hand):
+    """Half of them would not join either, and each of them costs until it is given up."""
+    h, queue = asking(hand, 8)
+    asked, begun_s = [], h.at_s
+    while h.at_s < begun_s + 1800.0:
+        for launch in queue:
+            if launch.request.pool.zone == "east-a":
+                asked.append((h.at_s - begun_s, launch.request.count))
+            for machine in machines(h, launch):
+                h.see(Launched(at_s=h.at_s, token=machine.token, machine=machine))
+        out = h.wait(5.0)
+        for ended in h.only(out, Terminate):
+            h.machines.pop(ended.ref.id, None)
+        h.listed()
+        queue = h.only(out, Launch)
+    assert [count for _, count in asked] == [8, 1, 1, 1]
+    boot_s = h.settings.boot_timeout_s
+    assert all(later - before >= boot_s + 170 for (before, _), (later, _) in pairwise(asked))
+
+
 def test_what_one_machine_of_a_gang_leaves_is_swept_while_the_others_work(hand):
     """Not while one of them has yet to run, as it may be about to use it."""
     h, (launch,) = asking(hand, 2)

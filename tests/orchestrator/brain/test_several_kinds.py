@@ -260,6 +260,17 @@ def test_a_job_that_has_met_another_kind_tries_a_new_type_with_one_machine(hand,
     assert len(h.bought(h.wait(30.0))) == (2 if alike_too else 0)
 
 
+@pytest.mark.parametrize(("fewest", "machines"), [(1, 1), (2, 1), (3, 2), (4, 2)])
+def test_a_job_tries_a_new_type_with_as_many_machines_as_it_can_train_on(hand, fewest, machines):
+    """Three workers do not fit into one machine of two slots, and a trial that cannot train is not bought."""
+    h, own = strange(hand)
+    h.job.spec = replace(h.job.spec, slots_min=fewest)
+    kind, pools = alike.kind_of(h.state, h.job), h.state.pools.values()
+    other = next(known for known in pools if known.pool.type != own.type.name)
+    assert other.kind.slots == 2
+    assert alike.most(h.state, h.job, kind, other) == machines
+
+
 def test_what_was_given_back_when_the_kind_was_chosen_is_not_bought_again_at_once(hand):
     """Both told their keys while they proved themselves; the first that was ready chose."""
     h = apart(hand)

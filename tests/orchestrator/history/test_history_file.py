@@ -112,6 +112,20 @@ def test_tables_are_bounded(places, monkeypatch):
     assert history.names() == ["series-47", "series-48", "series-49"]
 
 
+def test_a_series_that_was_removed_begins_anew(places, monkeypatch):
+    """Nothing of it is remembered, in memory either, so its first value is a row again in each tier."""
+    monkeypatch.setattr(store, "SERIES_MAX", 1)
+    made = Writer(places.history)
+    for hour, name in enumerate(("old", "new", "old")):
+        made.note(name, T0 + hour * writer.PRUNE_S, 1.0)
+        made.seen_s = T0 + hour * writer.PRUNE_S
+        made.flush(last=True)
+    made.close()
+    assert History.open(places).names() == ["old"]
+    with closing(store.reading(places.history)) as file:
+        assert file.execute("SELECT count(*) FROM points").fetchone() == (len(store.TIERS),)
+
+
 def test_a_file_that_is_no_history_is_put_aside(places):
     places.history.write_bytes(b"this is no database at all, not by any means" * 100)
     made = Writer(places.history)
