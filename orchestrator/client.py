@@ -32,7 +32,7 @@ from agent.timeline import Timeline
 from cloud.clock import ticks
 from cloud.errors import Unknown
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import AnyEvent
+from orchestrator.events import AnyEvent, ShutdownAsked
 from orchestrator.paths import Places, no_room
 from orchestrator.redis_client import INBOX_MAX, brief_policy
 from orchestrator.validity import flaw_of
@@ -58,6 +58,10 @@ class Killed(NotRunning):
 
 class Between(NotRunning):
     """A house holds this state directory and cannot answer, because it starts or ends."""
+
+
+class Unread(OrchestratorError):  # noqa: N818
+    """Too much waits for the manager."""
 
 
 class Silent(OrchestratorError, redis.ConnectionError):  # noqa: N818
@@ -309,12 +313,17 @@ async def local_cloud(house: House) -> AsyncIterator["LocalProvider"]:
 def post(store: "redis.Redis", event: AnyEvent) -> None:
     """Put an event into the durable inbox; the manager reads it now, or when it is back.
 
-    Raises ValueError with one line for an event that the manager would refuse.
+    Raises ValueError with one line for an event that the manager would refuse. Raises `Unread` if
+    the inbox is full, because to drop the oldest event would lose what somebody else has asked for.
     """
     if flaw := flaw_of(event):
         raise ValueError(f"{type(event).__name__} would be refused: {flaw}")
-    fields = {"e": msgspec.json.encode(event)}
-    store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]
+    if store.xlen(INBOX) >= INBOX_MAX and not isinstance(event, ShutdownAsked):
+        raise Unread(
+            f"{INBOX_MAX:,} messages wait for the manager, which reads none: `orchestrator check` "
+            "says what is wrong; then try again"
+        )
+    store.xadd(INBOX, {"e": msgspec.json.encode(event)})
 
 
 def _held(lock: Path) -> bool:

@@ -2,11 +2,13 @@
 
 Training never waits for it. While Redis is away, reports wait here; a report that comes with every
 step is replaced by its newest value, numbers of steps go along with those, and printed lines beyond
-the bound are counted and dropped.
+the bound are counted and dropped. While the manager is away, these newest values wait for it here,
+and do not fill its inbox.
 Redis keeps each batch's number with its contents: so a batch is sent again if its answer was lost,
 and is stored only once.
 """
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -51,6 +53,7 @@ LINES_WAITING_MAX = 10_000
 LINE_CHARS_MAX = 4_000
 REPORTS_WAITING_MAX = 100_000
 MANIFESTS_KEPT = 100
+UNREAD_MAX = 1_000  # reports in the inbox of a manager that reads them
 NEWEST_S = 0.25
 RETRY_S = 0.1
 BATCH_MAX = 1_000
@@ -106,6 +109,7 @@ class Outbox:
         self._dropped = 0
         self._said = 0
         self._delivered = 0
+        self._read = True  # the inbox, by the manager
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
@@ -197,7 +201,8 @@ class Outbox:
                     return
                 if self._has_newest and time.monotonic() >= self._newest_due_s:
                     self._newest_due_s = time.monotonic() + NEWEST_S
-                    self._fold_newest()
+                    if self._read:
+                        self._fold_newest()
                 reports, lines = list(self._reports), list(self._lines)
                 timelines = list(self._timelines.values())
                 self._reports.clear()
@@ -211,6 +216,9 @@ class Outbox:
                 job, worker, _ = lines[-1]
                 lines.append((job, worker, f"... {dropped} lines were dropped"))
             self._deliver(list(_commands(reports, lines, numbers, timelines)))
+            if reports or not self._read:
+                with contextlib.suppress(redis.RedisError):
+                    self._read = self._client.xlen(INBOX) < UNREAD_MAX
             with self._changed:
                 self._delivered += said
                 self._changed.notify_all()

@@ -171,12 +171,12 @@ class Door:
             return ""
 
     async def _tell(self, event: BootSeen) -> None:
-        """Tell the manager of a phase once: a full inbox would forget what others have said."""
+        """Tell the manager of a phase once, if there is room in its inbox."""
         phase = event.machine_id, event.phase
-        if phase in self._told:
+        if phase in self._told or await self._store.xlen(INBOX) >= INBOX_MAX:
             return
         fields: Any = {"e": msgspec.json.encode(event)}
-        await self._store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)
+        await self._store.xadd(INBOX, fields)
         self._told[phase] = None
         while len(self._told) > JOINED_MAX:
             del self._told[next(iter(self._told))]

@@ -8,11 +8,18 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from agent.keys import OPEN_JOBS, VIEW
+from agent.keys import INBOX, OPEN_JOBS, VIEW
 from orchestrator import loop
 from orchestrator.brain.decide import decide
-from orchestrator.client import Client, House
-from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.client import Client, House, Unread
+from orchestrator.events import (
+    AnyEvent,
+    JobCancelled,
+    JobResumed,
+    JobSpec,
+    JobSubmitted,
+    ShutdownAsked,
+)
 from orchestrator.journal import RedisJournal
 from orchestrator.live.manager import put_away
 from orchestrator.redis_client import retry_policy
@@ -100,3 +107,20 @@ def test_a_script_of_a_request_that_waits_for_a_manager_is_kept(server, tmp_path
     assert client.has_script(waits.spec.script_sha)
     assert client.has_script(old.spec.script_sha)
     assert not client.has_script(nobodys.spec.script_sha)
+
+
+@pytest.mark.processes
+def test_a_full_inbox_refuses_and_loses_nothing(server, tmp_path, monkeypatch):
+    """But for the request to end, which is always taken."""
+    house = {"dashboard_url": "", "ray_address": "", "local_cloud": "", "deployment": ""}
+    client = Client(House(pid=0, redis_url=server.url, started_at_s=0.0, **house), tmp_path)
+    monkeypatch.setattr("orchestrator.client.INBOX_MAX", 2)
+    asked = [JobCancelled(at_s=0.0, job=name, by="somebody") for name in ("a", "b", "c")]
+    for event in asked[:2]:
+        client.post(event)
+    with pytest.raises(Unread, match=r"^2 messages wait for the manager, which reads none: "):
+        client.post(asked[2])
+    last = ShutdownAsked(at_s=0.0, by="somebody")
+    client.post(last)
+    rows = client._redis.xrange(INBOX)
+    assert [msgspec.json.decode(row[b"e"], type=AnyEvent) for _, row in rows] == [*asked[:2], last]

@@ -68,6 +68,27 @@ def test_what_comes_with_every_step_is_told_once_in_a_while(
         assert before + after == sorted(before + after)
 
 
+def test_the_newest_waits_for_a_manager_that_is_away(
+    outbox: Outbox, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full inbox would have no room for what a person asks for."""
+    monkeypatch.setattr(outbox_module, "UNREAD_MAX", 5)
+    client, looks = connect(redis_process.url), list[None]()
+    xlen = outbox._client.xlen
+    monkeypatch.setattr(outbox._client, "xlen", lambda key: (looks.append(None), xlen(key))[1])
+    for step in range(5):
+        outbox.report(CheckpointFailed(at_s=0.0, job="a", step=step, error="the disk is full"))
+    until("what is told at once", lambda: client.xlen(INBOX) == 5 and looks)
+    for step in range(3):
+        before = len(looks)
+        train(outbox, range(step, step + 1))
+        until("a look or two", lambda before=before: len(looks) > before + 1)
+    assert client.xlen(INBOX) == 5
+    client.xtrim(INBOX, maxlen=0)
+    until("the newest", lambda: len(told(redis_process)) == 2)
+    assert {type(one): one.step for one in told(redis_process)} == {Progress: 2, BackupHeld: 2}
+
+
 def test_reports_that_no_longer_fitted_are_not_waited_for(
     redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
