@@ -195,6 +195,9 @@ class Loop:
         if replica.stage == "summed":
             replica.version, replica.phase = replica.version + 1, replica.phase + 1
         step = self._know(len(microbatches))
+        if replica.phase == 0 and not astray:
+            # Before the first step gets a state of others, which is no change of the script.
+            self._check_early()
         prior = step.prior()
         if astray or not (self._bound or self._bind()):
             self._result = step.blank()
@@ -206,6 +209,11 @@ class Loop:
         self.world.settle()
         replica.stage = "summed"
         return self._result
+
+    def _check_early(self) -> None:
+        replica = self.replica
+        if changed := replica.changed_since(self._kept_versions):
+            raise Misuse(f"step {replica.turn}: {replica.still.what_early(changed)}")
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -303,8 +311,6 @@ class Loop:
         """Begin the script's step."""
         replica = self.replica
         self._kept_versions = replica.collected().versions()
-        if self._step is not None:
-            self._step.kept_versions = self._kept_versions
         turn = replica.turn - self._first
         begins = self._length and turn % self._length == 0
         replica.still.open(turn // self._length if begins else replica.step)
@@ -366,8 +372,6 @@ class Loop:
                 bound=lambda: self._turns - (self._first if self._length else 0),
             )
             self.world.evidence = self._step.evidence
-            if self.replica.stage == "open":
-                self._step.kept_versions = self._kept_versions
         return self._step
 
     def _bind(self) -> bool:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+from torch.utils import _pytree as pytree
 
 from agent.checks.arguments import scaler_of
 from agent.checks.form import Form
@@ -117,6 +118,7 @@ class Replica:
         self._kept: Collected | None = None
         self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
+        self._settings_aside: list[dict[str, Any]] = []
         self._comes_in = False
         self.between = False
         """Whether the script's code between two loops is still to be done to the state here."""
@@ -353,6 +355,8 @@ class Replica:
         self._comes_in = comes_in
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
+        # The layers that are here need not be of every group.
+        self._settings_aside = [_settings_of(group) for group in self._param_groups()]
         self.stage, self._kept = "aside", None
         self.groups.go_back(to_epoch=to_epoch)
 
@@ -361,6 +365,14 @@ class Replica:
         assert self._aside is not None
         gathered, self._aside = _gathered(*self._aside), None
         self.load(gathered, self.version, self.holdings.here)
+        for group, settings in zip(self._param_groups(), self._settings_aside, strict=True):
+            for name in {*group} - {*settings, "params"}:
+                del group[name]
+            group.update(settings)
+
+    def _param_groups(self) -> list[dict[str, Any]]:
+        optimizers = (o for o in self.objects.values() if isinstance(o, torch.optim.Optimizer))
+        return [group for one in optimizers for group in one.param_groups]
 
     def _forget(self) -> None:
         """Drop what was noted of the state, because it is replaced by others' state."""
@@ -419,6 +431,13 @@ class Replica:
         lacking = self.holdings.lacking(self.holdings.all)
         self.holdings.bear(lacking)
         self.holdings.borrowed |= lacking
+
+
+def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Copy the settings of an optimizer's group."""
+    settings = {key: value for key, value in group.items() if key != "params"}
+    copied: dict[str, Any] = pytree.tree_map_only(torch.Tensor, torch.clone, settings)
+    return copied
 
 
 def _gathered(share: Share, payload: memoryview) -> Gathered:

@@ -218,8 +218,6 @@ class Step:
         self._aid: Canonical | None = None
         """What this worker has computed last of another one's share."""
         self.evidence = Evidence(replica, world.beside)
-        self.kept_versions: list[int] = []
-        """The versions of the state that the step began with."""
         self._scale = 1.0
         # Whether the first microbatch was computed twice, and whether loss_of writes into it.
         self._tried = self._copies = False
@@ -266,8 +264,6 @@ class Step:
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
         if replica.phase == 0:
-            if changed := replica.changed_since(self.kept_versions):
-                raise Misuse(f"step {replica.turn}: {replica.still.what_early(changed)}")
             replica.form.check(replica.turn)
             self._optimizers.check()
         replica.recorder.asked(replica.version, loss_of, microbatches)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from agent.checks.attributes import Attributes
 from agent.checks.state import ScriptState
@@ -129,8 +130,8 @@ class OwnValues:
     def _held(self) -> set[int]:
         """Return the memories of what travels, which a script may have under other names, too."""
         tensors = [one for thing in self._given.values() for one in tensors_of(thing)]
-        values = [one for state in self._states for one in state.values()]
-        tensors += [one for one in values if isinstance(one, torch.Tensor)]
+        nested = [_state_of(thing) for thing in self._given.values()]
+        tensors += [one for one in tree_leaves(nested) if isinstance(one, torch.Tensor)]
         return {memory_of(one) for one in tensors if one.layout is torch.strided}
 
     def _plain(self, value: object, held: Container[int]) -> object:
@@ -166,12 +167,19 @@ def _objects(space: Space) -> Iterator[tuple[str, object]]:
 def _saved_of(thing: Stateful) -> frozenset[str]:
     if isinstance(thing, torch.optim.Optimizer):
         return frozenset(("state", "param_groups"))
-    if isinstance(thing, torch.nn.Module | Variables | Attributes):
-        return frozenset()
+    return frozenset(map(str, _state_of(thing)))
+
+
+def _state_of(thing: Stateful) -> Mapping[str, Any]:
+    """Return what of an object travels, without what is known of it otherwise."""
+    if isinstance(thing, ScriptState):
+        return {**thing}
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | Variables | Attributes):
+        return {}
     # What fails here fails when the state is collected, too, and is explained there.
     with contextlib.suppress(Exception):
-        return frozenset(map(str, thing.state_dict()))
-    return frozenset()
+        return thing.state_dict()
+    return {}
 
 
 def _differs(begun: object, now: object) -> bool:

@@ -62,9 +62,10 @@ class Gradients:
         Those of `added` contain another phase's gradients, so their norms are not known.
         """
         self.begin()
-        self.norms, self._unknown, self._heard = norms, set(added), self._heard + 1
+        self._heard += 1
         if not norms:
             return
+        self.norms, self._unknown = norms, set(added)
         params = [*named_parameters(self._models).values()]
         for param in params:
             if param.grad is not None:

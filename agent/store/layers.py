@@ -421,6 +421,9 @@ class _Loading:
     def has(self, path: str) -> bool:
         return path in self._values
 
+    def has_layer(self, layer: str) -> bool:
+        return layer in self._index.layers
+
     def optimizer_state(self, path: str) -> dict[Any, Any]:
         """Return the state of one parameter."""
         if path not in self._values:
@@ -494,6 +497,7 @@ def _fill_optimizer(
         for name, tensor in module.named_parameters():
             names.setdefault(tensor, (model, name))
     states: dict[torch.Tensor, dict[Any, Any]] = {}
+    others = set[torch.Tensor]()
     told: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         found: dict[str, Any] = {}
@@ -505,16 +509,27 @@ def _fill_optimizer(
             if only is None or block_of(starts[model] + name) in only:
                 loading.hold(path, optimizer.state.get(parameter, {}))
                 states[parameter] = loading.optimizer_state(path)
+            else:
+                others.add(parameter)
             if settings and not found:
                 found = loading.settings(path)
         told.append(found)
     odd = loading.value(f"{key}@{REST}") if loading.has(f"{key}@{REST}") else {}
+    all_of_none = only is None or loading.has_layer(REST)
+    known = next((one.begun_with for one in objects.values() if isinstance(one, Groups)), None)
 
     def apply() -> None:
-        if only is None:
-            optimizer.state.clear()
+        # What is here and not in the state is of steps after it.
+        for one in [*optimizer.state]:
+            elsewhere = one in others if isinstance(one, torch.Tensor) else not all_of_none
+            if not elsewhere:
+                del optimizer.state[one]
         optimizer.state.update(odd)
         for group, kept in zip(optimizer.param_groups, told, strict=True):
+            if kept and known is not None:
+                for name in {*group} - {*kept} - known[key]:
+                    if not callable(group[name]):
+                        del group[name]
             group.update(kept)
             for parameter in group["params"]:
                 if states.get(parameter):

@@ -24,6 +24,7 @@ from orchestrator.supervisor.redis_server import RedisServer, RedisUnavailable
 
 HOST = "127.0.0.1"
 LOG_LINES = 5
+MACHINES = 2  # in whose processes a set of texts may have another order
 
 
 class Unready(OrchestratorError):  # noqa: N818 - it names what is the case
@@ -40,7 +41,7 @@ class Stage:
         self._folder = self._room.enter_context(scratch("spot-rehearsal-", disk))
         self._places = Places(self._folder)
         self._redis: RedisServer | None = None
-        self._workers: Workers | None = None
+        self._machines: list[Workers] = []
         self._heard: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.keeper: Keeper | None = None
         try:
@@ -52,8 +53,11 @@ class Stage:
 
     def _set_up(self) -> None:
         self._places.make()
-        # It comes first, because it imports everything while the other parts are set up.
-        self._workers = self._start_workers()
+        disk = self._folder / "work"
+        disk.mkdir()
+        # They come first, because they import everything while the other parts are set up.
+        for _ in range(MACHINES):
+            self._machines.append(self._start_workers(disk))
         self._redis = RedisServer(self._places, dict(os.environ))
         try:
             self._redis.start()
@@ -64,9 +68,7 @@ class Stage:
         self.client = connect(self._redis.url)
         self.keeper = Keeper(self.client, place, HOST, self._secret)
 
-    def _start_workers(self) -> Workers:
-        disk = self._folder / "work"
-        disk.mkdir()
+    def _start_workers(self, disk: Path) -> Workers:
         log = self._places.log("workers")
         env = {**os.environ, DISK_VARIABLE: str(disk), "OMP_NUM_THREADS": "1"}
         return Workers(log, environment.of_worker(env), self._heard.put)
@@ -77,7 +79,7 @@ class Stage:
 
     def start(self, job: str, worker: str, slot: int) -> None:
         """Start a worker, and return when its process is there."""
-        assert self._workers is not None and self.keeper is not None
+        assert self.keeper is not None
         order = WorkerOrder(
             job=job,
             worker=worker,
@@ -86,14 +88,14 @@ class Stage:
             keeper_address=self.keeper.address,
             secret=job_secret(self._secret, job),
         )
-        self._workers.start(order, HOST)
+        self._machines[slot % MACHINES].start(order, HOST)
         while isinstance(answer := self._heard.get(), Over):
             if not answer.pid:  # else an earlier one has ended, of which the keeper has told
                 raise Unready(f"no worker could be started: {self.last_words() or answer.why}")
 
     def kill(self, worker: str) -> None:
-        assert self._workers is not None
-        self._workers.stop(worker)
+        for machine in self._machines:
+            machine.stop(worker)
 
     def last_words(self) -> str:
         """Return the last lines of the worker processes, without what their scripts print."""
@@ -107,8 +109,8 @@ class Stage:
 
     def _clear(self) -> None:
         with no_interrupts():
-            if self._workers is not None:
-                self._workers.close()
+            for machine in self._machines:
+                machine.close()
             if self.keeper is not None:
                 self.keeper.close()
             if self._redis is not None:

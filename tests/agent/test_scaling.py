@@ -220,6 +220,33 @@ def test_what_is_not_finite_at_any_scale_is_no_overflow(by_hand: Callable[[str],
         by_hand(FOR_EVER)
 
 
+TWO_PHASES = """
+import torch
+from orchestrator import Session
+model = torch.nn.Linear(4, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+torch.nn.init.zeros_(model.weight)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+session = Session(model, optimizer, scaler, microbatches=1)
+for step in session.steps(2):
+    for factor in (1.0, 2.0):
+        session.backward(lambda x: factor * model(x).sum(), [torch.ones(1, 4)])
+    scaler.unscale_(optimizer)
+    norm = session.clip_grad_norm_(100.0)
+    assert norm == 6.0, norm
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+assert model.weight.tolist() == [[-6.0] * 4]
+"""
+
+
+def test_the_gradients_of_two_phases_are_unscaled_where_all_are_here(
+    by_hand: Callable[[str], None],
+) -> None:
+    by_hand(TWO_PHASES)
+
+
 BFLOAT = """
 import sys, torch
 from torch import nn

@@ -93,6 +93,15 @@ def test_a_script_that_ends_where_its_loss_is_no_number_can_be_resumed(shell):
     assert answer.code == 0, answer.out
 
 
+def test_what_depends_on_the_order_of_a_set_is_named(shell):
+    """On another machine it has another order, and so it has for the joining worker of a rehearsal."""
+    order = "sum(at * ord(each) for at, each in enumerate({*'abcdefghijkl'})) / 1e4"
+    unlike = script(f"return model(x).square().mean() * ({order})")
+    answer = shell("rehearse", shell.script("train.py", unlike))
+    assert answer.code == 1
+    assert "the loss is another on w2 than on w1" in answer.out
+
+
 SERVED = """
 import numpy as np
 from agent.paramserver.api import Application, Stop

@@ -13,7 +13,8 @@ from agent.errors import StateError
 from agent.store.archive import Archive, assemble, write_parts
 from agent.store.encoding.format import file_of, share
 from agent.store.export import nested
-from agent.store.layers import block_of, collect, fill, memory_of
+from agent.store.groups import Groups
+from agent.store.layers import REST, block_of, collect, fill, memory_of
 from agent.store.reading import read
 
 
@@ -33,9 +34,9 @@ def store(sink, *writers, version=1, holders=1):
     return manifest
 
 
-def load(sink, manifest, objects, threads=2):
+def load(sink, manifest, objects, threads=2, only=None):
     """Give every object the state that lies in a sink."""
-    return fill(manifest.state, lambda wants: read(sink, manifest, wants, threads), objects)
+    return fill(manifest.state, lambda wants: read(sink, manifest, wants, threads), objects, only)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +299,25 @@ def test_what_an_optimizer_keeps_for_no_parameter_comes_back():
     bare = store(sink, {"model": model, "optimizer": plain}, version=2)
     load(sink, bare, {"model": model, "optimizer": plain})
     assert dict(plain.state) == {}
+
+
+@pytest.mark.parametrize("only", [None, frozenset({"weight", "bias", REST})])
+def test_what_an_optimizer_has_kept_since_a_state_goes_with_its_return(only):
+    """A worker proves a step, and then gets the state before it: a setting made in that step would count twice."""
+    sink, model = MemorySink(), nn.Linear(2, 2)
+    optimizer = Counting([{"params": model.parameters(), "filter": len}], lr=0.1, momentum=0.9)
+    models = {"model": model}
+    objects = {**models, "optimizer": optimizer}
+    objects["groups"] = Groups(objects, models)
+    manifest = store(sink, objects)
+    begun = set(optimizer.param_groups[0])
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.param_groups[0]["calls"] = 1
+    load(sink, manifest, objects, only=only)
+    assert set(optimizer.param_groups[0]) == begun
+    assert dict(optimizer.state) == {}
 
 
 def test_a_function_among_an_optimizers_settings_stays_the_script_s():

@@ -39,7 +39,7 @@ from agent.pipeline.tracing.graphs import (
     same_graphs,
 )
 from agent.pipeline.tracing.recording import constants, frozen_modules
-from agent.pipeline.tracing.recording.compiled import CallsCompiled
+from agent.pipeline.tracing.recording.compiled import CallsCompiled, compiled_refused
 from agent.pipeline.tracing.recording.eager_trace import unsaved
 from agent.pipeline.tracing.recording.loss_value import LossOf, Returned, called
 from agent.pipeline.tracing.recording.trace import (
@@ -182,11 +182,35 @@ class _Loss:
         def loss_of(_: torch.nn.Module, *leaves: Any) -> Any:
             return self._call(leaves)
 
-        with placeholders_removed(self._model, walked(self._loss_of)):
-            graph = record(self._model, loss_of, cloned(example), self._scaler, fixed=fixed)
+        make_kept = partial(self._make_kept, example)
+        for _ in range(2):
+            before = closed_over(self._loss_of)
+            with placeholders_removed(self._model, walked(self._loss_of)) as removed:
+                graph = record(
+                    self._model,
+                    loss_of,
+                    cloned(example),
+                    self._scaler,
+                    fixed=fixed,
+                    before_example=make_kept,
+                )
+            if removed:
+                make_kept()
+            # With what has been kept meanwhile, placeholders may lead somewhere else.
+            fell_back = graph.meta.get(FIXED) and not fixed
+            if not removed and not (fell_back and before.changed(closed_over(self._loss_of))):
+                break
         constants.copied(graph)
         graph.meta[TRAINED] = trained(self._model)
         return graph
+
+    def _make_kept(self, example: Sequence[Any]) -> None:
+        """Call it, so that what code keeps once it is made, as a mask, is there in each recording.
+
+        A worker that has trained has it, and a joining worker would record how it is made.
+        """
+        with contextlib.suppress(Exception), attributes_kept(self._model), compiled_refused():
+            self.as_it_is(example)
 
     def another(
         self, empty: Callable[[], None], example: Sequence[Any], *, late: bool

@@ -179,11 +179,13 @@ def test_other_names_of_what_travels_are_not_named() -> None:
     weight, weights, net = model.weight, [*model.parameters()], torch.nn.Sequential(model)
     mean, rng = model.running_mean, state.setdefault("rng", np.random.default_rng(0))
     labels = state.setdefault("labels", torch.zeros(4))
+    queue = state.setdefault("memory", {"queue": [torch.zeros(4)]})["queue"]
     own.begin_loop(sys._getframe())
     weight.data.add_(1.0)
     mean.add_(1.0)
     labels.view(2, 2).add_(1.0)
     rng.random()
+    queue[0].add_(1.0)
     assert own.changed() == ()
     assert weights and net
 
@@ -246,6 +248,27 @@ def test_what_the_state_of_a_registered_object_has_is_not_named() -> None:
     schedule.step()
     average.updates = average.shown = 1
     assert own.changed() == ("OwnMomentum.steps", "average.shown")
+
+
+class Shadow:
+    """Its state has its tensors under other names."""
+
+    def __init__(self) -> None:
+        self.shadow, self.other = {"weight": torch.zeros(2)}, {"weight": torch.zeros(2)}
+
+    def state_dict(self) -> dict[str, object]:
+        return {"s": self.shadow, "n": 1}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def test_tensors_in_the_state_of_a_registered_object_are_not_named() -> None:
+    model, ema = torch.nn.Linear(2, 1), Shadow()
+    own = OwnValues({"model": model, "0": ema}, {"model": model})
+    own.begin_loop(sys._getframe())
+    ema.shadow["weight"].add_(1.0)
+    ema.other["weight"].add_(1.0)
+    assert own.changed() == ("ema.other",)
 
 
 def test_what_variables_carry_is_not_named() -> None:

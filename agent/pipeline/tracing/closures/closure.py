@@ -169,6 +169,9 @@ class Walk:
                 yield from self._function(name, thing)
             case MethodType() | functools.partial() | staticmethod() | classmethod() | property():
                 yield from _around(name, thing)
+            case functools._lru_cache_wrapper():
+                self.things.append(thing)
+                yield name, thing.__wrapped__
             case np.generic():
                 self.marks[name] = thing.item()
             case np.ndarray():

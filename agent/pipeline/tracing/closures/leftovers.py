@@ -2,9 +2,11 @@
 
 A noise schedule, a loss or a table keeps its last value (`self.betas = self.betas.to(x.device)`).
 It would still hold a placeholder, an `fx.Proxy`, and the first real microbatch would trip over it.
-The model's own modules are handled elsewhere.
+What `functools.lru_cache` has kept meanwhile cannot be looked at, so all of it is forgotten. The
+model's own modules are handled elsewhere.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,30 +23,44 @@ Place = dict[Any, Any] | list[Any] | CellType
 
 
 @contextmanager
-def placeholders_removed(model: torch.nn.Module, walk: Walk) -> Iterator[None]:
-    """Remove placeholders from all that was reached; other values put there meanwhile stay."""
+def placeholders_removed(model: torch.nn.Module, walk: Walk) -> Iterator[list[object]]:
+    """Remove placeholders from all that was reached; other values put there meanwhile stay.
+
+    The list has the places that had some, afterwards.
+    """
+    removed = list[object]()
     before = [(place, _content(place)) for place in _places(model, walk)]
+    caches = [each for each in walk.things if isinstance(each, functools._lru_cache_wrapper)]
+    made = [each.cache_info().misses for each in caches]
     try:
-        yield
+        yield removed
     finally:
-        for place, earlier in before:
-            _restore(place, earlier)
+        removed += [place for place, earlier in before if _restore(place, earlier)]
+        for cache, misses in zip(caches, made, strict=True):
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
+                removed.append(cache)
 
 
-def _restore(place: Place, earlier: Any) -> None:
+def _restore(place: Place, earlier: Any) -> bool:
+    """Put back what placeholders have replaced; return whether there were any."""
     match place:
         case CellType():
-            if _is_placeholder(_content(place)):
+            if found := _is_placeholder(_content(place)):
                 place.cell_contents = earlier
+            return found
         case list():
-            if any(map(_is_placeholder, place)):
+            if found := any(map(_is_placeholder, place)):
                 place[:] = earlier
+            return found
         case _:
-            for key in [key for key, value in [*place.items()] if _is_placeholder(value)]:
+            keys = [key for key, value in [*place.items()] if _is_placeholder(value)]
+            for key in keys:
                 if key in earlier:
                     place[key] = earlier[key]
                 else:
                     del place[key]
+            return bool(keys)
 
 
 def _is_placeholder(value: object) -> bool:

@@ -85,12 +85,13 @@ def record(
     scaler: Scaler | None = None,
     *,
     fixed: bool = False,
+    before_example: Callable[[], None] = lambda: None,
 ) -> fx.GraphModule:
     """Return the graph of `loss_of(model, *batch)`; parameters keep their names after `model.`
 
     A graph from placeholders holds for microbatches of any shape, so they are tried first, unless
     `fixed` says that they are of no use. If most of the model would be one node then, the code is
-    run on the example itself.
+    run on the example itself, after `before_example`.
 
     The graph returns the loss, scaled if there is a `scaler`, and then the metrics, whose names are
     in its `meta`.
@@ -106,6 +107,7 @@ def record(
         else:
             if _lump(graph) <= LUMP:
                 return graph
+    before_example()
     try:
         other = _attempts(_on_example, Recorded(model, loss_of, scaler), example)
     except (Misuse, CannotRecord):
