@@ -769,7 +769,9 @@ class Segment(Message, frozen=True, kw_only=True):
 
 
 class Readable(Message, frozen=True, kw_only=True):
-    """The peer's segment can be read here."""
+    """Whether the peer's segment can be read here."""
+
+    is_so: bool
 
 
 class Freed(Message, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from agent.transport.segment import SLOT_BYTES, Own, Tagging, start_of
 
 PACKAGES = ("nixl_cu12", "nixl_cu13")
 ROOMS, SPARE_ROOMS = 4, 12  # reads at once, and how many may be given up before they have ended
+MEET_S = 8.0  # in which the first bytes of a peer must be read
 WAIT_S = 0.01
 POLLS_AT_ONCE = 64
 POLL_S = 0.0002
@@ -65,16 +66,30 @@ class Reach:
             raise OSError(f"NIXL does not start ({error})") from error
         own.open(reach, self._tagging(own.said.nonce))
 
-    def theirs(self, said: Segment) -> "Remote":
-        """Return the segment of a peer. Raise `OSError` if it cannot be reached."""
+    def theirs(self, said: Segment, gone: Callable[[], bool]) -> "Remote":
+        """Return the segment of a peer when its first bytes have been read.
+
+        Raise `OSError` if it cannot be reached. Then NIXL goes on to know the peer: UCX ends this
+        process if a connection that is still being made is taken back.
+        """
         if not self._spares:
             raise OSError("the rooms that are left are for the peers that are read from now")
+        until_s = time.monotonic() + MEET_S
+
+        def over() -> bool:
+            return gone() or time.monotonic() > until_s
+
         try:
             with self._lock:
                 name = self._agent.add_remote_agent(said.reach)
-                found = self._newest[name] = Remote(self, name, said, self._tagging(said.nonce))
+            with self.read(name, said.address, len(said.nonce), over) as nonce:
+                found_nonce = bytes(nonce)
         except Exception as error:
             raise OSError(f"NIXL does not reach it ({error})") from error
+        if found_nonce != said.nonce:
+            raise OSError("NIXL reaches another process there")
+        with self._lock:
+            found = self._newest[name] = Remote(self, name, said, self._tagging(said.nonce))
         return found
 
     def leave(self, name: bytes, left: "Remote") -> None:

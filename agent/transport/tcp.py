@@ -52,6 +52,7 @@ DIAL_S = 8.0  # the time in which a dialled peer must answer
 DIAL_WAIT_S = 0.05
 SILENT_S = 1.0  # without a byte of a chunk that is not wanted any more: its peer does not go on
 LOOK_S = 1.0
+SETTLE_S, SETTLE_LOOK_S = 2.0, 0.01
 SHARED_BYTES_MIN = 1 << 16
 DAMAGED = (
     "a block of {} is not taken, because {}: its connection is given up, and the step is done again without one of the "
@@ -99,6 +100,8 @@ class Peer:
         self.serial = 0  # of the one who dials
         self.narrow = True  # only the first flow was opened
         self.reads = False  # it reads our segment
+        self.tries = False  # it has not said yet whether it can
+        self.tried = False  # of its segment that is not known here yet
         self.segment: Theirs | Remote | None = None  # of the peer, if it can be read here
         self.unread: Segment | None = None  # of the peer, if it cannot
         self.flows: list[Flow] = []
@@ -207,6 +210,7 @@ class Tcp:
         with self._lock:
             met = [(peer, peer.flows[0]) for peer in self._peers.values() if peer.flows]
         for peer, flow in met:  # meanwhile
+            peer.tries = True
             self._answer(peer, flow, own.said)
             if peer.unread is not None:
                 self._read(peer, flow, peer.unread)
@@ -304,6 +308,7 @@ class Tcp:
         except OSError:
             self.shares = False  # the system has no such memory
         else:
+            peer.tries = True
             peer.queue.appendleft((None, self._segment.said, []))
 
     def _peer(self, name: str) -> Peer:
@@ -445,32 +450,44 @@ class Tcp:
             case Segment() if self.shares:
                 self._read(peer, flow, message)
             case Readable():
-                peer.reads = True
+                peer.reads, peer.tries = message.is_so, False
             case Freed() if self._segment is not None:
                 self._segment.free(peer.name, message.there)
-            case Segment():
-                pass  # the socket is the way
+            case Segment():  # the socket is the way
+                self._answer(peer, flow, Readable(is_so=False))
             case _:
                 raise WireError(f"{peer.name} sent {type(message).__name__}")
 
     def _read(self, peer: Peer, flow: Flow, said: Segment) -> None:
         """Read the segment of a peer from now on, if it can be read."""
         peer.unread = said  # first, because `reach` looks for it when it is done
-        with contextlib.suppress(OSError, ValueError):  # it is out of reach, or still is
-            segment = self._open(said)
-            peer.segment, peer.unread = segment, None
-            if flow.over:  # what ended the meeting may have missed it
-                segment.close()
-            self._answer(peer, flow, Readable())
-
-    def _open(self, said: Segment) -> Theirs | Remote:
-        """Return the segment of a peer: of this host, or within reach of the network."""
         try:
-            return Theirs(said)
-        except (OSError, ValueError):
-            if self._reach is None or not said.reach:
-                raise
-            return self._reach.theirs(said)
+            self._use(peer, flow, Theirs(said))
+        except (OSError, ValueError):  # it is of another host
+            reach = self._reach
+            if reach is None or not said.reach:
+                self._answer(peer, flow, Readable(is_so=False))
+                return
+            peer.tried = True
+            _start(f"reach-{peer.name}", self._reach_for, peer, flow, said, reach)
+
+    def _reach_for(self, peer: Peer, flow: Flow, said: Segment, reach: Reach) -> None:
+        try:
+            self._use(
+                peer, flow, reach.theirs(said, lambda: flow.over or flow.connection.hung_up())
+            )
+        except OSError as error:
+            if not flow.over:
+                log.warning("blocks from %s come over sockets: %s", peer.name, error)
+            self._answer(peer, flow, Readable(is_so=False))
+        finally:
+            peer.tried = False
+
+    def _use(self, peer: Peer, flow: Flow, segment: Theirs | Remote) -> None:
+        peer.segment, peer.unread = segment, None
+        if flow.over:  # what ended the meeting may have missed it
+            segment.close()
+        self._answer(peer, flow, Readable(is_so=True))
 
     def _answer(self, peer: Peer, flow: Flow, message: Segment | Readable | Freed) -> None:
         """Send a message that blocks do not hold up."""
@@ -573,7 +590,22 @@ class Tcp:
             self._segment.give_up(peer.name)
         self._notify()
 
+    def _settle(self) -> None:
+        """Wait a little for connections of NIXL that are still being made, by us or by a peer.
+
+        UCX ends a process whose peer is gone amid that.
+        """
+        until_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < until_s:
+            with self._lock:
+                peers = list(self._peers.values())
+            if not any((each.tries or each.tried) and each.flows for each in peers):
+                return
+            self._closed.wait(SETTLE_LOOK_S)
+
     def close(self) -> None:
+        if self._reach is not None:
+            self._settle()
         with self._lock:
             self._closed.set()
             peers = [self._take_out(name) for name in list(self._peers)]

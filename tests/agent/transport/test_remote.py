@@ -2,15 +2,18 @@
 
 import logging
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crews import Crew, Nursery, RedisProcess, ends_alike, played_alone
-from networks import Sockets, as_on_other_hosts
+from networks import PATIENCE_S, Sockets, as_on_other_hosts
 
 from agent.errors import WireError
-from agent.transport.remote import ROOMS, SPARE_ROOMS, Remote
+from agent.transport.remote import ROOMS, SPARE_ROOMS, Reach, Remote, Room
 from agent.transport.segment import SLOT_BYTES, START
 from agent.transport.tcp import Tcp
 from agent.transport.transport import Slot, Ticket
@@ -132,7 +135,7 @@ def test_who_has_given_up_every_room_goes_on_over_sockets(
         reach._take_room(lambda: False)
     assert net.a._segment is not None
     with pytest.raises(OSError, match="the rooms that are left"):
-        reach.theirs(net.a._segment.said)
+        reach.theirs(net.a._segment.said, lambda: False)
 
 
 def test_the_late_end_of_a_meeting_takes_nothing_from_the_next_one(
@@ -145,7 +148,7 @@ def test_the_late_end_of_a_meeting_takes_nothing_from_the_next_one(
     assert before is not None
     assert net.a._segment is not None
     assert net.b._reach is not None
-    now = net.b._reach.theirs(net.a._segment.said)
+    now = net.b._reach.theirs(net.a._segment.said, lambda: False)
     before.close()
     there = net.a._segment.put("b", [memoryview(b"ours")], "a block")
     assert there is not None
@@ -163,6 +166,58 @@ def test_one_of_two_that_has_it_goes_over_sockets(
     net.over(landed, pushed)
     assert into == b"x" * SIZE
     assert not net.reads()
+
+
+def test_a_peer_whose_first_bytes_do_not_come_is_reached_over_sockets(
+    pair: Callable[[bool, bool], Pair],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where a firewall lets our own connections pass, and none of UCX."""
+
+    def never(_: Reach, _name: bytes, _address: int, _room: Room, gone: Callable[[], bool]) -> None:
+        while not gone():
+            time.sleep(0.01)
+        raise WireError("the peer is gone")
+
+    monkeypatch.setattr(Reach, "_transfer", never)
+    monkeypatch.setattr("agent.transport.remote.MEET_S", 0.05)
+    net = pair(True, True)
+    for one, other in ((net.a, "b"), (net.b, "a")):
+        net.until(lambda one=one, other=other: other in one._peers and not one._peers[other].tries)
+    assert (
+        "blocks from a come over sockets: NIXL does not reach it (the peer is gone)" in caplog.text
+    )
+    landed, pushed, into = net.sent(0, b"x" * SIZE)
+    net.over(landed, pushed)
+    assert into == b"x" * SIZE
+    assert not net.reads()
+
+
+def test_who_closes_waits_until_its_peers_have_made_their_connections(
+    pair: Callable[[bool, bool], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX ends a process whose peer is gone amid that."""
+    begun, comes, closed = threading.Event(), threading.Event(), threading.Event()
+    transfer = Reach._transfer
+
+    def late(self: Reach, *given: Any) -> None:
+        if threading.current_thread().name == "reach-a":
+            begun.set()
+            assert comes.wait(PATIENCE_S)
+        transfer(self, *given)
+
+    monkeypatch.setattr(Reach, "_transfer", late)
+    monkeypatch.setattr("agent.transport.tcp.SETTLE_S", PATIENCE_S)
+    net = pair(True, True)
+    net.until(lambda: begun.is_set() and "b" in net.a._peers)
+    closing = threading.Thread(target=lambda: (net.a.close(), closed.set()))
+    closing.start()
+    net.still()
+    assert not closed.is_set()
+    comes.set()
+    closing.join()
+    assert net.broken["a"] == []
 
 
 def test_bytes_that_are_not_its_owners_are_not_taken(
