@@ -9,6 +9,7 @@ OrchestratorError
 ├── NotRunning               client: no house lives in this state directory
 │   ├── Killed               a house lived there and ended without removing its file
 │   └── Between              a house is starting or ending
+├── Unread                   client: too much waits for the manager
 ├── Silent                   client: Redis does not answer; a `redis.ConnectionError` too
 │   └── NoRoom               Redis cannot answer before the disk has room
 ├── Refused                  wishes: the manager would do nothing about it

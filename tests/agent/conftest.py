@@ -76,8 +76,8 @@ def mortal(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Ite
 
 @pytest.fixture
 def tight(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
-    """A crew that the manager leads, on machines that are too small for the whole of the wide model."""
+    """A crew that the manager leads, on machines with no room for the wide model and a copy of its state."""
     crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
-    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
+    crew.kind = msgspec.structs.replace(KIND, memory_bytes=wide.STATE_BYTES)
     yield crew
     crew.close()
