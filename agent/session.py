@@ -199,9 +199,9 @@ class Session:
             )
 
     def save(self, path: str | PathLike[str], thing: object = None) -> Path:
-        """Write the model's weights, or `thing`, to session.output / path, whole and once.
+        """Write the model's weights, or `thing`, to session.output / path, whole.
 
-        Every worker calls it.
+        Every worker calls it, and one file is kept with the job.
         """
         return save(self, path, thing)
 

@@ -20,22 +20,18 @@ class Saver(Protocol):
     def output(self) -> Path: ...
 
     @property
-    def leader(self) -> bool: ...
-
-    @property
     def objects(self) -> Mapping[str, Any]: ...
 
 
 def save(session: Saver, path: str | os.PathLike[str], thing: object = None) -> Path:
-    """Write the model's weights, or `thing`, as torch does, once even if a step is repeated.
+    """Write the model's weights, or `thing`, as torch does, and return where the file is.
 
     Every worker must call it alike, because if each has only its own layers, all are asked for
-    theirs. The leader writes. Returns where the file is then, or would be.
+    theirs. Each writes, and the storage keeps one: a file of the leader alone would be lost with
+    it, as a committed step is not done again.
     """
     target = place(session.output, path, WHO)
-    state = _state_of(session, thing)
-    if session.leader:
-        write(target, state)
+    write(target, _state_of(session, thing))
     return target
 
 

@@ -14,7 +14,7 @@ from agent.sharded.averages import Averages
 from agent.sharded.gradients import Gradients
 from agent.store.layers import block_of, collect
 from agent.tensors.absent import is_away, nothing
-from agent.tensors.layer_names import Models, named_buffers, named_parameters
+from agent.tensors.layer_names import Models, named_buffers, named_modules, named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
 
@@ -30,6 +30,8 @@ class Holdings:
         self._objects, self._unborn = objects, unborn
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
+        # Buffers that are in no layer, but with the flags that are alike on all workers.
+        self.unsaved = set[int]()
         self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
         self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
@@ -52,6 +54,10 @@ class Holdings:
             self.layer_of.setdefault(id(param), block_of(name))
         for name, buffer in named_buffers(models).items():
             self.layer_of.setdefault(id(buffer), block_of(name))
+        for module in named_modules(models).values():
+            self.unsaved |= {
+                id(module._buffers.get(key)) for key in module._non_persistent_buffers_set
+            }
 
     @property
     def all(self) -> frozenset[str]:

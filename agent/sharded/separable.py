@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from agent.checks.optimizers import twin_of
 from agent.errors import Misuse
 from agent.pipeline.tracing.recording.trace import streams_kept
-from agent.sharded.refusals import APART, AVERAGE, ROOM
+from agent.sharded.refusals import APART, AVERAGE, ROOM, WRITTEN
 from agent.tensors.absent import is_away, nothing
 from agent.tensors.device import CPU
 from agent.tensors.layer_names import Models, named_buffers, named_parameters
@@ -70,6 +70,8 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
         with streams_kept(CPU):
             together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)
     except Exception as error:
+        if WRITTEN in str(error):
+            return "writes to a parameter that has no gradient (leave it out: `if p.grad is None: continue`)"
         return f"could not be tried on tensors of its own ({type(error).__name__}: {error})"
     if all(torch.equal(a, b) for a, b in zip(together, apart, strict=True)):
         return ""

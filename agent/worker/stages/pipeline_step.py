@@ -34,6 +34,7 @@ from agent.store.memory import copy_bytes
 from agent.tensors.metrics import Names, Numbers, decoded, encoded
 from agent.tensors.shards import cut, tensors_of
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
+from agent.tensors.unchanged import memory_of
 from agent.timeline import Notes
 
 Span = tuple[int, int, int]  # source offset, target offset, number of bytes
@@ -114,6 +115,7 @@ class Chain:
         self._entries = [self._entries_of(stage) for stage in range(len(self._pieces))]
         self.kept = [self._kept(place) for place in range(layout.depth)]
         self.held = self.kept[self._place] if layout.owned else None
+        self._everywhere = self._of_all()
         self._space = whole.space if self.held is None else whole.space.part(self._is_held)
         self._total: Sum | None = None
         self._totals: dict[int, Sum] = {}
@@ -184,9 +186,19 @@ class Chain:
             for place, worker in enumerate(replica.workers)
         }
 
-    def _is_held(self, name: str) -> bool:
-        assert self.held is not None
-        return block_of(name) in self.held
+    def _of_all(self) -> frozenset[str]:
+        """Return the buffers that all need, because they are in no layer and a forward writes them."""
+        buffers = dict(self.recording.graph.named_buffers())
+        written = {memory_of(buffers[name]) for name in self.recording.facts.written}
+        return frozenset(
+            name
+            for name, buffer in self._whole.space.buffers.items()
+            if id(buffer) in self._whole.holdings.unsaved and memory_of(buffer) in written
+        )
+
+    def _is_held(self, name: str, place: int | None = None) -> bool:
+        kept = self.kept[self._place if place is None else place]
+        return block_of(name) in kept or name in self._everywhere
 
     # --- the step ---------------------------------------------------------------------------------
 
@@ -448,7 +460,7 @@ class Chain:
     def _wanted(self, entry: int, place: int) -> bool:
         if entry in self._unused:
             return False
-        return self.held is None or block_of(self._whole.space.names[entry - 1]) in self.kept[place]
+        return self.held is None or self._is_held(self._whole.space.names[entry - 1], place)
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:

@@ -1,8 +1,10 @@
 """What a script writes and logs in a job of real processes, of which some are lost."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
-from crews import Crew, until
+from crews import Crew, played_alone, until
 from injection import Fault, Plan
 
 from agent.messages import JobCompleted, OutputKept, WorkerFailed, WorkerLost
@@ -130,6 +132,66 @@ def test_no_number_is_lost_with_the_one_that_has_handed_its_state_over(crew: Cre
     assert crew.completed().step == STEPS
     assert crew.of(WorkerLost)
     assert sorted(numbers(crew)) == list(range(STEPS))
+
+
+SAVES = """
+import os, pathlib, sys, time
+import torch
+from agent.output import sender
+from orchestrator import Session
+
+phases, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2]).parent
+deliver = sender.Sending._deliver
+
+
+def delivered_late(self, path, changes):
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    deliver(self, path, changes)
+
+
+sender.Sending._deliver = delivered_late
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = Session(model, optimizer)
+for step in session.steps(24):
+    if step == 21:
+        (folder / f"there.{os.getpid()}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+    for _ in range(phases):
+        session.backward(lambda x: model(x).square().mean(), [torch.ones(2, 4)] * 4)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 20:
+        session.save("best.pt")
+torch.save(model.state_dict(), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+@pytest.mark.parametrize("lost", [1, 2], ids=["the leader", "all"])
+def test_no_saved_file_is_lost_between_its_commit_and_the_storage(
+    crew: Crew, tmp_path: Path, lost: int, phases: int
+) -> None:
+    """A step that is committed is never led again, so whoever is left has to have its file."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "train.py").write_text(SAVES)
+    (alone / "go").touch()
+    played_alone(alone / "train.py", alone / "out.pt", str(phases), cwd=alone)
+    crew.begin(2, SAVES, str(phases), str(crew.folder / "out.pt"), backup_every_steps=1000)
+    crew._until("both to stand behind it", lambda: len([*crew.folder.glob("there.*")]) == 2)
+    output = crew.folder / "checkpoints" / crew.job / "output"
+    assert not (output / "best.pt").exists()
+    killed = crew.ready[:lost]
+    crew.kill(*killed)
+    crew._until("the loss", lambda: {told.worker for told in crew.of(WorkerLost)} == {*killed})
+    (crew.folder / "go").touch()
+    crew.start(lost)
+    assert crew.completed().step == 24
+    assert (output / "best.pt").read_bytes() == (alone / "output" / "best.pt").read_bytes()
 
 
 def test_no_number_is_lost_with_the_keeper(mortal: Crew) -> None:

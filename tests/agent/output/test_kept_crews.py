@@ -66,7 +66,9 @@ COUNTS = """if step == 0:
 # On busy cores many files may be stored too late for a newcomer, whose place another one takes.
 WITHOUT = (LACKED.partition("{}")[0], WITHOUT_FILES)
 AMONG_MANY = SCRIPT.replace("BODY", COUNTS).replace("AFTER", "")
-LEADER_ONLY = SCRIPT.replace("BODY", 'session.save("best.pt")').replace(
+LEADERS = """if session.leader:
+        torch.save(model.state_dict(), session.output / "best.pt")"""
+LEADER_ONLY = SCRIPT.replace("BODY", LEADERS).replace(
     "AFTER", 'model.load_state_dict(torch.load(session.output / "best.pt"))'
 )
 

@@ -304,26 +304,24 @@ def test_a_module_that_is_not_there_is_explained() -> None:
 class Stub:
     """The part of a session that saving needs."""
 
-    def __init__(self, folder: Path, *, leader: bool) -> None:
-        self.output, self.leader = folder, leader
+    def __init__(self, folder: Path) -> None:
+        self.output = folder
         self.objects = {"model": torch.nn.Linear(2, 1)}
 
 
-def test_a_model_is_saved_by_the_one_that_leads(tmp_path: Path) -> None:
-    session: Any = Stub(tmp_path, leader=True)
+def test_a_model_is_saved_whole(tmp_path: Path) -> None:
+    session: Any = Stub(tmp_path)
     path = save(session, "deep/er/best.pt")
     assert path == tmp_path / "deep/er/best.pt"
     found = torch.load(path, weights_only=True)
     assert torch.equal(found["weight"], session.objects["model"].weight)
     save(session, "other.pt", {"step": 3})
     assert torch.load(tmp_path / "other.pt") == {"step": 3}
-    follower: Any = Stub(tmp_path, leader=False)
-    assert not save(follower, "none.pt").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "other.pt"]
 
 
 def test_what_cannot_be_saved_leaves_what_was_there(tmp_path: Path) -> None:
-    session: Any = Stub(tmp_path, leader=True)
+    session: Any = Stub(tmp_path)
     save(session, "x.pt", {"step": 3})
     with pytest.raises(Misuse, match=r"session.save\(path\): x.pt cannot be written"):
         save(session, "x.pt", lambda: None)
@@ -335,7 +333,7 @@ def test_what_cannot_be_saved_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_model_is_saved_nowhere_else(tmp_path: Path, path: Any) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to(tmp_path)
-    session: Any = Stub(tmp_path / "out", leader=True)
+    session: Any = Stub(tmp_path / "out")
     with pytest.raises(Misuse, match=r"session.save\(path\): "):
         save(session, path)
     assert not (tmp_path / "x.pt").exists()

@@ -61,6 +61,19 @@ BY_HAND = """\
                 if p.grad is not None:
                     p.data.mul_(1 - 1e-3 * torch.rand(()))
 """
+FOLLOWING_INPUT = """
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.1)
+        return x - self.mean
+
+
+"""
 IN_PARTS = """\
         session.clip_grad_norm_(float("inf"))
         session.clip_grad_norm_(0.05, parameters=model[:3].parameters())
@@ -94,6 +107,9 @@ def following(made: str, taking_in: str) -> str:
 RIGHT = {
     "a norm of each": optimized("Lamb(model.parameters())"),
     "clipped in parts": changed((CLIP, IN_PARTS)),
+    "a buffer of one stage that is not saved": changed(
+        ("def main(", FOLLOWING_INPUT.lstrip() + "def main("), ("nn.Tanh())", "Mean(), nn.Tanh())")
+    ),
     "an average of a whole model": following(
         "Follows(model)", "average.take_in(model.state_dict().values())"
     ),

@@ -38,8 +38,13 @@ class Own(torch.optim.Optimizer):
                     "count": len(params),
                     "drawn": torch.rand(()),
                     "kept": 1.0,
+                    "without": 1.0,
                 }[group["kind"]]
                 param.sub_(param.grad * factor * group["lr"])
+            if group["kind"] == "without":
+                for param in group["params"]:
+                    slow = self.state[param].setdefault("slow", param.clone())
+                    param.copy_(slow.lerp_(param, 0.5))
             if group["kind"] == "kept":
                 group["seen"] = grads.sum()
 
@@ -71,6 +76,14 @@ def test_something_of_all_parameters(kind: str) -> None:
     said = "^Own makes something else of a parameter when others are not here, and in this layout each worker keeps"
     with pytest.raises(Misuse, match=said):
         refuse([Own(params(), kind=kind).train()])
+
+
+def test_what_has_no_gradient_is_written_to() -> None:
+    """As slow weights do that follow all parameters; torch says only that they have no memory."""
+    with pytest.raises(
+        Misuse, match=r"^Own writes to a parameter that has no gradient .*if p.grad is None"
+    ):
+        refuse([Own(params(), kind="without").train()])
 
 
 def test_what_cannot_be_tried() -> None:
