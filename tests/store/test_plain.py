@@ -234,30 +234,6 @@ def test_what_is_here_is_filled_in_its_place():
     assert kept["t"].tolist() == [1, 1]
 
 
-def test_an_array_that_is_here_is_filled_in_its_place():
-    """A script may have it under a name of its own; a row of a table, or one of another form, is let go."""
-    table = np.zeros((2, 3))
-    here = {"counts": np.zeros(3), "row": table[0], "wide": np.zeros(4), "flat": np.zeros(3)}
-    kept = dict(here)
-    saved = {
-        "counts": np.arange(3.0),
-        "row": np.ones(3),
-        "wide": np.ones(2),
-        "flat": np.ones(3, np.float32),
-    }
-    found = again(saved, here)
-    assert same(found, saved)
-    assert found["counts"] is kept["counts"]
-    assert not table.any()
-    assert not kept["flat"].any()
-
-
-def test_an_array_that_is_here_twice_is_filled_once():
-    shared = np.zeros(2)
-    saved = {"a": np.ones(2), "b": np.full(2, 2.0)}
-    assert same(again(saved, {"a": shared, "b": shared}), saved)
-
-
 def test_a_row_of_the_data_is_not_written_to():
     """Else the data of this worker would change, and only its own."""
     data = torch.arange(6.0)

@@ -512,14 +512,9 @@ class _Unpacking:
             if not torch.equal(in_a_row(here), in_a_row(found)):
                 here.data = found
 
-    def _array(self, place: int, here: Any) -> Any:
+    def _array(self, place: int, _: Any) -> Any:
         if place not in self.made:
-            found = self._tensors[place].numpy()
-            if _holds_all(here, found) and id(here) not in self._used:
-                here[...] = found
-                found = here
-            self._used.add(id(found))
-            self.made[place] = found
+            self.made[place] = self._tensors[place].numpy()
         return self.made[place]
 
     def _object(self, content: list[Any], here: Any) -> Any:
@@ -644,16 +639,6 @@ def _takes(here: Any, found: torch.Tensor, device: str) -> bool:
         and not here.is_inference()
         and here.grad_fn is None
         and not torch._debug_has_internal_overlap(here)
-    )
-
-
-def _holds_all(here: Any, found: np.ndarray[Any, Any]) -> bool:
-    """Whether the array that is here can be filled in place: nothing else lies in its memory."""
-    return (
-        type(here) is np.ndarray
-        and (here.dtype, here.shape, here.strides) == (found.dtype, found.shape, found.strides)
-        and here.flags.writeable
-        and here.base is None
     )
 
 
