@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -140,10 +139,11 @@ def test_a_person_is_shown_the_list_and_asked(shell, ec2, held, said, code):
     if isinstance(said, str):
         os.write(leader, said.encode())
     else:
-        program.send_signal(said)
         # Python may see it only with the next one, if it was not waiting for an answer yet.
-        while not select.select([leader], [], [], 5.0)[0]:
+        while program.poll() is None:
             program.send_signal(said)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(5.0)
     assert program.wait(60) == code
     shown = os.read(leader, 4096)
     os.close(leader)
