@@ -100,8 +100,8 @@ class Peer:
         self.serial = 0  # of the one who dials
         self.narrow = True  # only the first flow was opened
         self.reads = False  # it reads our segment
-        self.tries = False  # it has not said yet whether it can
-        self.tried = False  # of its segment that is not known here yet
+        self.tries = False  # it was offered ours, and has not said yet whether it can be read
+        self.tried = False  # its segment is, through NIXL, and whether it can be read is open
         self.segment: Theirs | Remote | None = None  # of the peer, if it can be read here
         self.unread: Segment | None = None  # of the peer, if it cannot
         self.flows: list[Flow] = []
@@ -277,12 +277,12 @@ class Tcp:
         with self._lock:
             if self._is_over(name, serial):
                 return None
-            wanted = self._wanted.get(name)
             if self._peer(name).serial not in (0, serial):
+                wanted = self._wanted.get(name)
                 older = self._take_out(name)
+                if wanted is not None:
+                    self._wanted[name] = wanted
             self._oldest[name] = serial
-            if wanted is not None:
-                self._wanted[name] = wanted
         if older is not None:
             self._end(older, f"{name} has connected again, and what was under way is lost")
         with self._lock:

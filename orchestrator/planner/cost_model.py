@@ -5,9 +5,9 @@ wire         bytes / bandwidth, latency plus mean jitter; inside or between inst
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, where each replica
              exchanges with all others: k is how many workers with no other replica on their
              machine would send as much over its link; of bytes in the format of exchanges
-memory       weights + gradients + optimizer + the copy of a worker's share + stashed microbatches + one live set if recomputed,
-             and the sums of gradients; of the stage's state, or of the whole state if every worker
-             keeps it
+memory       weights + gradients + optimizer + the copy of a worker's share + stashed microbatches +
+             one live set if recomputed, and the sums of gradients; of the stage's state, or of the
+             whole state if every worker keeps it
 """
 
 from functools import lru_cache

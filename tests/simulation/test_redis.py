@@ -85,11 +85,16 @@ def test_the_manager_ends_when_the_states_of_its_jobs_are_on_the_disk(server):
     asyncio.run(ends())
 
 
+def client_of(server: RedisServer, folder: Path) -> Client:
+    """A client of a house of which there is nothing but its Redis."""
+    house = {"dashboard_url": "", "ray_address": "", "local_cloud": "", "deployment": ""}
+    return Client(House(pid=0, redis_url=server.url, started_at_s=0.0, **house), folder)
+
+
 @pytest.mark.processes
 def test_a_script_of_a_request_that_waits_for_a_manager_is_kept(server, tmp_path, monkeypatch):
     """Many are handed in while the manager is away: its last view has no such job, or has it as ended."""
-    house = {"dashboard_url": "", "ray_address": "", "local_cloud": "", "deployment": ""}
-    client = Client(House(pid=0, redis_url=server.url, started_at_s=0.0, **house), tmp_path)
+    client = client_of(server, tmp_path)
     monkeypatch.setattr("orchestrator.client.SCRIPTS_BYTES_MAX", 1)
     state = State()
 
@@ -112,8 +117,7 @@ def test_a_script_of_a_request_that_waits_for_a_manager_is_kept(server, tmp_path
 @pytest.mark.processes
 def test_a_full_inbox_refuses_and_loses_nothing(server, tmp_path, monkeypatch):
     """But for the request to end, which is always taken."""
-    house = {"dashboard_url": "", "ray_address": "", "local_cloud": "", "deployment": ""}
-    client = Client(House(pid=0, redis_url=server.url, started_at_s=0.0, **house), tmp_path)
+    client = client_of(server, tmp_path)
     monkeypatch.setattr("orchestrator.client.INBOX_MAX", 2)
     asked = [JobCancelled(at_s=0.0, job=name, by="somebody") for name in ("a", "b", "c")]
     for event in asked[:2]:

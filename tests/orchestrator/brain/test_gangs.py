@@ -17,14 +17,26 @@ PLACE = Place("local", "east")
 GANGS = Traits(billing="local", launch_max=64)
 
 
-def asking(hand: Any, slots: int, **settings: Any) -> tuple[Any, list[Launch]]:
+def asking(hand: Any, slots: int, slots_min: int = 1, **settings: Any) -> tuple[Any, list[Launch]]:
     """A manager that wants so many slots, and what it asks for in its first turn of buying."""
     h = hand(on_demand_allowed=False, **settings)
     h.traits = GANGS
     h.prices = (0.03, 0.90, 0.04, 0.90)  # small machines are far cheaper
     h.start()
-    h.submit(slots_max=slots)
+    h.submit(slots_min=slots_min, slots_max=slots)
     return h, h.only(h.wait(2.0), Launch)
+
+
+def refused_for(h: Any, seconds: float, queue: list[Launch]) -> list[tuple[float, int]]:
+    """When the first pool was asked for how many machines, of which none can be had anywhere."""
+    found, begun_s = [], h.at_s
+    while h.at_s < begun_s + seconds:
+        for one in queue:
+            if one.request.pool.zone == "east-a" and one.request.pool.type == "small":
+                found.append((h.at_s - begun_s, one.request.count))
+            h.refused(one)
+        queue = h.only(h.wait(2.0), Launch)
+    return found
 
 
 def machines(h: Any, launch: Launch) -> list[Machine]:
@@ -111,51 +123,26 @@ def test_an_unsure_launch_stops_buying_in_a_place_whose_refusal_left_room(hand):
 
 def test_without_a_word_about_room_half_is_asked_for_and_at_last_the_pool_is_left_alone(hand):
     """8, 4, 2, 1; then none for three minutes, and after that one at a time until one has joined."""
-    h, (launch,) = asking(hand, 8)
-    asked, at_s = [], []
-    queue, end_s = [launch], h.at_s + 1800.0
-    while h.at_s < end_s:
-        for one in queue:
-            if one.request.pool.zone == "east-a" and one.request.pool.type == "small":
-                asked.append(one.request.count)
-                at_s.append(h.at_s)
-            h.refused(one)
-        queue = h.only(h.wait(2.0), Launch)
+    h, queue = asking(hand, 8)
+    found = refused_for(h, 1800.0, queue)
+    at_s, asked = [at for at, _ in found], [count for _, count in found]
     assert asked[:4] == [8, 4, 2, 1]
     assert set(asked[4:]) == {1}
     assert all(later - before >= 178.0 for before, later in pairwise(at_s[3:]))
 
 
-def refused_for(h: Any, seconds: float, queue: list[Launch]) -> list[tuple[float, int]]:
-    """When the first pool was asked for how many machines, of which none can be had anywhere."""
-    found, begun_s = [], h.at_s
-    while h.at_s < begun_s + seconds:
-        for one in queue:
-            if one.request.pool.zone == "east-a" and one.request.pool.type == "small":
-                found.append((h.at_s - begun_s, one.request.count))
-            h.refused(one)
-        queue = h.only(h.wait(2.0), Launch)
-    return found
-
-
 def test_a_job_for_which_one_of_each_pool_is_too_few_asks_for_all_again(hand):
     """One at a time until one has joined would be none for ever: what has capacity again is never found out."""
-    h = hand(on_demand_allowed=False)
-    h.traits, h.prices = GANGS, (0.03, 0.90, 0.04, 0.90)
-    h.start()
-    h.submit(slots_min=7, slots_max=7)
-    asked = refused_for(h, 7200.0, h.only(h.wait(2.0), Launch))
+    h, queue = asking(hand, 7, slots_min=7)
+    asked = refused_for(h, 7200.0, queue)
     assert asked[0] == (0.0, 7)
     assert asked[-1][0] > 3600.0
 
 
 def test_pools_that_have_less_than_is_wanted_are_asked_for_more_ever_more_seldom(hand):
     """Else, where there are many, each is asked for all again before the last one has said how few it has."""
-    h = hand(on_demand_allowed=False)
-    h.traits, h.prices = GANGS, (0.03, 0.90, 0.04, 0.90)
-    h.start()
-    h.submit(slots_min=16, slots_max=16)
-    asked = refused_for(h, 7200.0, h.only(h.wait(2.0), Launch))
+    h, queue = asking(hand, 16, slots_min=16)
+    asked = refused_for(h, 7200.0, queue)
     whole = [at_s for at_s, count in asked if count == 16]
     gaps_s = [later - before for before, later in pairwise(whole)]
     assert len(gaps_s) > 3
