@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from agent.messages import Rewound
+from cloud.clock import HOUR_S
 from cloud.model import DEPLOYMENT_TAG
 from orchestrator.actions import AnyAction, Launch, Note, Regroup, Terminate
 from orchestrator.brain.holdings import alike, ledger
@@ -48,6 +49,7 @@ class Watcher:
         self._unowned: dict[str, float] = {}
         self._steps: dict[str, tuple[int, int]] = {}
         self._statuses: dict[str, str] = {}
+        self._unending = dict[str, tuple[str, float]]()
         self._leases: dict[str, LeaseState] = {}
         self._generations: dict[str, int] = {}
         self._launched: dict[str, None] = {}
@@ -102,11 +104,21 @@ class Watcher:
             # The reserve may be used up when time leaps, but giving back must remain affordable.
             if self._time_leaps:
                 committed *= self._settings.drain_s / self._settings.reserve_s
-            if spent + committed > account.cap_usd + EPSILON_USD:
+            excess = spent + committed - account.cap_usd - self._unending_usd(state, name)
+            if excess > EPSILON_USD:
                 raise Breach(
                     f"{name}: spent ${spent:.6f} + committed ${committed:.6f} "
                     f"is over the cap ${account.cap_usd:.6f}"
                 )
+
+    def _unending_usd(self, state: State, account: str) -> float:
+        """Return what machines may cost that their place has not taken back for longer than is reserved."""
+        for lease in state.leases.values():
+            if lease.drained:
+                hours = (state.now_s - lease.history[-1].at_s) / HOUR_S
+                self._unending[lease.token] = (lease.job, lease.ceiling_usd_per_h * hours)
+        each = self._unending.values()
+        return sum(usd for job, usd in each if account in (job, "everything"))
 
     def _changes_are_told(self, state: State, actions: Sequence[AnyAction]) -> None:
         """Check that a sentence explains every change of a job or a machine.
