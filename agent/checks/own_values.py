@@ -1,4 +1,4 @@
-"""The numbers, texts, collections, tensors, modules, streams and schedules that a script keeps for itself.
+"""The numbers, texts, collections, tensors, modules, streams, schedules and scalers that a script keeps.
 
 What travels is what `Session` is given. A count in a variable, or one that a class of the script
 keeps beside its `state_dict`, begins anew on a worker that joins, and so does an average of the
@@ -193,9 +193,11 @@ def _differs(begun: object, now: object) -> bool:
 
 
 def _standing(thing: object) -> Mark | None:
-    """Return the mark of a schedule or a stream; None of other things."""
+    """Return the mark of a schedule, a scaler of losses or a stream; None of other things."""
     if isinstance(thing, LRScheduler):
         return Mark(type(thing), thing.last_epoch)
+    if isinstance(thing, torch.amp.GradScaler):
+        return Mark(type(thing), thing.state_dict())
     if isinstance(thing, streams.KINDS) and not streams.of_process(thing):
         place = streams.place_of(thing)  # torch says it in a tensor, and numpy in plain values
         return Mark(type(thing), place.tolist() if isinstance(place, torch.Tensor) else place)

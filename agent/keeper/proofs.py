@@ -469,8 +469,8 @@ BEHIND = (
     f"that is given to Session(...). {COUNT}"
 )
 ASIDE = (
-    "The script has changed these, and the session does not keep them: {}. A variable belongs into session.state; for an "
-    'attribute give Variables(object, "attribute") to Session(...), too'
+    "The script has changed these, and the session does not keep them: {}. Give what has a state_dict to Session(...), "
+    'too; for an attribute Variables(object, "attribute"); another variable belongs into session.state'
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "

@@ -63,6 +63,16 @@ def test_a_variable_that_is_not_a_number_is_named_once_it_is_another_one() -> No
     assert best != best and mean != mean and last  # noqa: PLR0124
 
 
+def test_a_scaler_of_losses_that_is_not_given_is_named() -> None:
+    model, scaler, idle = torch.nn.Linear(2, 1), *(torch.amp.GradScaler("cpu") for _ in range(2))
+    own, optimizer = made(model=model), torch.optim.SGD(model.parameters())
+    own.begin_loop(sys._getframe())
+    scaler.scale(model(torch.ones(2))).sum().backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert own.changed() == ("scaler",) and idle
+
+
 def test_a_variable_for_a_list_that_session_state_keeps_is_not_named() -> None:
     state = ScriptState()
     own = OwnValues({"session.state": state}, {})
