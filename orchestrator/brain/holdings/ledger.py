@@ -537,7 +537,7 @@ def disk_so_far_usd(lease: Lease, at_s: float) -> float:
 
 
 def _disk_usd(lease: Lease, until_s: float) -> float:
-    if not lease.disk_from_s:
+    if not (lease.prices or lease.disk_from_s):
         return 0.0  # no list had anything of it
     return lease.disk_usd_per_h * max(0.0, until_s - lease.disk_from_s) / HOUR_S
 
