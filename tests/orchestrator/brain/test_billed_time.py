@@ -380,3 +380,26 @@ def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(hand, ahead_s, corr
     due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
     assert lease.cost_usd == pytest.approx(due_usd, rel=1e-6)
     assert ledger.spent_usd(h.job.account, h.state.now_s) >= due_usd * (1 - 1e-6)
+
+
+def test_a_refund_goes_to_the_jobs_that_have_paid(hand):
+    """A machine that a job has left to the next one was free: the next one has no more to spend for that."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today")
+    h.steps_total = 10_000
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    h.train(3000.0)
+    h.submit("next", slots_max=1, budget_usd=0.02)
+    h.completed(h.steps_total)
+    h.wait(20.0)
+    paid = [h.state.jobs[name].account for name in ("job", "next")]
+    assert lease.job == "next"
+    assert all(ledger.spent_usd(account, h.at_s) > 0 for account in paid)
+    for other in [e for e in h.leases if e is not lease]:
+        h.refused(h.only(h.said, Launch)[-1])
+        assert other.token not in h.state.leases
+    h.taken(lease.machine_id)
+    assert lease.cost_usd == 0.0
+    assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
+    assert h.state.account.spent_usd == pytest.approx(0.0)
