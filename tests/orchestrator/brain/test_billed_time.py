@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.messages import NoticeSeen
 from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
-from cloud.model import Notice, Place, Traits
+from cloud.model import Notice, Place, Refusal, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain.holdings import ledger
 from orchestrator.events import BootSeen, PartSetAside
@@ -261,6 +261,24 @@ def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand):
     settled(h, began_s, ended_s)
     h.listed(replace(late, ended_by="provider"))  # what has a date is final
     settled(h, began_s, ended_s)
+
+
+def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
+    """Its cloud says that it failed at its launch, and dates its end there: hours of work were free."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today")
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    h.train(2 * HOUR_S)
+    machine = h.machines[lease.machine_id]
+    no = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
+    h.ends(machine.id, machine.launched_at_s)
+    h.becomes(machine.id, refusal=no, state="failed")
+    for _ in range(2):
+        h.listed()
+        due_usd = lease.price_usd_per_h * (h.at_s - machine.launched_at_s) / HOUR_S
+        assert lease.cost_usd == pytest.approx(due_usd)
+        assert h.state.account.spent_usd == pytest.approx(due_usd)
 
 
 def test_a_price_is_charged_since_its_own_date(hand):
