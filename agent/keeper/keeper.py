@@ -175,11 +175,14 @@ class Keeper:
 
         The report is sent first, because if it is lost the next keeper finds and reports the same.
         """
-        log.error("%s: %s", name, error)
-        self._outbox.report(RecordsDamaged(at_s=CLOCK.now_s(), job=name, error=str(error)))
+        self._report_damage(name, error)
         if self._outbox.flush(CONFIRM_S):
             self._commits.strike(name)
             self._strike(name)
+
+    def _report_damage(self, name: str, error: RecordError) -> None:
+        log.error("%s: %s", name, error)
+        self._outbox.report(RecordsDamaged(at_s=CLOCK.now_s(), job=name, error=str(error)))
 
     def _make(self, record: OpenJob, script: bytes) -> KeptJob:
         name = record.order.job
@@ -212,12 +215,19 @@ class Keeper:
     # --- what the manager says --------------------------------------------------------------------
 
     def open_job(self, order: JobOrder, script: bytes | None = None) -> None:
-        """Open a job with the script that was submitted, unless `script` is given."""
+        """Open a job with the script that was submitted, unless `script` is given.
+
+        Without it nothing can be trained, and the manager has to know before it pays for machines.
+        """
         self._wait_closed(order.job)
         if self._job(order.job) is not None:
             return
         if script is None:
-            script = self._client.get(submitted_key(order.script_sha)) or b""
+            try:
+                script = self._script(order)
+            except RecordError as error:
+                self._report_damage(order.job, error)
+                return
         note_open(self._client, order.job)
         self._client.set(script_key(order.job), script)
         record = OpenJob(order=order)

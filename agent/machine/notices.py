@@ -221,13 +221,16 @@ class Watcher:
         status, said = self._call("GET", AZURE_EVENTS, {"Metadata": "true"})
         if status != 200:
             raise _Silence(f"HTTP {status} for the scheduled events")
-        for event in _decode(said, _Events).events:
-            if event.event_type in AZURE_TAKING and self._machine_id in event.resources:
-                self._event_id = event.event_id
-                key = f"{event.event_id} {event.not_before}"
-                return self._news("terminate", key, _http_s(event.not_before or ""))
-        self._event_id = ""
-        return None
+        events = _decode(said, _Events).events
+        ours = [
+            x for x in events if x.event_type in AZURE_TAKING and self._machine_id in x.resources
+        ]
+        first = min(ours, key=_due_s, default=None)
+        self._event_id = "" if first is None else first.event_id
+        if first is None:
+            return None
+        key = f"{first.event_id} {first.not_before}"
+        return self._news("terminate", key, _http_s(first.not_before or ""))
 
     def _news(self, kind: NoticeKind, key: str, deadline_s: float | None) -> Notice | None:
         """Return a notice if it is new; without a readable time, its deadline is now."""
@@ -277,3 +280,8 @@ def _http_s(text: str) -> float | None:
         return utc_s(parsedate_to_datetime(text))
     except ValueError:
         return _iso_s(text)
+
+
+def _due_s(event: _Event) -> float:
+    """Return when an event begins; one that has begun has no time."""
+    return _http_s(event.not_before or "") or 0.0

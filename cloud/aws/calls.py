@@ -25,12 +25,17 @@ PATIENCE_S = {"run_instances": 60.0, "receive_message": 60.0}  # longer than tha
 PAGES_MAX = 1000
 NOT_LOGGED = ("UserData", "NextToken", "ReceiptHandle")
 SKEW_S = 60.0
-CLOCK_CODES = (
+KEY_CODES = (
     "RequestExpired",
     "SignatureDoesNotMatch",
     "InvalidSignatureException",
     "AuthFailure",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "ExpiredToken",
+    "ExpiredTokenException",
 )
+"""What AWS says of keys that it does not take, or not at the time that our clock says it is."""
 KEYS = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -69,7 +74,10 @@ def default_session() -> Any:
 
 
 class Calls:
-    """Calls to all regions. `new_session` is called once, in a thread."""
+    """Calls to all regions. `new_session` is called in a thread, and again after keys have failed.
+
+    A session keeps the keys that it has found first, and a client even that there were none.
+    """
 
     def __init__(
         self,
@@ -184,6 +192,8 @@ class Calls:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and isinstance(response.get("Error"), dict):
             code = str(response["Error"].get("Code", ""))
+            if code in KEY_CODES:
+                self._look_for_keys_again()
             said = _one_line(str(response["Error"].get("Message", "")))
             if row_of(code, said) is None and code not in self._said:
                 self._said.add(code)
@@ -193,9 +203,10 @@ class Calls:
         kinds = {kind.__name__ for kind in type(error).__mro__}
         name = type(error).__name__
         if kinds.intersection(KEYS):
+            self._look_for_keys_again()
             return errors.NotAllowed(
                 f"{where}: {name}: no keys for AWS; give the manager's machine an instance profile, "
-                "or set AWS_PROFILE, and start again",
+                "or set AWS_PROFILE and start again",
                 "cloud",
             )
         if kinds.intersection(SETTINGS):
@@ -203,10 +214,14 @@ class Calls:
             return errors.Misconfigured(f"{where}: {name}: {named} is not what AWS takes")
         return errors.Unknown(f"{where}: {name}: no usable answer; the list will tell")
 
+    def _look_for_keys_again(self) -> None:
+        with self._lock:
+            self._session, self._clients = None, {}
+
     def _skew(self, code: str, response: dict[str, Any]) -> str:
         """Return how far this machine's clock is from AWS's, if that may be the reason."""
         headers = (response.get("ResponseMetadata") or {}).get("HTTPHeaders") or {}
-        if code not in CLOCK_CODES or not headers.get("date"):
+        if code not in KEY_CODES or not headers.get("date"):
             return ""
         try:
             off_s = self.wall() - parsedate_to_datetime(headers["date"]).timestamp()

@@ -12,8 +12,7 @@ from orchestrator.brain.holdings import ledger
 from orchestrator.history.records import Cause, JobReading, LeaseReading, Reading
 from orchestrator.state import Job, Lease, State, finished_computing
 
-ENDED_SHOWN_S = 3900.0  # a machine stays in readings so long, because lists may correct its bill
-JOBS_SHOWN_S = 600.0  # the same for a job that has ended and holds nothing
+ENDED_SHOWN_S = 3900.0  # so long after an end lists may correct what its jobs have paid
 
 
 def reading_of(state: State, at_s: float) -> Reading:
@@ -39,7 +38,7 @@ def reading_of(state: State, at_s: float) -> Reading:
                 job.id, ledger.spent_usd(job.account, at_s), ledger.traffic_usd(job.account, at_s)
             )
             for job in state.jobs.values()
-            if job.leases or (job.ended_at_s or at_s) > at_s - JOBS_SHOWN_S
+            if job.leases or (job.ended_at_s or at_s) > at_s - ENDED_SHOWN_S
         ),
     )
 

@@ -121,7 +121,7 @@ async def live(order: Order) -> None:
         providers=await asyncio.to_thread(
             providers, config, places.cloud_dir, partial(first_boot_of, config, places)
         ),
-        engine=await RayEngine.connect(store, places),
+        engine=await RayEngine.connect(places),
         clock=clock,
         quotes=QuoteStore(places.quotes),
     )

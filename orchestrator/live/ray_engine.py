@@ -10,11 +10,9 @@ from collections.abc import Awaitable
 from typing import Any, assert_never
 
 import msgspec
-import redis.asyncio
 
-from agent.keys import submitted_key
 from agent.machine.actor import AgentActor
-from agent.messages import JobOrder, WorkerOrder
+from agent.messages import WorkerOrder
 from cloud import private
 from orchestrator.actions import (
     CloseJob,
@@ -36,10 +34,7 @@ PING_S = 1.0
 class RayEngine:
     """One keeper, and one agent per machine."""
 
-    def __init__(
-        self, store: "redis.asyncio.Redis", keeper: Any, keeper_address: str, secret: str
-    ) -> None:
-        self._store = store
+    def __init__(self, keeper: Any, keeper_address: str, secret: str) -> None:
         self._keeper = keeper
         self._keeper_address = keeper_address
         self._secret = secret
@@ -48,12 +43,12 @@ class RayEngine:
         self._dead: set[str] = set()
 
     @classmethod
-    async def connect(cls, store: "redis.asyncio.Redis", places: Places) -> "RayEngine":
+    async def connect(cls, places: Places) -> "RayEngine":
         import ray
 
         keeper = ray.get_actor("keeper", namespace=NAMESPACE)
         address = await asyncio.wait_for(keeper.address.remote(), ANSWER_S_MAX)
-        return cls(store, keeper, address, private.secret(places.secret("mesh")))
+        return cls(keeper, address, private.secret(places.secret("mesh")))
 
     async def machines(self) -> set[str]:
         """Return the machines whose node is up and whose agent has not died."""
@@ -105,16 +100,7 @@ class RayEngine:
             if agent is None:
                 return _refuse(NoAgent("it is no node of this cluster"))
             return _taken(self._to_agent(agent, action), action.machine_id)
-        if isinstance(action, OpenJob) and not await self._stored(action.order):
-            return _refuse(EngineError(f"the script of {action.order.job} is not in the store"))
         return _taken(self._to_keeper(action), "the keeper")
-
-    async def _stored(self, order: JobOrder) -> bool:
-        """Return whether the script is in the store.
-
-        The keeper loads it from there, because the files sent with a script may be large.
-        """
-        return bool(await self._store.exists(submitted_key(order.script_sha)))
 
     def _to_keeper(self, action: OpenJob | CloseJob | Regroup | WriteCheckpoint) -> Any:
         match action:

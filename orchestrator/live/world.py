@@ -71,6 +71,7 @@ NOTICES_AGAIN_S = 60.0
 UNFORESEEN_MAX = 1000
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
+ORDER_AGAIN_S = 2.0
 VIEW_S = 0.2
 READING_S = 1.0  # it names every machine, and so it is made less often than the view
 CANCEL_S = 1.0
@@ -146,6 +147,7 @@ class LiveWorld:
         self._waited_to = (0, 0)  # the last entry that waited in the inbox when this life began
         self._unforeseen: set[str] = set()
         self._reopened: set[Place] = set()  # what each of them sells is to be told anew
+        self._standing: dict[str, OpenJob | CloseJob] = {}  # by job: not taken by the keeper yet
 
     async def open(self, first: AnyEvent) -> None:
         """Begin to collect events. `first` is the event that a manager's life starts with."""
@@ -471,10 +473,13 @@ class LiveWorld:
         await self._tell(await asyncio.to_thread(self._quotes.keep, action, now_s))
 
     async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
-        """Report a worker that could not be started; the brain repeats all other actions.
+        """Report a worker that could not be started; the brain repeats the orders about layouts.
 
         Where there is no agent, a machine of an earlier cluster is on its way to this one.
         """
+        if isinstance(action, OpenJob | CloseJob):
+            await self._insist(action, taken)
+            return
         try:
             await taken
         except EngineError as error:
@@ -489,6 +494,25 @@ class LiveWorld:
                         at_s=at_s, job=action.job, worker=action.worker, cause="machine", detail=why
                     )
                 )
+
+    async def _insist(self, action: OpenJob | CloseJob, taken: Awaitable[None]) -> None:
+        """Give an order about a job again until the keeper takes it, or a newer one comes.
+
+        Workers of a job that was never opened are turned away, and their machines are paid for.
+        """
+        job = action.order.job if isinstance(action, OpenJob) else action.job
+        self._standing[job] = action
+        while self._standing.get(job) is action:
+            try:
+                await taken
+            except EngineError:
+                await asyncio.sleep(ORDER_AGAIN_S)
+                if self._standing.get(job) is action:
+                    taken = await self._engine.do(action)
+            else:
+                if self._standing.get(job) is action:
+                    del self._standing[job]
+                return
 
     # --- showing ----------------------------------------------------------------------------
 

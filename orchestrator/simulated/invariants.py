@@ -301,5 +301,6 @@ def _no_idle_traffic(job: Job) -> None:
 
 
 def _no_negative(name: str, account: Account) -> None:
-    if min(account.committed_usd, account.usd_per_h, account.draining_usd_per_h) < -EPSILON_USD:
+    rates = account.usd_per_h, account.draining_usd_per_h
+    if min(account.spent_usd, account.committed_usd, *rates) < -EPSILON_USD:
         raise Breach(f"{name}: negative money in {account}")

@@ -1,6 +1,7 @@
 """Days on which an account is large, slow, or somebody else's, and the way over a real socket."""
 
 import asyncio
+from pathlib import Path
 
 import boto3
 import pytest
@@ -38,6 +39,31 @@ def test_the_way_over_a_socket_is_the_same():
         house.play(scene, calls=Calls(url, new_session=lambda: session), settings=settings)
     house.wait(60)
     assert house.account.books.alive(OURS) == []
+
+
+def test_keys_that_come_late_and_keys_that_are_renewed_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """boto3 keeps what it has found first, also that there was nothing: AWS stayed closed for good."""
+    house, file = AwsHouse(), tmp_path / "credentials"
+    house.door.keys["AKIDOLD"] = Key(secret="other", expires_s=0.0)
+    house.door.keys["AKIDNEW"] = Key(secret="other")
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    async def scene(provider: AwsProvider) -> None:
+        for key, why in (("", "NoCredentialsError"), ("AKIDOLD", "expired"), ("AKIDNEW", "")):
+            if key:
+                keys = f"aws_access_key_id={key}\naws_secret_access_key=other"
+                file.write_text(f"[default]\n{keys}\n")
+            (found,) = await provider.places()
+            assert found == EAST if not why else why in found.because
+
+    with served(house.door) as url:
+        settings = replace(SETTINGS, regions=SETTINGS.regions[:1], endpoint_url=url)
+        house.play(scene, calls=Calls(url), settings=settings)
 
 
 def test_thousands_of_foreign_machines_are_no_work_and_no_danger():

@@ -304,6 +304,23 @@ def test_an_event_that_has_started_is_due_now():
         assert watcher.poll() is None
 
 
+def test_of_several_events_the_one_that_comes_first_counts():
+    """A reboot that is planned for later hides no eviction, and holds again if that is withdrawn."""
+    service = Azure()
+    later = preempt(EventId="E-0", EventType="Reboot", NotBefore="Fri, 02 Jan 2026 03:19:05 GMT")
+    with scripted(service) as url:
+        watcher = patient("vm-1", url, VirtualClock(77.0))
+        for events, deadline_s in (
+            ([later], AT_S + 900),
+            ([later, preempt()], AT_S),
+            ([later, preempt(NotBefore="")], 77.0),
+            ([later], AT_S + 900),
+        ):
+            service.events = events
+            notice = Notice(machine_id="vm-1", kind="terminate", deadline_s=deadline_s)
+            assert watcher.poll() == notice
+
+
 def test_an_event_that_was_withdrawn_and_came_again_is_told_again():
     """A second event has an id of its own."""
     service = Azure()

@@ -379,7 +379,8 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
         if lease.state in ("intended", "pending"):
             _never_ran(state, out, lease, machine, machine.launched_at_s)
             return
-        # It ran, so it has cost, whatever its cloud says of its launch now.
+        # It ran, so it has cost, whatever its cloud says of its launch now: AWS dates the end then.
+        at_s = at_s if at_s > machine.launched_at_s else state.now_s
         lose(state, out, lease, _ended(machine, at_s), f"{machine.id} is listed as failed")
         if not machine.gone:
             _end_orphan(state, out, machine, f"{machine.id} is listed as failed")

@@ -447,6 +447,18 @@ def recharge(state: State, lease: Lease) -> None:
     for account in (state.account, *(() if job is None else (job.account,))):
         account.spent_usd += more_usd
         account.on_demand_usd += more_on_demand_usd
+    _return(state, lease, max(0.0, sum(lease.paid_usd.values()) - cost))
+
+
+def _return(state: State, lease: Lease, usd: float) -> None:
+    """Give back to the jobs that had the machine before what its present one has not paid."""
+    for name in reversed(lease.paid_usd):
+        part = min(usd, lease.paid_usd[name])
+        lease.paid_usd[name] -= part
+        usd -= part
+        for job_id, more_usd in ((name, -part), (lease.job, part)):
+            if job_id in state.jobs:
+                state.jobs[job_id].account.spent_usd += more_usd
 
 
 def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
@@ -507,6 +519,8 @@ def _number(value: float) -> float:
 def hand_over(state: State, lease: Lease, to: Job) -> None:
     """Charge the lease to a different job from now on."""
     _accrue(state, lease)
+    paid_usd = lease.accrued_usd + lease.egress_usd - sum(lease.paid_usd.values())
+    lease.paid_usd[lease.job] = lease.paid_usd.pop(lease.job, 0.0) + paid_usd
     reserved = _reserved_usd(state, lease)
     old = state.jobs[lease.job].account
     for account, sign in ((old, -1), (to.account, 1)):

@@ -31,6 +31,7 @@ KEEP_QUOTES_S = 300.0  # the whole history is written each time
 UNKEPT_MAX = 20_000
 HOLD_OUT_S = 120.0
 PRICED_KEPT_MAX = 400
+STARTING = ("pending", "booting", "ready")
 
 
 def on_catalogue(state: State, event: CatalogueSeen) -> None:
@@ -159,7 +160,7 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
 def _think_again(state: State, job: Job) -> None:
     """What shall leave once it is replaced may stay after all: its replacement may have been refused."""
     for lease in leases_of(state, job):
-        if lease.state == "working":
+        if lease.state in (*STARTING, "working"):
             lease.released = ""
 
 
@@ -376,14 +377,17 @@ def _thought(state: State, job: Job, purchase: Purchase) -> Thought:
 
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:
-    """Machines that shall leave do so when those that replace them can work, or at once if they idle."""
+    """Machines that shall leave do so when those that replace them can work.
+
+    Those that idle go as soon as nothing is asked for any more, as that may yet be refused.
+    """
     held = leases_of(state, job)
     staying = [lease for lease in held if lease.stays]
     going = [e for e in held if e.released and not e.announced and e.state != "ending"]
-    changed = False
+    changed, asked = False, any(lease.state == "intended" for lease in staying)
     for lease in going:
-        unmissed = not staying or not alike.serves(job, lease)
-        if unmissed or lease.state in ("pending", "booting", "ready"):
+        idles = lease.state in STARTING or not alike.serves(job, lease)
+        if not staying or (idles and not asked):
             leases.give_back(state, out, lease, lease.released)
     able = sum(_able(state, job, lease) for lease in staying)
     spare = able - sum(

@@ -302,6 +302,21 @@ def test_a_script_is_in_redis_twice(refusing: Refusing, tmp_path: Path) -> None:
     keeper.close()
 
 
+@pytest.mark.parametrize("damage", [other_scripts, lambda it: it.delete(submitted_key(SCRIPT_SHA))])
+def test_a_job_whose_script_is_gone_or_another_is_not_opened(
+    keeper: Keeper, refusing: Refusing, damage: Callable[[Any], object]
+) -> None:
+    """The manager hears it at once: its machines would start a script that is none, and be paid for."""
+    refusing.set(submitted_key(SCRIPT_SHA), SCRIPT)
+    damage(refusing)
+    keeper.open_job(msgspec.structs.replace(order(), script_sha=SCRIPT_SHA))
+    (row,) = until("a report", lambda: refusing.xrange(INBOX))
+    told = msgspec.json.decode(row[1][b"e"], type=AnyReport)
+    assert isinstance(told, RecordsDamaged)
+    assert submitted_key(SCRIPT_SHA) in told.error
+    assert not is_open(refusing)
+
+
 @pytest.mark.parametrize("call", ["zrem", "set", "hset"])
 def test_an_order_that_failed_may_come_again(keeper: Keeper, refusing: Refusing, call: str) -> None:
     """Redis gave no answer while a job was opened: asked again, the job is opened, and can be closed."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.messages import NoticeSeen
 from bidding.markets.billing import cost_usd, rule_of
 from cloud.clock import HOUR_S
-from cloud.model import Notice, Place, Traits
+from cloud.model import Notice, Place, Refusal, Traits
 from orchestrator.actions import Launch
 from orchestrator.brain.holdings import ledger
 from orchestrator.events import BootSeen, PartSetAside
@@ -263,6 +263,24 @@ def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand):
     settled(h, began_s, ended_s)
 
 
+def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
+    """Its cloud says that it failed at its launch, and dates its end there: hours of work were free."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today")
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    h.train(2 * HOUR_S)
+    machine = h.machines[lease.machine_id]
+    no = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
+    h.ends(machine.id, machine.launched_at_s)
+    h.becomes(machine.id, refusal=no, state="failed")
+    for _ in range(2):
+        h.listed()
+        due_usd = lease.price_usd_per_h * (h.at_s - machine.launched_at_s) / HOUR_S
+        assert lease.cost_usd == pytest.approx(due_usd)
+        assert h.state.account.spent_usd == pytest.approx(due_usd)
+
+
 def test_a_price_is_charged_since_its_own_date(hand):
     """It is heard of later, from a running machine and from one that has ended meanwhile."""
     h, machine_id = bought(hand, Traits(billing="local"))
@@ -380,3 +398,26 @@ def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(hand, ahead_s, corr
     due_usd = lease.price_usd_per_h * (ended_s - began_s) / HOUR_S
     assert lease.cost_usd == pytest.approx(due_usd, rel=1e-6)
     assert ledger.spent_usd(h.job.account, h.state.now_s) >= due_usd * (1 - 1e-6)
+
+
+def test_a_refund_goes_to_the_jobs_that_have_paid(hand):
+    """A machine that a job has left to the next one was free: the next one has no more to spend for that."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today")
+    h.steps_total = 10_000
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    h.train(3000.0)
+    h.submit("next", slots_max=1, budget_usd=0.02)
+    h.completed(h.steps_total)
+    h.wait(20.0)
+    paid = [h.state.jobs[name].account for name in ("job", "next")]
+    assert lease.job == "next"
+    assert all(ledger.spent_usd(account, h.at_s) > 0 for account in paid)
+    for other in [e for e in h.leases if e is not lease]:
+        h.refused(h.only(h.said, Launch)[-1])
+        assert other.token not in h.state.leases
+    h.taken(lease.machine_id)
+    assert lease.cost_usd == 0.0
+    assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
+    assert h.state.account.spent_usd == pytest.approx(0.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions import Launch
+from orchestrator.actions import Launch, Terminate
 from orchestrator.brain.purchases import buying
 
 
@@ -51,6 +51,26 @@ def test_a_refused_replacement_leaves_what_was_to_be_replaced_in_place(hand):
     goes_on(h, 30, refusing="east-b")
     assert {lease.token for lease in h.leases} == before
     assert not any(lease.released for lease in h.leases)
+
+
+@pytest.mark.parametrize("answer", ["refused", "launched"])
+def test_a_machine_that_starts_stays_until_its_replacement_is_a_machine(hand, answer):
+    """A pool that had no capacity is asked again all the while: each time, a start that was paid for was lost."""
+    h = hand(on_demand_allowed=False)
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.said, Launch)
+    machine = h.launched(launch)
+    h.wait(1.0)
+    h.price(0.03, 0.9, 0.01, 0.9)
+    (cheaper,) = h.only(h.wait(4.0), Launch)
+    assert h.state.leases[launch.request.token].state in ("pending", "booting")
+    getattr(h, answer)(cheaper)
+    ended = [action.ref.id for action in h.only(h.wait(4.0), Terminate)]
+    assert ended == ([] if answer == "refused" else [machine])
+    kept = launch if answer == "refused" else cheaper
+    (lease,) = [lease for lease in h.leases if lease.state != "ending"]
+    assert (lease.token, lease.released) == (kept.request.token, "")
 
 
 def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand):
