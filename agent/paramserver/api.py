@@ -165,7 +165,7 @@ class Params:
             ]
             if not np.array_equal(keys, others):
                 return f"it changed other rows of table {name!r}"
-            share = ROUNDS if table.dtype.startswith("float") else 0.0
+            share = ROUNDS if np.dtype(table.dtype).kind == "f" else 0.0
             odd = ~np.isclose(change, again, share, share * np.abs(change).max(initial=0.0))
             if odd.any():
                 return f"it changed key {keys[odd.any(axis=1)][0]} of table {name!r} otherwise"
