@@ -103,6 +103,11 @@ class Group(Participant):
 
     def serve(self, application: Application, serving: Serving) -> str:
         """Be a node of a parameter server until the job ends, and return why it has ended."""
+        if self.node is not None:
+            raise Misuse(
+                "the script ran a second ParamServerJob; what is trained one after the other, as with "
+                "several rates, is a job each, with the rate as an argument of the script"
+            )
         if self.stop_at:  # a rehearsal does not do all of it
             clocks = min(serving.clocks or self.stop_at, self.stop_at)
             serving = msgspec.structs.replace(serving, clocks=clocks)
