@@ -64,6 +64,13 @@ class Small(Application):
         return np.ones((1, 2))
 
 
+class Never(Stop):
+    """A criterion of an application's own, which nobody would ask in a job."""
+
+    def reached(self, measures, elapsed_s):
+        return ""
+
+
 def cluster(
     make,
     *,
@@ -744,6 +751,7 @@ def test_a_first_row_that_is_no_number_is_named_although_no_sample_was_of_it():
         ("items", None, "items are None"),
         ("items", 0, "items are 0"),
         ("stop", 5, "stop is 5, not a Stop"),
+        ("stop", Never(clocks=3), "stop is Never.*, not a Stop"),
     ],
 )
 def test_what_is_no_tables_and_no_stop_is_named(name, value, said):
