@@ -72,6 +72,11 @@ class Group(Participant):
         return None if self.entered is None else self._leads
 
     @property
+    def prints(self) -> bool | None:
+        """Whether to pass on what the script prints: a node computes what no other does."""
+        return True if self.node is not None else self.leads
+
+    @property
     def astray(self) -> bool:
         return self._replica is not None and self._replica.astray
 

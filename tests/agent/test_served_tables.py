@@ -86,6 +86,16 @@ def test_what_a_grain_takes_is_told_of_every_worker(managed: Managed) -> None:
     assert min(told.microbatch_s.values()) >= float(PAUSE) / GRAINS
 
 
+def test_what_each_worker_prints_is_shown(crew: Crew) -> None:
+    """A range is computed by one of them, and none leads."""
+    at = "users, at_user ="
+    script = "print('begun')\n" + TOY.replace(at, f"print('items', lo, 'to', hi)\n        {at}")
+    crew.begin(2, script, "3", "0.0")
+    crew.completed()
+    ranges = {f"items {lo} to {lo + 25}" for lo in range(0, served_toy.RATINGS, 25)}
+    until("a line of each range", lambda: {"begun", *ranges} <= set(crew.printed()))
+
+
 LATE = """
         import agent.session
         if agent.session.world().node.post.name == "w1":
