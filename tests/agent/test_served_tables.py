@@ -23,6 +23,8 @@ from agent.messages import (
     WorkerLost,
 )
 from agent.paramserver.live.node import GRAINS
+from agent.store.archive import Archive
+from agent.store.places.sinks import DiskSink
 from cloud.model import Notice
 
 pytestmark = pytest.mark.processes
@@ -120,6 +122,19 @@ def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
     mortal.start(2)
     is_whole(mortal.completed(), clocks)
     assert not mortal.of(Rewound)
+
+
+def test_a_job_that_ends_before_a_worker_is_back_is_in_its_archive(mortal: Crew) -> None:
+    """The keeper knows of tables by its workers; where it started again and none came, by the disk."""
+    workers = mortal.begin(2, TOY, "1000", PAUSE)
+    mortal.reach(6)
+    mortal.keeper.kill()
+    mortal.kill(*workers)
+    mortal.keeper.start()
+    step = mortal.close_job()
+    archive = Archive(DiskSink(mortal.folder / "checkpoints" / mortal.job), mortal.job, ours=False)
+    until("the last clock in the archive", lambda: archive.newest() is not None)
+    assert archive.newest().version >= step
 
 
 def test_what_a_keeper_holds_outlives_its_folder(crew: Crew) -> None:
