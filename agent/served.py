@@ -89,9 +89,8 @@ def _check_counts(least: int, **counts: object) -> None:
 
 def _shape(table: Table) -> Shape:
     rule = table.rule.name if table.rule else ""
-    dtype: object = table.dtype
-    name = dtype if isinstance(dtype, str) else np.dtype(table.dtype).name
-    return Shape(table.name, table.keys, table.width, table.columns, name, rule)
+    kind = np.dtype(table.dtype).name
+    return Shape(table.name, table.keys, table.width, table.columns, kind, rule)
 
 
 def _plain(serving: Serving) -> Serving:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from agent.errors import CheckpointError, Fenced, WireError
-from agent.keeper import commits
+from agent.keeper import commits, tables
 from agent.keeper.admission import Entrance
 from agent.keeper.completion import Ending, Tail
 from agent.keeper.layouts import Regrouping
@@ -261,7 +261,11 @@ class KeptJob:
             self._served.tables.put_away()
             self.vault.clear()
             return True
-        saved = self.vault.saved or self.vault.left(self.history.version)
+        saved = (
+            self.vault.saved
+            or self.vault.left(self.history.version)
+            or tables.left(self._tables_at, self.order.job)
+        )
         beside = self.vault.beside
         away = saved is None or self.vault.write(saved, beside=beside, last=True, copied_s=COPIED_S)
         with self._reopening:

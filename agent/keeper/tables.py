@@ -23,10 +23,19 @@ import numpy as np
 
 from agent.checksum import seal, unseal
 from agent.errors import AgentError, CheckpointError, Fenced, WireError
-from agent.keeper.clocks import Clock, Copying, Measures, clock_of, demand_alike, write_result
+from agent.keeper.clocks import (
+    Clock,
+    Copying,
+    Measures,
+    clock_of,
+    demand_alike,
+    saved_of,
+    write_result,
+)
 from agent.keeper.commits import Commit, History
 from agent.keeper.layouts import RECALLS_PATIENT
 from agent.keeper.member import Member
+from agent.keeper.storage.backup import Saved
 from agent.keeper.storage.vault import Vault
 from agent.layout import Layout
 from agent.paramserver import messages
@@ -582,10 +591,7 @@ class Tables:
         if not path.exists():
             return Reached()
         try:
-            reached = msgspec.json.decode(unseal(str(path), path.read_bytes()), type=Reached)
-            if reached.job not in ("", self._history.job):
-                raise CheckpointError(f"{path} is of {reached.job}")
-            self._measures.recall(reached.clock, reached.measures, reached.checksum)
+            reached = _reached_in(path, self._history.job, self._measures)
             for partition in range(reached.partitions or self._serving.partitions):
                 self._disk.read(partition, reached.clock)
         except msgspec.DecodeError as error:
@@ -615,6 +621,33 @@ class Tables:
         path = self._folder / RESULT
         write_result(path, whole)
         return digest.hexdigest(), str(path)
+
+
+def left(folder: Path, job: str) -> Saved | None:
+    """Return the newest clock that the disk has of a job, of which no worker has come yet."""
+    path, measures = folder / REACHED, Measures(folder / "measures")
+    if not path.exists():
+        return None
+    try:
+        one, disk = _reached_in(path, job, measures), Folder(str(folder))
+        if not one.partitions:
+            raise CheckpointError(f"{path} is of an earlier version")
+        partitions = [disk.read(partition, one.clock) for partition in range(one.partitions)]
+        return saved_of(Clock(measures.up_to(one.clock), partitions, one.elapsed_s, one.tables))
+    except (
+        msgspec.DecodeError,
+        AgentError,
+    ) as error:  # resuming the job looks elsewhere, and says so
+        log.warning("the tables of %s stay as they are: %s", job, error)
+        return None
+
+
+def _reached_in(path: Path, job: str, measures: Measures) -> Reached:
+    reached = msgspec.json.decode(unseal(str(path), path.read_bytes()), type=Reached)
+    if reached.job not in ("", job):
+        raise CheckpointError(f"{path} is of {reached.job}")
+    measures.recall(reached.clock, reached.measures, reached.checksum)
+    return reached
 
 
 def _is_order(message: Message) -> bool:

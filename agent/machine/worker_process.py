@@ -164,13 +164,13 @@ def _perform(
         group.link.beating = lambda anew: group.output.tell_numbers(anew=anew)
         session.join(group)
         device.take(group.slot)
-        out = LeaderOnly(lines, lambda: group.leads)
+        out = LeaderOnly(lines, lambda: group.prints)
         streams = Stream(_both(record.add, out.add)), Stream(_both(record.add, lines.add))
         with parcel.at_home(folder, script), _as_script(script.path, job.argv, streams):
             failure = _execute(script, group, streams[1])
         group.output.finish(_step(), leads=bool(group.leads))
         # Output of a script before it failed may help to see why.
-        out.settle(passes=failure is not None or bool(group.leads))
+        out.settle(passes=failure is not None or bool(group.prints))
         if failure is None or isinstance(failure, Unable):
             return failure
         typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""

@@ -165,7 +165,7 @@ class Params:
             ]
             if not np.array_equal(keys, others):
                 return f"it changed other rows of table {name!r}"
-            share = ROUNDS if table.dtype.startswith("float") else 0.0
+            share = ROUNDS if np.dtype(table.dtype).kind == "f" else 0.0
             odd = ~np.isclose(change, again, share, share * np.abs(change).max(initial=0.0))
             if odd.any():
                 return f"it changed key {keys[odd.any(axis=1)][0]} of table {name!r} otherwise"
@@ -212,7 +212,7 @@ def checked(application: Application) -> dict[str, Table]:
     is_row = isinstance(given, tuple | list) and not isinstance(given, Table)
     if not is_row or not all(isinstance(table, Table) for table in given):
         raise ApplicationError("the application's tables are not a tuple of Table(...)")
-    if not isinstance(application.stop, Stop):
+    if type(application.stop) is not Stop:  # the keeper would not hear of a criterion of one's own
         raise ApplicationError(f"the application's stop is {application.stop!r}, not a Stop(...)")
     for table in application.tables:
         with blamed(f"looking at samples of table {table.name!r}"):

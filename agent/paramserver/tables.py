@@ -349,8 +349,8 @@ def verify(table: Table) -> None:
             "momentum(0.1) and Rule(...) are some, and None is without one"
         )
     draw, kind = np.random.default_rng(7), np.dtype(table.dtype).kind
-    shape = (3, 32 + SAMPLES // table.width, table.width)
-    drawn, signs = draw.integers(1, 64, shape), draw.choice([-1, 1], shape)
+    shape = (3, 4 + SAMPLES // table.width, table.width)
+    drawn, signs = draw.integers(1, 64, shape, "int8"), draw.integers(0, 2, shape, "int8") * 2 - 1
     samples: Array = (drawn if kind in "bu" else drawn * signs).astype(table.dtype)
     _look_at_rows(table, np.abs(samples[0, : table.keys or 4]))
     _look_at_aggregate(table, samples / np.float16(8) if kind == "f" else samples)

@@ -72,6 +72,11 @@ class Group(Participant):
         return None if self.entered is None else self._leads
 
     @property
+    def prints(self) -> bool | None:
+        """Whether to pass on what the script prints: a node computes what no other does."""
+        return True if self.node is not None else self.leads
+
+    @property
     def astray(self) -> bool:
         return self._replica is not None and self._replica.astray
 
@@ -103,6 +108,11 @@ class Group(Participant):
 
     def serve(self, application: Application, serving: Serving) -> str:
         """Be a node of a parameter server until the job ends, and return why it has ended."""
+        if self.node is not None:
+            raise Misuse(
+                "the script ran a second ParamServerJob; what is trained one after the other, as with "
+                "several rates, is a job each, with the rate as an argument of the script"
+            )
         if self.stop_at:  # a rehearsal does not do all of it
             clocks = min(serving.clocks or self.stop_at, self.stop_at)
             serving = msgspec.structs.replace(serving, clocks=clocks)

@@ -23,6 +23,8 @@ from agent.messages import (
     WorkerLost,
 )
 from agent.paramserver.live.node import GRAINS
+from agent.store.archive import Archive
+from agent.store.places.sinks import DiskSink
 from cloud.model import Notice
 
 pytestmark = pytest.mark.processes
@@ -86,6 +88,16 @@ def test_what_a_grain_takes_is_told_of_every_worker(managed: Managed) -> None:
     assert min(told.microbatch_s.values()) >= float(PAUSE) / GRAINS
 
 
+def test_what_each_worker_prints_is_shown(crew: Crew) -> None:
+    """A range is computed by one of them, and none leads."""
+    at = "users, at_user ="
+    script = "print('begun')\n" + TOY.replace(at, f"print('items', lo, 'to', hi)\n        {at}")
+    crew.begin(2, script, "3", "0.0")
+    crew.completed()
+    ranges = {f"items {lo} to {lo + 25}" for lo in range(0, served_toy.RATINGS, 25)}
+    until("a line of each range", lambda: {"begun", *ranges} <= set(crew.printed()))
+
+
 LATE = """
         import agent.session
         if agent.session.world().node.post.name == "w1":
@@ -110,6 +122,19 @@ def test_the_next_keeper_goes_on_from_what_the_disk_has(mortal: Crew) -> None:
     mortal.start(2)
     is_whole(mortal.completed(), clocks)
     assert not mortal.of(Rewound)
+
+
+def test_a_job_that_ends_before_a_worker_is_back_is_in_its_archive(mortal: Crew) -> None:
+    """The keeper knows of tables by its workers; where it started again and none came, by the disk."""
+    workers = mortal.begin(2, TOY, "1000", PAUSE)
+    mortal.reach(6)
+    mortal.keeper.kill()
+    mortal.kill(*workers)
+    mortal.keeper.start()
+    step = mortal.close_job()
+    archive = Archive(DiskSink(mortal.folder / "checkpoints" / mortal.job), mortal.job, ours=False)
+    until("the last clock in the archive", lambda: archive.newest() is not None)
+    assert archive.newest().version >= step
 
 
 def test_what_a_keeper_holds_outlives_its_folder(crew: Crew) -> None:

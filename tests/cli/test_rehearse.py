@@ -135,6 +135,15 @@ def test_what_an_application_of_tables_raises_is_shown_with_its_line(shell):
     assert "raised AttributeError: 'Params' object has no attribute" in answer.out
 
 
+def test_a_second_run_in_one_script_is_refused(shell):
+    """As for two rates of learning; nothing would answer it, as its tables are those of a job that is over."""
+    run = "ParamServerJob(Count(), blocks=4, grains=2).run()\n"
+    answer = shell("rehearse", shell.script("count.py", SERVED.replace("WHAT", "pass") + run))
+    assert answer.code == 1
+    assert "the script ran a second ParamServerJob" in answer.out
+    assert not left_behind()
+
+
 def test_what_a_script_counts_in_its_loss_is_named(shell):
     """A count of the calls, gone by from the second step on."""
     loss = "count += 1\n    return model(x).square().mean() * (1 + 0.01 * (count > 6) * count)"

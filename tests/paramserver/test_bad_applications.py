@@ -64,6 +64,13 @@ class Small(Application):
         return np.ones((1, 2))
 
 
+class Never(Stop):
+    """A criterion of an application's own, which nobody would ask in a job."""
+
+    def reached(self, measures, elapsed_s):
+        return ""
+
+
 def cluster(
     make,
     *,
@@ -646,6 +653,17 @@ def test_reading_a_sparse_table_makes_no_row():
     assert held.keys().tolist() == [3]
 
 
+def test_to_look_at_a_table_takes_memory_for_few_of_its_rows():
+    """A row may be all weights of a network, and each worker looks at the table before it starts."""
+    table = Table("weights", 1, 200_000, "float32")
+    tracemalloc.start()
+    try:
+        verify(table)
+        assert tracemalloc.get_traced_memory()[1] < 200 * table.width * 4
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_sparse_row_keeps_no_more_alive_than_itself():
     """Each batch brings one row that stays and many that the next batch replaces."""
     table, width = Table("sparse", 0, 1000), 1000
@@ -733,6 +751,7 @@ def test_a_first_row_that_is_no_number_is_named_although_no_sample_was_of_it():
         ("items", None, "items are None"),
         ("items", 0, "items are 0"),
         ("stop", 5, "stop is 5, not a Stop"),
+        ("stop", Never(clocks=3), "stop is Never.*, not a Stop"),
     ],
 )
 def test_what_is_no_tables_and_no_stop_is_named(name, value, said):
@@ -799,16 +818,18 @@ def test_a_job_that_its_keeper_could_not_read_is_refused_by_its_script(settings,
         ParamServerJob(Odd(), **settings)
 
 
-def test_a_job_may_be_described_by_the_numbers_of_numpy():
+@pytest.mark.parametrize("dtype", [np.float32, "f4", np.dtype("float32")])
+def test_a_job_may_be_described_by_the_numbers_of_numpy(dtype):
     """The number of keys is the largest id and 1, and the largest of an array is a number of NumPy's."""
 
     class Found(Small):
         items, stop = np.int64(40), Stop(clocks=np.int32(3), change=np.float32(0.5))
-        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), np.float32, exact=True),)
+        tables = (Table("sum", np.arange(4).max() + 1, np.int64(2), dtype, exact=True),)
 
-    serving = ParamServerJob(Found(), blocks=np.int64(4)).serving
-    assert msgspec.json.decode(msgspec.json.encode(serving), type=Serving) == serving
-    assert serving.tables[0].dtype == "float32"
+    job = ParamServerJob(Found(), blocks=np.int64(4))
+    assert msgspec.json.decode(msgspec.json.encode(job.serving), type=Serving) == job.serving
+    assert job.serving.tables[0].dtype == "float32"
+    assert job.run().why == "3 clocks are done"
 
 
 def test_a_slack_below_0_is_refused():
@@ -985,6 +1006,23 @@ class CountingWhole(Counting):
     def process_range(self, lo, hi, params):
         self.seen += 1
         params.update("sum", [lo % 4], np.full((1, 2), 10**6 + self.seen))
+
+
+class Rounding(Small):
+    """Adds up in another order each time, as a library does; its table says float32 in short."""
+
+    tables = (Table("sum", 4, 2, "f4"),)
+
+    def __init__(self):
+        self.calls = 0
+
+    def change(self, item):
+        self.calls += 1
+        return np.full((1, 2), 1 + 1e-6 * (self.calls % 2))
+
+
+def test_rounding_is_no_difference_however_a_table_names_its_numbers():
+    assert run_alone(Rounding(), even(40, 1, 40)).why == "3 clocks are done"
 
 
 @pytest.mark.parametrize(
