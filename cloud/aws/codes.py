@@ -72,6 +72,7 @@ ROWS = (
         "misconfigured",
         advice="correct aws.security_groups",
     ),
+    Row("NoSuchEntity", "misconfigured", advice="if your role has a path, allow iam:GetRole on it"),
     Row("InvalidParameterValue", "unknown", text=IN_USE),
     *rows("InvalidParameterCombination InvalidParameterValue InvalidParameter", "misconfigured"),
     *rows("MissingParameter UnknownParameter ValidationException", "misconfigured"),

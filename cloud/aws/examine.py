@@ -8,6 +8,7 @@ buy and may not end is the dearest mistake there is.
 import asyncio
 import re
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -330,7 +331,7 @@ class _Region:
         self, wanted: Sequence[tuple[str, str]], context: Mapping[str, str]
     ) -> list[str]:
         """Return which of these actions IAM's simulator does not allow us."""
-        source = _role_of(self._arn)
+        source = await self._principal()
         entries = [
             {"ContextKeyName": name, "ContextKeyValues": [told], "ContextKeyType": "string"}
             for name, told in context.items()
@@ -349,6 +350,16 @@ class _Region:
                 missing.append(action)
         return missing
 
+    async def _principal(self) -> str:
+        """Return our role or user, as the simulator knows no sessions; these do not say a role's path."""
+        found = re.fullmatch(r"arn:(aws[\w-]*):sts::(\d+):assumed-role/([^/]+)/.*", self._arn)
+        if found is None:
+            return self._arn
+        with suppress(errors.NotAllowed):  # a role without a path need not be looked up
+            answer = await self._call("get_role", "iam", RoleName=found[3])
+            return str(answer["Role"]["Arn"])
+        return f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
+
     async def _queue(self) -> Found:
         url, title = self._settings.queue_url, self._name("interruptions")
         if url is None or self._settings.queue_region != self._region.name:
@@ -357,12 +368,6 @@ class _Region:
             "receive_message", "sqs", QueueUrl=url, MaxNumberOfMessages=1, VisibilityTimeout=0
         )
         return [good(title, url)]
-
-
-def _role_of(arn: str) -> str:
-    """Return the role of a session: the simulator knows roles and users only."""
-    found = re.fullmatch(r"arn:(aws[\w-]*):sts::(\d+):assumed-role/([^/]+)/.*", arn)
-    return arn if found is None else f"arn:{found[1]}:iam::{found[2]}:role/{found[3]}"
 
 
 def _ranges(rule: Mapping[str, Any]) -> list[str]:

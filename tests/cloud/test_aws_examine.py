@@ -183,6 +183,20 @@ def test_each_permission_that_the_role_lacks_is_named(name):
     assert not house.account.instances
 
 
+def test_a_role_with_a_path_is_looked_up_as_sessions_do_not_say_it():
+    """As roles of IAM Identity Center have one; it takes the permission to read the role."""
+    house = AwsHouse()
+    house.account.role_path = "/aws-reserved/sso.amazonaws.com/"
+    may = ["iam:SimulatePrincipalPolicy"]
+    more = {"Effect": "Allow", "Action": may, "Resource": "*"}
+    policy = {"Statement": [*POLICY["Statement"], more]}
+    with_policy(house, policy)
+    assert "allow iam:GetRole" in wrong(house, ONE_REGION)["ending"]
+    may.append("iam:GetRole")
+    with_policy(house, policy)
+    assert not wrong(house, ONE_REGION)
+
+
 def test_keys_that_are_none_or_expired_are_one_line_for_all_regions():
     """So is a clock that is ten minutes off, and one that is two minutes off is said beside the rest."""
     house = AwsHouse()

@@ -170,6 +170,7 @@ class Account:
         self.experiments: dict[str, Any] = {}
         self.drills: dict[str, list[str]] = {}  # what each experiment will say of itself
         self.drill_fails = ""  # why the next experiments fail after they were accepted
+        self.role_path = "/"  # of roles whose keys have a policy
         self.drill_role = f"arn:aws:iam::{ACCOUNT}:role/drill"
         self.rules: dict[str, list[dict[str, Any]]] = {}  # of a group, in place of the usual one
         self.groups = {f"sg-{name}": name for name in self.regions}

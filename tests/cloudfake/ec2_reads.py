@@ -346,11 +346,23 @@ def get_caller_identity(call: Call) -> dict[str, Any]:
     return {"UserId": "AIDA", "Account": ACCOUNT, "Arn": arn}
 
 
+def _role(call: Call) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:role{call.account.role_path}{call.who}"
+
+
+@action("iam", "GetRole")
+def get_role(call: Call) -> dict[str, Any]:
+    call.need("iam:GetRole", _role(call), {})
+    return {"Role": {"RoleName": call.who, "Arn": _role(call), "Path": call.account.role_path}}
+
+
 @action("iam", "SimulatePrincipalPolicy")
 def simulate_principal_policy(call: Call) -> dict[str, Any]:
     """Answer what the caller's policy allows; the context is what the caller says."""
     source = call.params["PolicySourceArn"]
     call.need("iam:SimulatePrincipalPolicy", source, {})
+    if call.policy is not None and source != _role(call):
+        raise Refused("NoSuchEntity", f"The role {source} cannot be found")
     context = {
         entry["ContextKeyName"]: entry["ContextKeyValues"][0]
         for entry in call.params.get("ContextEntries", ())
