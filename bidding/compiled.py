@@ -3,7 +3,8 @@
 `orchestrator/planner` uses it too. Numba checks only a function's own file to see whether its cache
 is stale, but callees and constants live in other files. So the cache of a package lies under a name
 that depends on all of its sources that matter. Processes that begin together compile a function once:
-one does, and the others load what it made.
+one does, and the others load what it made. Where the package belongs to somebody else, its cache is in
+the user's own folder, and if that takes nothing either, each process compiles for itself.
 """
 
 import fcntl
@@ -33,7 +34,20 @@ HERE = Path(__file__).parent
 def cache_of(package: Path, sources: Iterable[Path]) -> str:
     """Return the folder that keeps the machine code of these sources."""
     edition = sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
-    return str(package / "__pycache__" / f"numba-{edition}")
+    beside = package / "__pycache__" / f"numba-{edition}"
+    if not _takes_files(beside):
+        with suppress(RuntimeError):  # of a user without a home
+            return str(Path.home() / ".cache" / "spot-orchestrator" / package.name / beside.name)
+    return str(beside)
+
+
+def _takes_files(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "probe").touch()
+    except OSError:
+        return False
+    return True
 
 
 def forget_old(cache: str) -> None:
@@ -52,13 +66,14 @@ def machine_code(
     function: Callable[Asked, Answer], cache: str, fastmath: Collection[str] = ()
 ) -> Callable[Asked, Answer]:
     """Compile at the first call, or load what an earlier run has compiled."""
-    before = numba.config.CACHE_DIR
+    before, kept = numba.config.CACHE_DIR, _takes_files(Path(cache))
     numba.config.CACHE_DIR = cache
     try:
-        made = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))(
+        made = numba.njit(cache=kept, nogil=True, error_model="numpy", fastmath=set(fastmath))(
             function
         )
-        made.compile = _once(made.compile, Path(cache) / f"{function.__qualname__}.lock")
+        if kept:
+            made.compile = _once(made.compile, Path(cache) / f"{function.__qualname__}.lock")
         return cast(Callable[Asked, Answer], made)
     finally:
         numba.config.CACHE_DIR = before
@@ -81,7 +96,6 @@ def _once(compile_: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
 
 @contextmanager
 def _held(lock: Path) -> Iterator[None]:
-    lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

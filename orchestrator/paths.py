@@ -37,7 +37,14 @@ class Places:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir.resolve()
-        self.identity = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:12]
+        try:
+            self.identity = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:12]
+        except UnicodeEncodeError:
+            raise self._unfit("its path is not UTF-8") from None
+        try:
+            self.house.exists()
+        except PermissionError as error:  # it is another user's
+            raise self._unfit(error.strerror) from None
 
     def make(self) -> None:
         """Make the state directory, private to its owner, and the short link to it."""
@@ -48,10 +55,13 @@ class Places:
             # On a read-only disk the folders may exist, and only opening a file fails.
             self.lock.open("a").close()
         except OSError as error:
-            raise StateDirError(
-                f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
-            ) from error
+            raise self._unfit(error.strerror) from error
         self.make_way()
+
+    def _unfit(self, why: str | None) -> StateDirError:
+        return StateDirError(
+            f"{self.state_dir} cannot be the state directory ({why}); set manager.state_dir to a folder of yours"
+        )
 
     def secure(self) -> list[str]:
         """Keep other users out, and return what they could reach until now.

@@ -52,7 +52,7 @@ LATE = (
     "the steps before it: what that code needs of them belongs into session.state, or has a value before the loop"
 )
 UNSET = (
-    "this worker came in a later step, and has no {0}: what an earlier step or epoch sets belongs into "
+    "{1}, and this worker came in a later step: if an earlier step or epoch sets {0}, it belongs into "
     'session.state["{0}"], or is set before the loop'
 )
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
@@ -321,7 +321,7 @@ def _of_script(error: BaseException, group: Group) -> Failed | Unable:
     if isinstance(error, NameError) and any(each.replica.loaded for each in session.made()):
         # One of a function's variable has no `name`.
         name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
-        return Failed(kind="refused", detail=f"{said}\n{UNSET.format(name)}")
+        return Failed(kind="refused", detail=f"{said}\n{UNSET.format(name, error)}")
     line = missing_file.hint(error, group.output.in_use)
     if line := line or missing_file.no_room(error, disk(), group.machine):
         said = f"{said}\n{line}"

@@ -15,10 +15,14 @@ OURS = str(Path(__file__).parents[1])
 PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 INSTALLED = ("/site-packages/", "/dist-packages/")
 TORCHS = "torch.nn.modules."
+LINE_CHARS_MAX = 500
 
 
 def traceback_of(error: BaseException) -> str:
-    """Format an error without our own frames."""
+    """Format an error without our own frames; its last line says what the error is.
+
+    CUDA's errors end with advice, groups with a frame, and some texts are longer than what is kept.
+    """
     whole = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = whole
     seen: set[int] = set()
@@ -32,7 +36,12 @@ def traceback_of(error: BaseException) -> str:
             ]
         )
         part = part.__cause__ or part.__context__
-    return "".join(whole.format()).rstrip()
+    said = "".join(whole.format()).rstrip()
+    only = list(whole.format_exception_only())
+    if isinstance(error, SyntaxError):
+        only = only[-1:]  # after the line of the source
+    line = " ".join(part.strip() for part in "".join(only).splitlines())[:LINE_CHARS_MAX].rstrip()
+    return said if said.endswith(f"\n{line}") else f"{said}\n{line}"
 
 
 def shown(file: str) -> str:

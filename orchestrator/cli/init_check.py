@@ -121,19 +121,19 @@ def check(command: Command) -> None:
     findings = []
     with command.busy("checking"):
         settings, config = _settings(command)
+        running = _runs(config)
         findings = [
             settings,
             *(one(config) for one in CHECKS),
-            *clouds.examined(config, running=_runs(config)),
+            *clouds.examined(config, running=running),
         ]
     made = tables.table("", "what", "found", "remedy")
     for one in findings:
         mark = Text("OK", style="green") if one.ok else Text("FAIL", style="bold red")
         made.add_row(mark, one.name, Text(one.found), Text(one.remedy))
     all_good = all(one.ok for one in findings)
-    command.answer(
-        {"ok": all_good, "checks": findings}, made, then=("orchestrator up",) if all_good else ()
-    )
+    then = (f"orchestrator {'status' if running else 'up'}",) if all_good else ()
+    command.answer({"ok": all_good, "checks": findings}, made, then=then)
     if not all_good:
         raise typer.Exit(ERROR)
 

@@ -42,7 +42,7 @@ def output(command: Command, job: Job = None, to: To = None) -> None:
     shown = [{"path": one.path, "size_bytes": one.size, "step": one.step} for one in files]
     value = {"job": name, "files": shown}
     if not files:
-        command.answer(value, Text(f"{name} has written nothing to session.output yet"))
+        command.answer(value, Text(f"{name} has written nothing to session.output"))
         return
     if to is not None:
         uncopied = [one.path for one in files if not _copy(checkpoints / name, one.path, to)]

@@ -14,7 +14,7 @@ from agent.messages import JobOrder
 from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.cli.pack import AsModule, Packed, Start, With, pack, start_of
 from orchestrator.formatting import duration, pause, plural
-from orchestrator.paths import Places
+from orchestrator.paths import Places, StateDirError
 
 if TYPE_CHECKING:
     from orchestrator.rehearsal.scenes import Scene, SceneVerdict
@@ -136,15 +136,15 @@ def _row(scene: "Scene") -> Text:
 
 
 def was_rehearsed(state_dir: Path, sha: str) -> bool:
-    with suppress(OSError):
+    with suppress(OSError, StateDirError):
         return sha in Places(state_dir).rehearsed.read_text().split()
     return False
 
 
 def note_rehearsed(state_dir: Path, sha: str) -> None:
     """Note that a script was rehearsed; ignore errors, because only a hint depends on it."""
-    places = Places(state_dir)
-    with suppress(OSError):
+    with suppress(OSError, StateDirError):
+        places = Places(state_dir)
         places.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with places.rehearsed.open("a") as file:
             file.write(f"{sha}\n")

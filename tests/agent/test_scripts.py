@@ -56,6 +56,19 @@ def failed(crew: Crew, script: str) -> WorkerFailed:
     return until("the failure", lambda: crew.of(WorkerFailed))[0]
 
 
+def test_a_name_that_a_worker_of_a_later_step_lacks(crew: Crew) -> None:
+    """Nobody knows if an earlier step sets it: a name that nothing sets was said to be kept in the wrong place."""
+    script = START + STEP.rstrip() + "\n    if step == 1: nothing\n"
+    first = failed(crew, script)
+    crew.start(1)
+    second = until("its failure, too", lambda: crew.of(WorkerFailed)[1:])[0]
+    assert (first.kind, second.kind) == ("exception", "refused")
+    assert second.detail.splitlines()[-1] == (
+        "name 'nothing' is not defined, and this worker came in a later step: if an earlier step or epoch sets nothing, "
+        'it belongs into session.state["nothing"], or is set before the loop'
+    )
+
+
 def test_a_script_that_raises(crew: Crew) -> None:
     """Its own traceback arrives, and ends its log: its file by the name that was submitted, no frame of ours."""
     script = START + textwrap.dedent(

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bidding.compiled import EDITIONS_KEPT, forget_old
+import pytest
+
+from bidding.compiled import EDITIONS_KEPT, cache_of, forget_old
 
 
 def test_machine_code_of_old_sources_goes(tmp_path):
@@ -51,3 +53,27 @@ def test_processes_that_begin_together_compile_a_function_once(tmp_path):
         one.stdin.write("now\n")
         one.stdin.flush()
     assert sorted(one.communicate()[0] for one in asking) == ["0\n", "0\n", "1\n"]
+
+
+@pytest.mark.parametrize("home", ["home", "none"])
+def test_a_package_of_somebody_else_is_compiled_all_the_same(tmp_path, monkeypatch, home):
+    """Nothing can be kept beside it: machine code is kept in the user's own folder, or not at all."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__pycache__").touch()  # a file, so not even root can keep one there
+    (tmp_path / "none").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    cache = cache_of(package, [])
+    file = tmp_path / "asking.py"
+    file.write_text(ASKING)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    asked = subprocess.run(
+        [sys.executable, file, cache],
+        env=env,
+        input="now\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not asked.returncode, asked.stderr
+    assert any((tmp_path / "home").rglob("*.nbc")) == (home == "home")

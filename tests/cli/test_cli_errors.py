@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shells import PROGRAM, Answer
 from test_cli_docs import listed
 
 from orchestrator.__main__ import main as start
@@ -211,6 +212,19 @@ def test_a_name_that_is_no_text_is_refused_in_a_line(shell, place, command):
     answer = shell(command, "--json", *words)
     assert (answer.code, answer.line.startswith(f"tr\\udcff.py: {said}")) == (2, True)
     assert answer.json["error"] == answer.line
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["up"], ["check"], ["output"], ["cost", "--by", "cause"]]
+)
+def test_a_folder_that_is_no_text_is_refused_in_a_line(tmp_path, words):
+    """It came as a traceback, from every command."""
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    asked = [PROGRAM, *words]
+    answer = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
+    refusal = "caf\\udce9/.orchestrator cannot be the state directory (its path is not UTF-8); set manager.state_dir"
+    assert refusal in Answer(answer.returncode, answer.stdout, answer.stderr).line
 
 
 def test_a_house_that_was_killed_is_told_from_one_that_never_was(shell):

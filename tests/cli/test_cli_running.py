@@ -83,6 +83,7 @@ def test_up_shows_what_its_house_says_and_not_the_end_of_another(tmp_path):
 
 def test_check_says_that_the_running_manager_cannot_be_asked(own_house, monkeypatch):
     """A Redis that is stopped holds every command up; later nobody has heard of the manager for long."""
+    assert own_house("check").out.endswith("Next: orchestrator status\n")  # not `up` once more
     ok = {one["name"]: one["ok"] for one in own_house("check", "--json").json["checks"]}
     assert ok["manager"]
     redis_pid = next(

@@ -32,7 +32,7 @@ def submitted(housed):
 
 
 def test_files_are_listed_and_copied(housed, submitted, tmp_path):
-    assert "has written nothing" in housed("output", submitted).out
+    assert housed("output", submitted).out == f"{submitted} has written nothing to session.output\n"
     put(housed, submitted, "metrics.csv", b"0,1\n", 7)
     put(housed, submitted, "plots/a b.png", b"png" * 1000, -1)
     answer = housed("output", submitted)

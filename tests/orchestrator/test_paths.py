@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 
 import pytest
+from somebody import as_somebody_else
 
 from cloud import private
 from cloud.local import short_path
@@ -28,6 +29,14 @@ def test_lack_of_files_is_not_called_a_full_disk(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert said.startswith("no more files can be opened here (Too many open files): ")
     assert "disk" not in said
+
+
+def test_a_state_directory_of_somebody_else_is_refused_at_once(tmp_path):
+    """It was said that nothing runs there, or only that permission is denied."""
+    (tmp_path / "state").mkdir(mode=0o700)
+    refusal = r"state cannot be the state directory \(Permission denied\); set manager.state_dir"
+    with as_somebody_else(), pytest.raises(StateDirError, match=refusal):
+        Places(tmp_path / "state")
 
 
 def test_full_disk_is_said_with_what_comes_then(tmp_path):
