@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The decisions are compiled when their sources have changed, because no manager of a test waits so long.
+COMPILED := $(BIN)/python -c 'from orchestrator.live.manager import rehearse; rehearse()'
 
 # Hundreds of processes import the same modules: where a shell forbids it, each compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,6 +21,7 @@ demo-aws demo-azure: demo-%: $(READY)
 
 # How many run at once is in tests/conftest.py.
 test: $(READY)
+	@$(COMPILED)
 	$(BIN)/python -m pytest -rs -n auto --dist worksteal
 
 check: $(READY)
@@ -52,5 +55,5 @@ $(READY): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (two minutes or so; torch is large) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@$(BIN)/python -c 'from orchestrator.live.manager import rehearse; rehearse()'
+	@$(COMPILED)
 	@touch $@

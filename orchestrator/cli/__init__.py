@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import redis
 import typer
@@ -85,6 +87,24 @@ app = _group(
     "Begin with: orchestrator demo",
     completes=True,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"orchestrator {version('spot-orchestrator')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Take what is no command."""
+
+
 VERBS = (
     init_check.init,
     init_check.check,

@@ -7,6 +7,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,12 @@ def test_without_a_command_there_is_the_help_as_it_is(shell):
     assert (helped.code, helped.err) == (2, "")
     assert helped.out == shell("--help").out
     assert shell("tools").out == shell("tools", "--help").out
+
+
+def test_the_version_is_the_installed_one(shell):
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    assert shell("--version").out == f"orchestrator {project['version']}\n"
 
 
 def test_every_command_has_a_short_help(shell):
