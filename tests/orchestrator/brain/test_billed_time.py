@@ -263,7 +263,11 @@ def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand):
     settled(h, began_s, ended_s)
 
 
-def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
+INTERNAL = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand, missed):
     """Its cloud says that it failed at its launch, and dates its end there: hours of work were free."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="aws_today")
@@ -271,14 +275,34 @@ def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
     (lease,) = h.leases
     h.train(2 * HOUR_S)
     machine = h.machines[lease.machine_id]
-    no = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
     h.ends(machine.id, machine.launched_at_s)
-    h.becomes(machine.id, refusal=no, state="failed")
+    h.becomes(machine.id, refusal=INTERNAL, state="failed")
+    if missed:  # lists have not had it for a while
+        failed = h.machines.pop(machine.id)
+        h.listed()
+        h.wait(60.0)
+        h.listed()
+        h.machines[machine.id] = failed
     for _ in range(2):
         h.listed()
-        due_usd = lease.price_usd_per_h * (h.at_s - machine.launched_at_s) / HOUR_S
+        assert lease.ended_at_s is not None
+        due_usd = lease.price_usd_per_h * (lease.gone_at_s - machine.launched_at_s) / HOUR_S
+        assert due_usd > lease.price_usd_per_h * 2
         assert lease.cost_usd == pytest.approx(due_usd)
         assert h.state.account.spent_usd == pytest.approx(due_usd)
+
+
+def test_a_machine_that_was_given_back_before_it_ran_and_is_listed_as_failed_costs_nothing(hand):
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
+    launched_s = h.at_s
+    h.wait(10.0)
+    h.listed()
+    h.cancel()
+    h.wait(30.0)
+    h.ends(machine_id, launched_s)
+    h.becomes(machine_id, refusal=INTERNAL, state="failed")
+    h.listed()
+    settled(h, launched_s, launched_s)
 
 
 def test_a_price_is_charged_since_its_own_date(hand):
