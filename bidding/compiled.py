@@ -96,6 +96,7 @@ def _once(compile_: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
 
 @contextmanager
 def _held(lock: Path) -> Iterator[None]:
+    lock.parent.mkdir(parents=True, exist_ok=True)  # newer sources may have had it removed
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

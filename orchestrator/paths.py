@@ -42,8 +42,10 @@ class Places:
         except UnicodeEncodeError:
             raise self._unfit("its path is not UTF-8") from None
         try:
-            self.house.exists()
-        except PermissionError as error:  # it is another user's
+            self.house.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:  # it is another user's, or its name is too long
             raise self._unfit(error.strerror) from None
 
     def make(self) -> None:

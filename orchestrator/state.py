@@ -173,7 +173,7 @@ class Lease(msgspec.Struct, kw_only=True):
     disk_from_s: float = 0.0  # it has a disk from its launch on, also while it is pending
     disk_gone_at_s: float = 0.0  # until when its disk was there, if that outlived it
     egress_usd: float = 0.0  # owed once, from when there is a machine
-    paid_usd: dict[str, float] = {}  # by jobs that had it before, which get a refund back
+    paid_usd: dict[str, float] = {}  # by each job, when another one got it or its cost changed
     billing: str | None = None  # the rule that was in force when the machine was asked for
     # When it was known last to be pending, where that is free; None once it runs, or where it costs.
     pending_at_s: float | None = None

@@ -469,8 +469,8 @@ BEHIND = (
     f"that is given to Session(...). {COUNT}"
 )
 ASIDE = (
-    "The script has changed these, and the session does not keep them: {}. Give what has a state_dict to Session(...), "
-    'too; for an attribute Variables(object, "attribute"); another variable belongs into session.state'
+    "The script has changed these, and the session does not keep them: {}. Give Session(...) what has a state_dict, and "
+    'for an attribute Variables(object, "attribute"); any other variable belongs into session.state'
 )
 BEHIND_STATE = (
     "What is written into session.state has to follow from the step, from what backward returns and from session.state "

@@ -634,10 +634,8 @@ def left(folder: Path, job: str) -> Saved | None:
             raise CheckpointError(f"{path} is of an earlier version")
         partitions = [disk.read(partition, one.clock) for partition in range(one.partitions)]
         return saved_of(Clock(measures.up_to(one.clock), partitions, one.elapsed_s, one.tables))
-    except (
-        msgspec.DecodeError,
-        AgentError,
-    ) as error:  # resuming the job looks elsewhere, and says so
+    except (msgspec.DecodeError, AgentError) as error:
+        # Resuming the job looks elsewhere, and says so.
         log.warning("the tables of %s stay as they are: %s", job, error)
         return None
 

@@ -369,14 +369,11 @@ class LiveWorld:
                 self._spawn(self._list(action.place))
             case KeepQuotes():
                 self._spawn(self._keep(action))
-            case (
-                OpenJob()
-                | CloseJob()
-                | StartWorker()
-                | StopWorker()
-                | Regroup()
-                | WriteCheckpoint()
-            ):
+            case OpenJob() | CloseJob():
+                job = action.order.job if isinstance(action, OpenJob) else action.job
+                self._standing[job] = action  # from here on no older one is given again
+                self._spawn(self._insist(job, action, await self._engine.do(action)))
+            case StartWorker() | StopWorker() | Regroup() | WriteCheckpoint():
                 self._spawn(self._outcome(action, await self._engine.do(action)))
             case Note() | Stop():
                 pass
@@ -477,9 +474,6 @@ class LiveWorld:
 
         Where there is no agent, a machine of an earlier cluster is on its way to this one.
         """
-        if isinstance(action, OpenJob | CloseJob):
-            await self._insist(action, taken)
-            return
         try:
             await taken
         except EngineError as error:
@@ -495,24 +489,22 @@ class LiveWorld:
                     )
                 )
 
-    async def _insist(self, action: OpenJob | CloseJob, taken: Awaitable[None]) -> None:
+    async def _insist(self, job: str, action: OpenJob | CloseJob, taken: Awaitable[None]) -> None:
         """Give an order about a job again until the keeper takes it, or a newer one comes.
 
         Workers of a job that was never opened are turned away, and their machines are paid for.
         """
-        job = action.order.job if isinstance(action, OpenJob) else action.job
-        self._standing[job] = action
-        while self._standing.get(job) is action:
+        while True:
             try:
                 await taken
+                break
             except EngineError:
                 await asyncio.sleep(ORDER_AGAIN_S)
-                if self._standing.get(job) is action:
-                    taken = await self._engine.do(action)
-            else:
-                if self._standing.get(job) is action:
-                    del self._standing[job]
+            if self._standing.get(job) is not action:
                 return
+            taken = await self._engine.do(action)
+        if self._standing.get(job) is action:
+            del self._standing[job]
 
     # --- showing ----------------------------------------------------------------------------
 

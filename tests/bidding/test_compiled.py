@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
-from bidding.compiled import EDITIONS_KEPT, cache_of, forget_old
+from bidding.compiled import EDITIONS_KEPT, cache_of, forget_old, machine_code
 
 
 def test_machine_code_of_old_sources_goes(tmp_path):
@@ -53,6 +54,17 @@ def test_processes_that_begin_together_compile_a_function_once(tmp_path):
         one.stdin.write("now\n")
         one.stdin.flush()
     assert sorted(one.communicate()[0] for one in asking) == ["0\n", "0\n", "1\n"]
+
+
+def test_a_process_whose_machine_code_was_removed_compiles_anew(tmp_path):
+    """One that lives long: newer sources keep the newest few editions only."""
+
+    def one_more(x):
+        return x + 1
+
+    made = machine_code(one_more, str(tmp_path / "numba-old"))
+    rmtree(tmp_path / "numba-old")
+    assert made(1) == 2
 
 
 @pytest.mark.parametrize("home", ["home", "none"])

@@ -39,6 +39,11 @@ def test_a_state_directory_of_somebody_else_is_refused_at_once(tmp_path):
         Places(tmp_path / "state")
 
 
+def test_a_state_directory_with_too_long_a_name_is_refused_at_once(tmp_path):
+    with pytest.raises(StateDirError, match=r"\(File name too long\); set manager.state_dir"):
+        Places(tmp_path / ("x" * 300))
+
+
 def test_full_disk_is_said_with_what_comes_then(tmp_path):
     kept, most = resource.getrlimit(resource.RLIMIT_FSIZE), resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))

@@ -380,7 +380,7 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
             _never_ran(state, out, lease, machine, machine.launched_at_s)
             return
         # It ran, so it has cost, whatever its cloud says of its launch now: AWS dates the end then.
-        at_s = at_s if at_s > machine.launched_at_s else state.now_s
+        at_s = state.now_s if _has_run(state, lease, machine) else at_s
         lose(state, out, lease, _ended(machine, at_s), f"{machine.id} is listed as failed")
         if not machine.gone:
             _end_orphan(state, out, machine, f"{machine.id} is listed as failed")
@@ -515,7 +515,8 @@ def _correct(state: State, machine: Machine, asked_at_s: float) -> None:
         state.owing[lease.token] = None
     elif machine.ended_at_s is not None:
         lease.disk_gone_at_s = max(lease.disk_from_s, min(machine.ended_at_s, state.now_s))
-        lease.gone_at_s = lease.disk_gone_at_s if ran else lease.gone_at_s
+        if ran and machine.state != "failed":  # as that is dated at the launch
+            lease.gone_at_s = lease.disk_gone_at_s
         lease.ended_by, lease.dated, lease.lingers = machine.ended_by, True, ""
         state.owing.pop(lease.token, None)
         ledger.recharge(state, lease)

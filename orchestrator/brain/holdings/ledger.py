@@ -283,11 +283,10 @@ def began(state: State, lease: Lease, at_s: float) -> None:
     _accrue(state, lease)
     owed_usd = cost_usd(LOCAL, from_s, state.now_s, lease.prices, None)
     owed_usd += lease.disk_usd_per_h * (state.now_s - lease.disk_from_s) / HOUR_S
+    _charge_held(state, lease, owed_usd - lease.accrued_usd)
     for account in accounts(state, lease):
         settle(account, state.now_s)
-        account.spent_usd += owed_usd - lease.accrued_usd
         account.on_demand_usd -= lease.on_demand_usd_per_h * (from_s - before_s) / HOUR_S
-    lease.accrued_usd = owed_usd
 
 
 def _from(prices: list[tuple[float, float]], from_s: float) -> list[tuple[float, float]]:
@@ -309,9 +308,7 @@ def change_price(state: State, lease: Lease, price_usd_per_h: float, since_s: fl
     more_usd_per_h = price_usd_per_h - lease.price_usd_per_h
     _change_rate(state, lease, more_usd_per_h, 0.0)
     known_h = (state.now_s - max(since_s, lease.prices[-1][0])) / HOUR_S
-    lease.accrued_usd += more_usd_per_h * known_h
-    for account in accounts(state, lease):
-        account.spent_usd += more_usd_per_h * known_h
+    _charge_held(state, lease, more_usd_per_h * known_h)
     lease.price_usd_per_h = price_usd_per_h
     lease.prices = _repriced(lease.prices, price_usd_per_h, since_s)
     if lease.draining_since_s is not None:
@@ -440,25 +437,41 @@ def recharge(state: State, lease: Lease) -> None:
         gone_s = max(began_s, lease.gone_at_s)
         cost += cost_usd(rule, began_s, gone_s, lease.prices, by)
         on_demand = _on_demand_usd(lease, gone_s)
-    more_usd, lease.cost_usd = cost - lease.cost_usd, cost
+    _charge(state, lease, lease.cost_usd, cost)
+    lease.cost_usd = cost
     known = on_demand if lease.on_demand_usd is None else lease.on_demand_usd
     more_on_demand_usd, lease.on_demand_usd = on_demand - known, on_demand
     job = state.jobs.get(lease.job)
     for account in (state.account, *(() if job is None else (job.account,))):
-        account.spent_usd += more_usd
         account.on_demand_usd += more_on_demand_usd
-    _return(state, lease, max(0.0, sum(lease.paid_usd.values()) - cost))
 
 
-def _return(state: State, lease: Lease, usd: float) -> None:
-    """Give back to the jobs that had the machine before what its present one has not paid."""
-    for name in reversed(lease.paid_usd):
-        part = min(usd, lease.paid_usd[name])
-        lease.paid_usd[name] -= part
-        usd -= part
-        for job_id, more_usd in ((name, -part), (lease.job, part)):
-            if job_id in state.jobs:
-                state.jobs[job_id].account.spent_usd += more_usd
+def _charge_held(state: State, lease: Lease, more_usd: float) -> None:
+    """Correct what a machine has cost so far; what it costs from now on is its present job's."""
+    before_usd = lease.accrued_usd + lease.egress_usd
+    _charge(state, lease, before_usd, before_usd + more_usd)
+    lease.accrued_usd += more_usd
+    if lease.paid_usd:
+        lease.paid_usd = _shares_usd(lease, before_usd + more_usd)
+
+
+def _charge(state: State, lease: Lease, before_usd: float, usd: float) -> None:
+    """Correct what a machine has cost; a refund goes to all jobs that have paid for it."""
+    state.account.spent_usd += usd - before_usd
+    before, now = _shares_usd(lease, before_usd), _shares_usd(lease, usd)
+    for job_id in now:
+        if job_id in state.jobs:
+            state.jobs[job_id].account.spent_usd += now[job_id] - before[job_id]
+
+
+def _shares_usd(lease: Lease, usd: float) -> dict[str, float]:
+    """Return what each job pays of a machine's cost: who had it before no more than it has paid."""
+    shares: dict[str, float] = {}
+    for job_id, paid_usd in lease.paid_usd.items():
+        shares[job_id] = min(paid_usd, usd)
+        usd -= shares[job_id]
+    shares[lease.job] = shares.get(lease.job, 0.0) + usd
+    return shares
 
 
 def forget(state: State, job: Job, gone: Sequence[Lease]) -> float:
@@ -519,8 +532,7 @@ def _number(value: float) -> float:
 def hand_over(state: State, lease: Lease, to: Job) -> None:
     """Charge the lease to a different job from now on."""
     _accrue(state, lease)
-    paid_usd = lease.accrued_usd + lease.egress_usd - sum(lease.paid_usd.values())
-    lease.paid_usd[lease.job] = lease.paid_usd.pop(lease.job, 0.0) + paid_usd
+    lease.paid_usd = _shares_usd(lease, lease.accrued_usd + lease.egress_usd)
     reserved = _reserved_usd(state, lease)
     old = state.jobs[lease.job].account
     for account, sign in ((old, -1), (to.account, 1)):

@@ -263,7 +263,11 @@ def test_nothing_is_refunded_until_the_cloud_says_that_it_took_a_machine(hand):
     settled(h, began_s, ended_s)
 
 
-def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
+INTERNAL = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand, missed):
     """Its cloud says that it failed at its launch, and dates its end there: hours of work were free."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="aws_today")
@@ -271,14 +275,34 @@ def test_a_machine_that_worked_and_is_listed_as_failed_has_cost(hand):
     (lease,) = h.leases
     h.train(2 * HOUR_S)
     machine = h.machines[lease.machine_id]
-    no = Refusal(scope="pool", code="Server.InternalError", said="an internal error")
     h.ends(machine.id, machine.launched_at_s)
-    h.becomes(machine.id, refusal=no, state="failed")
+    h.becomes(machine.id, refusal=INTERNAL, state="failed")
+    if missed:  # lists have not had it for a while
+        failed = h.machines.pop(machine.id)
+        h.listed()
+        h.wait(60.0)
+        h.listed()
+        h.machines[machine.id] = failed
     for _ in range(2):
         h.listed()
-        due_usd = lease.price_usd_per_h * (h.at_s - machine.launched_at_s) / HOUR_S
+        assert lease.ended_at_s is not None
+        due_usd = lease.price_usd_per_h * (lease.gone_at_s - machine.launched_at_s) / HOUR_S
+        assert due_usd > lease.price_usd_per_h * 2
         assert lease.cost_usd == pytest.approx(due_usd)
         assert h.state.account.spent_usd == pytest.approx(due_usd)
+
+
+def test_a_machine_that_was_given_back_before_it_ran_and_is_listed_as_failed_costs_nothing(hand):
+    h, machine_id = bought(hand, Traits(billing="local", pending_is_free=True))
+    launched_s = h.at_s
+    h.wait(10.0)
+    h.listed()
+    h.cancel()
+    h.wait(30.0)
+    h.ends(machine_id, launched_s)
+    h.becomes(machine_id, refusal=INTERNAL, state="failed")
+    h.listed()
+    settled(h, launched_s, launched_s)
 
 
 def test_a_price_is_charged_since_its_own_date(hand):
@@ -421,3 +445,30 @@ def test_a_refund_goes_to_the_jobs_that_have_paid(hand):
     assert lease.cost_usd == 0.0
     assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
     assert h.state.account.spent_usd == pytest.approx(0.0)
+
+
+def test_a_later_beginning_is_to_the_good_of_the_jobs_that_have_paid(hand):
+    """It is heard of when the machine is the next job's, which had spent less than nothing."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today", pending_is_free=True)
+    h.steps_total = 10_000
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    h.train(300.0)
+    h.submit("next", slots_max=1, budget_usd=0.02)
+    h.completed(h.steps_total)
+    h.wait(20.0)
+    assert lease.job == "next"
+    h.becomes(lease.machine_id, began_at_s=h.machines[lease.machine_id].launched_at_s + 200.0)
+    h.listed()
+    paid = [h.state.jobs[name].account for name in ("job", "next")]
+    each = [ledger.spent_usd(account, h.at_s) for account in paid]
+    assert min(each) > -1e-12
+    assert sum(each) == pytest.approx(ledger.cost_so_far_usd(lease, h.at_s))
+    h.wait(100.0)
+    for other in [e for e in h.leases if e is not lease]:
+        h.refused(h.only(h.said, Launch)[-1])
+        assert other.token not in h.state.leases
+    h.taken(lease.machine_id)
+    assert lease.cost_usd == 0.0
+    assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
