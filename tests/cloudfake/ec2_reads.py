@@ -353,7 +353,8 @@ def _role(call: Call) -> str:
 @action("iam", "GetRole")
 def get_role(call: Call) -> dict[str, Any]:
     call.need("iam:GetRole", _role(call), {})
-    return {"Role": {"RoleName": call.who, "Arn": _role(call), "Path": call.account.role_path}}
+    role = {"RoleName": call.who, "RoleId": "AROA0123456789ABCDEF", "Path": call.account.role_path}
+    return {"Role": {**role, "Arn": _role(call), "CreateDate": iso(0.0)}}
 
 
 @action("iam", "SimulatePrincipalPolicy")
