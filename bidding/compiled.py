@@ -10,7 +10,7 @@ the user's own folder, and if that takes nothing either, each process compiles f
 import fcntl
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import lru_cache, wraps
 from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
@@ -41,6 +41,7 @@ def cache_of(package: Path, sources: Iterable[Path]) -> str:
     return str(beside)
 
 
+@lru_cache  # it is asked for each function of a package
 def _takes_files(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -424,26 +424,36 @@ def test_a_clock_that_is_wrong_changes_no_bill_and_no_notice(hand, ahead_s, corr
     assert ledger.spent_usd(h.job.account, h.state.now_s) >= due_usd * (1 - 1e-6)
 
 
-def test_a_refund_goes_to_the_jobs_that_have_paid(hand):
-    """A machine that a job has left to the next one was free: the next one has no more to spend for that."""
-    h = hand(on_demand_allowed=False)
-    h.traits = Traits(billing="aws_today")
+def left_to_the_next(h, trained_s):
+    """A machine that the first of two jobs has left to the second one, and what they have paid."""
     h.steps_total = 10_000
     h.running(slots_max=1)
     (lease,) = h.leases
-    h.train(3000.0)
+    h.train(trained_s)
     h.submit("next", slots_max=1, budget_usd=0.02)
     h.completed(h.steps_total)
     h.wait(20.0)
-    paid = [h.state.jobs[name].account for name in ("job", "next")]
     assert lease.job == "next"
-    assert all(ledger.spent_usd(account, h.at_s) > 0 for account in paid)
+    return lease, [h.state.jobs[name].account for name in ("job", "next")]
+
+
+def taken_for_nothing(h, lease, paid):
+    """Its cloud takes the machine within its first hour, and all is given back."""
     for other in [e for e in h.leases if e is not lease]:
         h.refused(h.only(h.said, Launch)[-1])
         assert other.token not in h.state.leases
     h.taken(lease.machine_id)
     assert lease.cost_usd == 0.0
     assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
+
+
+def test_a_refund_goes_to_the_jobs_that_have_paid(hand):
+    """A machine that a job has left to the next one was free: the next one has no more to spend for that."""
+    h = hand(on_demand_allowed=False)
+    h.traits = Traits(billing="aws_today")
+    lease, paid = left_to_the_next(h, 3000.0)
+    assert all(ledger.spent_usd(account, h.at_s) > 0 for account in paid)
+    taken_for_nothing(h, lease, paid)
     assert h.state.account.spent_usd == pytest.approx(0.0)
 
 
@@ -451,24 +461,11 @@ def test_a_later_beginning_is_to_the_good_of_the_jobs_that_have_paid(hand):
     """It is heard of when the machine is the next job's, which had spent less than nothing."""
     h = hand(on_demand_allowed=False)
     h.traits = Traits(billing="aws_today", pending_is_free=True)
-    h.steps_total = 10_000
-    h.running(slots_max=1)
-    (lease,) = h.leases
-    h.train(300.0)
-    h.submit("next", slots_max=1, budget_usd=0.02)
-    h.completed(h.steps_total)
-    h.wait(20.0)
-    assert lease.job == "next"
+    lease, paid = left_to_the_next(h, 300.0)
     h.becomes(lease.machine_id, began_at_s=h.machines[lease.machine_id].launched_at_s + 200.0)
     h.listed()
-    paid = [h.state.jobs[name].account for name in ("job", "next")]
     each = [ledger.spent_usd(account, h.at_s) for account in paid]
     assert min(each) > -1e-12
     assert sum(each) == pytest.approx(ledger.cost_so_far_usd(lease, h.at_s))
     h.wait(100.0)
-    for other in [e for e in h.leases if e is not lease]:
-        h.refused(h.only(h.said, Launch)[-1])
-        assert other.token not in h.state.leases
-    h.taken(lease.machine_id)
-    assert lease.cost_usd == 0.0
-    assert [account.spent_usd for account in paid] == pytest.approx([0.0, 0.0])
+    taken_for_nothing(h, lease, paid)
