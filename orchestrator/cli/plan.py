@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -77,8 +77,18 @@ def plan(  # noqa: PLR0913 - a parameter per option
     model on any machines, see: orchestrator tools profile --help
     """
     if on is not None or script.suffix == ".json":
-        _on_machines(command, script, on or [], (batch, sharding), gantt)
+        of_a_script = {
+            "-m": as_module,
+            "--with": bool(with_),
+            "--step-s": step_s is not None,
+            "--budget": budget is not None,
+            "--deadline": deadline is not None,
+            "-- ARGS": bool(arguments),
+        }
+        _refuse(of_a_script, "the plan of a script; with --on no price is known")
+        _on_machines(command, script, on or [], (batch, sharding), steps, gantt)
         return
+    _refuse({"--batch": batch is not None, "--sharding": sharding != "none"}, "a plan with --on")
     if step_s is not None and not 0 < step_s < 1e6:
         raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
     from orchestrator.preview import preview
@@ -136,6 +146,13 @@ def plan(  # noqa: PLR0913 - a parameter per option
             ),
         ),
     )
+
+
+def _refuse(given: Mapping[str, bool], of: str) -> None:
+    """Refuse options that would change nothing here."""
+    for option, is_given in given.items():
+        if is_given:
+            raise CommandError(f"{option}: belongs to {of}; leave it out", USAGE)
 
 
 def _offers(rows: "Sequence[Considered]") -> Table:
@@ -317,6 +334,7 @@ def _on_machines(
     source: Path,
     on: Sequence[str],
     asked: "tuple[int | None, Sharding]",
+    steps: int | None,
     gantt: Path | None,
 ) -> None:
     """Answer with the best layout for these machines, its stages, and what else was compared."""
@@ -340,14 +358,20 @@ def _on_machines(
             "chains": [[names[g] for g in chain.groups] for chain in chains],
             "compared": found.candidates,
             "took_s": took_s,
+            "steps_s": None if steps is None else steps * found.step_s,
             "gantt": None if gantt is None else str(gantt),
         },
         Text(found.because),
         _comparison(found.candidates),
         _stages(found, profile),
         Text(_shares(found, chains, names)),
+        *([] if steps is None else [Text(_lasts(steps, found.step_s))]),
         *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
     )
+
+
+def _lasts(steps: int, step_s: float) -> str:
+    return f"{plural(steps, 'step')}: {duration(steps * step_s)}, if no machine is lost"
 
 
 def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Holding]]":

@@ -10,6 +10,7 @@ from test_watch import JOB
 
 from agent.profile import parse, render
 from orchestrator.cli.tools.trace import unmeasured
+from orchestrator.formatting import duration
 
 
 @pytest.fixture
@@ -36,9 +37,12 @@ def test_any_footprint_has_a_layout(known, on, workers):
     assert sum(plan["shares"]) == 64
     chosen, *others = answer.json["compared"]
     assert all(other["step_s"] >= chosen["step_s"] for other in others)
-    text = known("plan", "fast.json", "--on", on, "--batch", "64").out
+    assert answer.json["steps_s"] is None
+    text = known("plan", "fast.json", "--on", on, "--batch", "64", "--steps", "1000000").out
     assert f"on {workers:,} worker" in text
     assert "\ntake " in text
+    lasts = duration(1e6 * answer.json["plan"]["cost"]["step_s"])
+    assert f"1,000,000 steps: {lasts}, if no machine is lost" in text
 
 
 def test_machines_of_one_kind_and_several_sizes_are_as_many_as_they_are(known):
@@ -89,6 +93,9 @@ def test_unlike_machines_share_by_pace(known):
         ),
         (("fast.json", "--on", "4", "--batch", "8", "--sharding", "offload"), 2, "host memory"),
         (("fast.json", "--on", "4", "--batch", "8", "--gantt", "no/a.svg"), 2, "No such file"),
+        (("fast.json", "--on", "4", "--batch", "8", "--budget", "0"), 2, "--budget: belongs to"),
+        (("fast.json", "--on", "4", "--batch", "8", "--", "--lr", "1"), 2, "-- ARGS: belongs to"),
+        (("train.py", "--batch", "8"), 2, "--batch: belongs to a plan with --on"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(known, words, code, said):
