@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -243,6 +243,13 @@ def expanded(option: str, word: str) -> Path:
     except ValueError as error:
         raise CommandError(f"{option}: {error}", USAGE) from None
     return path
+
+
+def refuse_options(given: Mapping[str, bool], to: str) -> None:
+    """Refuse options that would change nothing without those that they belong to."""
+    for option, is_given in given.items():
+        if is_given:
+            raise CommandError(f"{option}: belongs to {to}; without that, leave it out", USAGE)
 
 
 def write_file(file: Path, text: str, option: str) -> None:

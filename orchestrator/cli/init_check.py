@@ -21,7 +21,7 @@ from rich.text import Text
 from cloud.findings import Finding, bad, good
 from orchestrator import clouds
 from orchestrator.cli import tables, watch
-from orchestrator.cli.command import ERROR, Command, CommandError
+from orchestrator.cli.command import ERROR, Command, CommandError, refuse_options
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
 from orchestrator.formatting import instead_of
@@ -63,20 +63,20 @@ def init(  # noqa: PLR0913 - a parameter per option
     also into a file that is there; then the commands are named that make its parts.
     """
     path = command.given_path or Path(FILE_NAME)
+    said = {
+        "region": region,
+        "types": types,
+        "bucket": bucket,
+        "subscription": subscription,
+        "image": image,
+        "ssh_key": ssh_key,
+        "outputs": outputs,
+    }
     if cloud is not None:
-        _init_cloud(
-            command,
-            path,
-            cloud,
-            region=region,
-            types=types,
-            bucket=bucket,
-            subscription=subscription,
-            image=image,
-            ssh_key=ssh_key,
-            outputs=outputs,
-        )
+        _init_cloud(command, path, cloud, **said)
         return
+    options = {f"--{name.replace('_', '-')}": value is not None for name, value in said.items()}
+    refuse_options(options, "--cloud aws or --cloud azure")
     try:
         with path.open("x") as sink:
             sink.write(template())

@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, write_file
+from orchestrator.cli.command import (
+    JOB_FAILED,
+    USAGE,
+    Command,
+    CommandError,
+    refuse_options,
+    write_file,
+)
 from orchestrator.cli.pack import AsModule, With, pack, start_of
 from orchestrator.cli.submit import job_spec, with_limits
 from orchestrator.client import NotRunning
@@ -85,10 +92,12 @@ def plan(  # noqa: PLR0913 - a parameter per option
             "--deadline": deadline is not None,
             "-- ARGS": bool(arguments),
         }
-        _refuse(of_a_script, "the plan of a script; with --on no price is known")
+        refuse_options(of_a_script, "the plan of a script, without --on")
         _on_machines(command, script, on or [], (batch, sharding), steps, gantt)
         return
-    _refuse({"--batch": batch is not None, "--sharding": sharding != "none"}, "a plan with --on")
+    refuse_options(
+        {"--batch": batch is not None, "--sharding": sharding != "none"}, "a plan with --on"
+    )
     if step_s is not None and not 0 < step_s < 1e6:
         raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
     from orchestrator.preview import preview
@@ -146,13 +155,6 @@ def plan(  # noqa: PLR0913 - a parameter per option
             ),
         ),
     )
-
-
-def _refuse(given: Mapping[str, bool], of: str) -> None:
-    """Refuse options that would change nothing here."""
-    for option, is_given in given.items():
-        if is_given:
-            raise CommandError(f"{option}: belongs to {of}; leave it out", USAGE)
 
 
 def _offers(rows: "Sequence[Considered]") -> Table:

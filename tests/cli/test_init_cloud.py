@@ -108,6 +108,14 @@ def test_only_the_lines_of_the_cloud_change(shell):
     assert (shell.folder / "orchestrator.toml").read_text() == text
 
 
+def test_an_option_of_a_cloud_without_one_is_refused(shell):
+    """A region alone would be left out of the file that is written."""
+    refused = shell("init", "--region", "eu-west-1")
+    assert refused.code == 2
+    assert "--region: belongs to --cloud aws or --cloud azure" in refused.line
+    assert not (shell.folder / "orchestrator.toml").exists()
+
+
 def test_a_second_region_is_added_to_the_first(shell):
     """Its network has other addresses, and until it has its parts the first one buys alone."""
     for region in ("us-east-1", "us-west-2"):
