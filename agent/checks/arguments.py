@@ -80,7 +80,7 @@ def _check_saved(module: torch.nn.Module) -> None:
     """
     saved = module.state_dict(keep_vars=True)
     for name, item in saved.items():
-        if isinstance(item, torch.Tensor) and (why := why_unsaved(item)):
+        if isinstance(item, torch.Tensor) and (why := why_unsaved(item) or _why_unloaded(item)):
             raise Misuse(f"Session: {name!r} of {type(module).__name__}: {why}")
     for name, param in module.named_parameters():
         if saved.get(name) is not param:
@@ -89,6 +89,16 @@ def _check_saved(module: torch.nn.Module) -> None:
                 "name, so a joining worker would not get it. Leave state_dict() as torch has it, and leave out or "
                 "rename in a method of another name"
             )
+
+
+def _why_unloaded(tensor: torch.Tensor) -> str:
+    """Return why a saved buffer could not be written to; "" if it could.
+
+    A parameter may be one number for all here, as those are that are held elsewhere.
+    """
+    if isinstance(tensor, torch.nn.Parameter) or torch._debug_has_internal_overlap(tensor) != 1:
+        return ""
+    return "a tensor of which several numbers lie in one place, as after expand(...), cannot be loaded: keep .clone() of it"
 
 
 def check_unborn(unborn: Iterable[Unborn[Any]], models: Models, others: Sequence[object]) -> None:

@@ -574,7 +574,7 @@ class KeptJob:
         except CheckpointError as error:
             self._say(f"{unread.manifest} cannot be set aside now: {error}")
         with self._lock:
-            if self.vault.is_from(unread.manifest):
+            if self.vault.forget(unread.manifest):
                 self._regrouping.lose_backup()
 
     def _look_up(self, member: Member, key: str) -> None:

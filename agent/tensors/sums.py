@@ -310,7 +310,8 @@ class SumSpace:
         """Give up the step, leaving zero gradients for a script that reads some."""
         self.begin()
         for param in self.params.values():
-            param.grad = None if is_away(param) else torch.zeros_like(param)
+            # Contiguous whatever the parameter's strides, as a sum's gradients are.
+            param.grad = None if is_away(param) else param.new_zeros(param.shape)
 
     def _bring_home(self) -> None:
         """Put buffers back into their places with their new values.

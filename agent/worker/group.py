@@ -190,20 +190,21 @@ class Group(Participant):
         self._told_to_lead = False
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
-        """Enter a layout of version 0 in the middle of step 0; a later one needs a boundary.
+        """Enter a layout of version 0 in the middle of step 0; any state needs a boundary.
 
         Return False, and go astray, if the job is past version 0 or has ended, or if it asks this
-        worker for a proof.
+        worker for a proof or has a state for it, which lacks what the script has set since.
         """
         self._introduce(replica, facts)
         while True:
             self.wait(self._called, interruptible=False)
             order = self.order
             if self._done or self._proving.asked or order is None or order.version:
-                self.replica.go_astray()
-                return False
+                break
             try:
                 self._enter()
+                if self._needs_state:
+                    break
                 if self._take_part(replica):
                     self._send_what_is_due()
                     self._landing.clear()
@@ -211,6 +212,8 @@ class Group(Participant):
                     return True
             except Interrupted:
                 continue
+        replica.go_astray()
+        return False
 
     def logged(self, step: int) -> Summed | None:
         if self._proving.going:

@@ -1,9 +1,11 @@
 """Workers that begin a job together, and come to its first step before anybody knows its microbatches."""
 
-import pytest
-from crews import Crew, until
+from pathlib import Path
 
-from agent.messages import WorkerFailed
+import pytest
+from crews import Crew, ends_alike, played_alone, until
+
+from agent.messages import WorkerFailed, WorkerLost
 
 pytestmark = pytest.mark.processes
 
@@ -39,3 +41,51 @@ def test_a_model_changed_before_the_first_backward_is_refused_where_a_state_come
     (failed, *_) = until("the refusal", lambda: crew.of(WorkerFailed))
     assert failed.kind == "refused"
     assert "'bias' was changed before session.backward" in failed.detail
+
+
+SETS = f"""
+import sys
+import torch
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+optimizer = torch.optim.MADE
+session = Session(model, optimizer)
+session.state["rates"] = []
+for step in session.steps({STEPS}):
+    rows = list(torch.randn(6, 2, 2, 3, 3, generator=torch.Generator().manual_seed(step)))
+    session.state["rates"].append(0.1 / (step + 1))
+    optimizer.param_groups[0]["lr"] = session.state["rates"][-1]
+
+    def closure():
+        optimizer.zero_grad()
+        return session.backward(lambda x: model(x).square().mean(), rows)
+
+    loss = STEPPED
+    if session.leader:
+        print(f"step {{step}} loss {{float(loss)!r}} {{len(session.state['rates'])}}")
+if session.leader:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+PLAIN = "loss = closure(); optimizer.step()"
+
+
+@pytest.mark.parametrize(
+    ("made", "stepped"),
+    [
+        ("AdamW(model.parameters())", PLAIN),
+        ("LBFGS(model.parameters(), max_iter=3)", "loss = optimizer.step(closure)"),
+    ],
+)
+def test_what_is_set_before_the_first_backward_stays_on_every_worker(
+    crew: Crew, tmp_path: Path, made: str, stepped: str
+) -> None:
+    """The state of the one that all begin with is of the boundary before. LBFGS has its own in hand already, and asks for
+    gradients as the script has them."""
+    script = SETS.replace("MADE", made).replace("loss = STEPPED", stepped)
+    (tmp_path / "train.py").write_text(script)
+    alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt")
+    crew.begin(3, script, str(tmp_path / "out.pt"))
+    ends_alike(crew, alone, STEPS, besides=("the model was not measured",))
+    assert crew.of(WorkerLost) == []

@@ -542,8 +542,9 @@ class Vault:
         if (stored is None or stored.place != self._earlier_place) and self.offsite is not None:
             self.offsite.set_aside(manifest, why)
 
-    def is_from(self, manifest: str) -> bool:
-        """Whether the backup is of this manifest in the store."""
+    def forget(self, manifest: str) -> bool:
+        """Have nobody prove itself by an older state; return whether the backup is of this one."""
+        self._older = self._aside = None  # else each worker would be lost that reads it
         stored = None if self.backup is None else self.backup.stored
         return stored is not None and stored.manifest == manifest
 

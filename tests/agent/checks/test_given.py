@@ -36,6 +36,7 @@ class Renames(nn.Linear):
             "'odd' of Linear: a tensor of torch.complex128 .* keep it as complex64",
         ),
         (with_buffer(torch.eye(2).to_sparse()), "'odd' of Linear: a tensor .*: keep it dense"),
+        (with_buffer(torch.ones(3, 1).expand(3, 4)), r"'odd' of Linear: .*: keep .clone\(\) of it"),
     ],
 )
 def test_a_model_that_cannot_be_saved_by_name_is_refused(model: nn.Module, what: str) -> None:
@@ -45,6 +46,10 @@ def test_a_model_that_cannot_be_saved_by_name_is_refused(model: nn.Module, what:
 
 def test_models_with_the_same_names_are_no_misuse() -> None:
     check_modules({"model": nn.Linear(1, 1), "Linear1": nn.Linear(1, 1)}, built=True)
+
+
+def test_a_buffer_in_another_order_is_no_misuse() -> None:
+    check_modules({"model": with_buffer(torch.ones(3, 4).t()[::2])}, built=True)
 
 
 def test_an_optimizer_of_an_unregistered_parameter_is_refused() -> None:

@@ -345,13 +345,28 @@ def test_damage_is_found_by_who_reads_and_the_one_before_is_used(scene: Scene) -
     with pytest.raises(WireError, match="does not have its checksum"):
         gathered.read([Want(layer=layer.name, start=0, into=into)])
     (unread,) = said
-    assert scene.vault.is_from(unread.manifest)
+    assert scene.vault.forget(unread.manifest)
     scene.vault.unread(unread.manifest, unread.why)
     scene.vault.drop()
     saved = scene.vault.recall(2, patient=True).saved
     assert saved is not None
     scene.vault.adopt(saved)
     assert scene.restored() == bytes_of(1)
+
+
+def test_nobody_proves_itself_by_what_could_not_be_read(scene: Scene) -> None:
+    """Each newcomer would be lost on it, for ever where none is left whose steps make the next one provable."""
+    vault = scene.vault
+    scene.snapshot(1)
+    vault._question = Question(
+        version=1, script_step=1, microbatches=(0,), commits=1, complete=True, known=()
+    )
+    scene.snapshot(2)
+    before = vault.asked(partly=True).backup
+    assert before.version == 1
+    assert not vault.forget(before.stored.manifest), "the job goes on from version 2"
+    assert vault.asked(partly=True) is None
+    assert scene.restored() == bytes_of(2)
 
 
 def test_what_is_half_written_goes_with_the_job(scene: Scene) -> None:
