@@ -158,8 +158,10 @@ class Loop:
                 return
             output, begun = self.world.output, first + epoch * length
             output.within = range(begun + 1, begun + length)
+            # Who has reproduced the first step of an epoch may be given the state before it.
+            self.replica.keeps_own = self.world.proves and turn == begun
             arrived = self.arrive()
-            output.within = None
+            self.replica.keeps_own, output.within = False, None
             if not arrived:
                 return
             now, place = divmod(self.replica.turn - first, length)

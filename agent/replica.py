@@ -25,7 +25,7 @@ from agent.profile import Stragglers, SumFormat
 from agent.sharded.holdings import Holdings
 from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
 from agent.store.memory import Arena
-from agent.store.shares import Gathered, Share
+from agent.store.shares import Gathered
 from agent.tensors import shards
 from agent.tensors.absent import watch
 from agent.tensors.device import CPU, seed_python
@@ -117,7 +117,10 @@ class Replica:
         self._total_here: Sum | None = None
         self._kept: Collected | None = None
         self._arena = Arena()  # the memory for optimizer state that has none yet
-        self._aside: tuple[Share, memoryview] | None = None
+        self._aside: Gathered | None = None
+        self.keeps_own = False
+        """Whether a state from before the present one leads to a place that the script left."""
+        self._own: Gathered | None = None
         self._settings_aside: list[dict[str, Any]] = []
         self._comes_in = False
         self.between = False
@@ -311,6 +314,13 @@ class Replica:
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take over a state; layers that are not in `only` are not here afterwards."""
+        back = (
+            self.keeps_own
+            and only is None
+            and self.holdings.here is None
+            and version < self.version
+        )
+        self._own = self._copied() if back else None
         self._forget()
         self._kept = None
         if only is None:
@@ -319,11 +329,14 @@ class Replica:
         else:
             self._keep(only)
             self.holdings.make_room(only)
-        with self._unseen():
-            fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
+        self._fill(gathered, only)
         self.version, self.given, self.loaded = version, -1, True
         # The step that led here was done by others.
         self.played = False
+
+    def _fill(self, gathered: Gathered, only: frozenset[str] | None = None) -> None:
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
 
     def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
         """Take over layers that were not here, of the version that the others have.
@@ -353,17 +366,26 @@ class Replica:
         With `to_epoch` the script begins the present epoch, otherwise it goes on where it was.
         """
         self._comes_in = comes_in
-        share, pieces = share_of(self.settled(), 1, 0)
-        self._aside = share, memoryview(b"".join(here(pieces)))
+        self._aside = self._copied()
         # The layers that are here need not be of every group.
         self._settings_aside = [_settings_of(group) for group in self._param_groups()]
         self.stage, self._kept = "aside", None
         self.groups.go_back(to_epoch=to_epoch)
+        if self._own is not None:
+            # The end of an epoch may need what its steps have made.
+            self._fill(self._own)
+            self._own = None
+
+    def _copied(self) -> Gathered:
+        share, pieces = share_of(self.settled(), 1, 0)
+        copied = Gathered()
+        copied.add(share, memoryview(b"".join(here(pieces))))
+        return copied
 
     def take_up(self) -> None:
         """Restore the state that was put aside, whatever the script has done to its objects."""
         assert self._aside is not None
-        gathered, self._aside = _gathered(*self._aside), None
+        gathered, self._aside = self._aside, None
         self.load(gathered, self.version, self.holdings.here)
         for group, settings in zip(self._param_groups(), self._settings_aside, strict=True):
             for name in {*group} - {*settings, "params"}:
@@ -438,9 +460,3 @@ def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
     settings = {key: value for key, value in group.items() if key != "params"}
     copied: dict[str, Any] = pytree.tree_map_only(torch.Tensor, torch.clone, settings)
     return copied
-
-
-def _gathered(share: Share, payload: memoryview) -> Gathered:
-    gathered = Gathered()
-    gathered.add(share, payload)
-    return gathered

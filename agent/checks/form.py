@@ -23,6 +23,7 @@ class _Part:
         self.name, self.module = name, module
         self.children = [*map(id, module._modules.values())]
         self.params = [*map(id, module._parameters.values())]
+        self._names = _names(module)
         self.looks = _looks(module)
         kept = {key for key in module._buffers if key not in module._non_persistent_buffers_set}
         self.buffers = {key: _form(module._buffers[key]) for key in kept}
@@ -42,6 +43,11 @@ class _Part:
             and len(module._buffers.keys() - module._non_persistent_buffers_set)
             == len(self.buffers)
         )
+
+    def renamed(self) -> list[str]:
+        """Return the names that something else has now, or nothing."""
+        changed = _names(self.module) ^ self._names
+        return sorted(f"{self.name}.{key}".strip(".") for key, _ in changed)
 
 
 class Form:
@@ -109,14 +115,19 @@ class Form:
                         "and a joining worker has room for that only. Make it as large as it will be, or "
                         "register_buffer(..., persistent=False) if it can be computed again"
                     )
+        name = next((name for part in self._parts for name in part.renamed()), "a module")
         return (
-            "a module was put into the model, or taken out of it, after Session(...) was made, which a joining "
-            "worker would not know. Make the whole model before"
+            f"{name!r} was put into the model, taken out of it or replaced after Session(...) was made, which a "
+            "joining worker would not know. Make the whole model before"
         )
 
 
 def _look(param: torch.Tensor) -> Look:
     return param.dtype, param.shape, param.device
+
+
+def _names(module: torch.nn.Module) -> set[tuple[str, int]]:
+    return {(k, id(it)) for k, it in (*module._modules.items(), *module._parameters.items())}
 
 
 def _looks(module: torch.nn.Module) -> list[Look]:

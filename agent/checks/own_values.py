@@ -7,6 +7,7 @@ one of them is the usual cause. Of tensors a few numbers are looked at.
 """
 
 import contextlib
+import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import islice
@@ -94,12 +95,13 @@ class OwnValues:
         held = self._held()
         for name, thing, begun in (*self._objects, *self._kept):
             for key, value in self._of_object(thing, held).items():
-                # A module may show what its last forward has made.
                 shown = type(value) is Mark and value.form is not COLLECTION
-                if key not in begun or (shown and begun[key] is None):
-                    if not shown:
-                        yield f"{name}.{key}"
-                elif _differs(begun[key], value):
+                was = begun.get(key)
+                # A module may show what its last forward has made.
+                made = isinstance(thing, torch.nn.Module) and type(was) in PLAIN
+                if shown and (was is None or made):
+                    continue
+                if key not in begun or _differs(was, value):
                     yield f"{name}.{key}"
         kept = {id(value) for state in self._states for value in state.values()}
         for space in () if self._loop is None else _spaces(self._loop):
@@ -183,13 +185,21 @@ def _state_of(thing: Stateful) -> Mapping[str, Any]:
 
 
 def _differs(begun: object, now: object) -> bool:
-    """Return whether a value is another one; what got another form is another thing by its name."""
+    """Return whether a value is another one; what got another form is another thing by its name.
+
+    A best loss that begins as 0 may become a tensor or an array, of one number still.
+    """
     if now is OTHER or isinstance(now, Mark) is not isinstance(begun, Mark):
-        return begun is None or now is None
+        return begun is None or now is None or (type(begun) in (int, float) and _is_number(now))
     if isinstance(now, Mark) and isinstance(begun, Mark):
         return now.form == begun.form and now.place != begun.place
     # Not a number is no other value than before, though it equals none.
     return now != begun and (repr(now), repr(begun)) != ("nan", "nan")
+
+
+def _is_number(thing: object) -> bool:
+    form = thing.form if isinstance(thing, Mark) else None
+    return isinstance(form, list) and [math.prod(shape) for shape, _ in form] == [1]
 
 
 def _standing(thing: object) -> Mark | None:

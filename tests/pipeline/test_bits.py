@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playing import MODELS, alone, graph_of, rows, same_weights, together
+from playing import MODELS, ResNet, alone, graph_of, pictures, rows, same_weights, together
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -160,13 +160,24 @@ class Looking(nn.Module):
 @pytest.mark.parametrize("look", [False, True])
 def test_a_weight_that_is_computed_once_for_two_uses(look: bool) -> None:
     """Its gradients are added before they reach what it is computed of."""
-    factory = partial(Cached, look=look)
-    losses, expected, own = alone(factory, rows, 2, 3)
-    points = cut_points(graph_of(factory, rows)[1])
+    at_every_cut(partial(Cached, look=look), rows)
+
+
+def test_a_picture_by_itself_keeps_its_strides() -> None:
+    """A view of it would say otherwise how far it is to the next picture, and then another kernel computes its norm."""
+    at_every_cut(
+        lambda: ResNet().to(memory_format=torch.channels_last),
+        lambda generator, _: pictures(generator, 1),
+    )
+
+
+def at_every_cut(factory, draw) -> None:
+    losses, expected, own = alone(factory, draw, 2, 3)
+    points = cut_points(graph_of(factory, draw)[1])
     assert points
     for point in points:
         found, states, _ = together(
-            factory, rows, "1f1b", 2, (2,), steps=3, cuts=[point.after], opener=own.seed_for
+            factory, draw, "1f1b", 2, (2,), steps=3, cuts=[point.after], opener=own.seed_for
         )
         assert found == losses
         assert same_weights(states, expected) == []

@@ -50,6 +50,7 @@ def tensors():
         torch.tensor(2.0).expand(5),
         torch.tensor(2.0).expand(1),
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.tensor(3, dtype=torch.int64),
         torch.randn(3).to(torch.bfloat16),
         torch.ones(2, 2, dtype=torch.bool),

@@ -493,6 +493,16 @@ def test_other_names_make_another_graph() -> None:
     assert mark_of(graphs[0]) != mark_of(graphs[1])
 
 
+def test_what_a_forward_has_left_in_a_module_makes_no_other_graph() -> None:
+    """As attention keeps its weights to be looked at: a worker that joins has done no validation yet."""
+    models = [small(), small()]
+    models[0][0].seen = torch.zeros(3)
+    weight = torch.ones(())
+    found = [recorded(model, lambda b, m=model: as_they_are(m)(b)[0] * weight) for model in models]
+    assert found[0].fixed
+    assert found[0].mark == found[1].mark
+
+
 def test_a_model_that_returns_both_at_once() -> None:
     """It looks at values, so it is one piece, and a placeholder cannot say what is in it."""
 

@@ -147,8 +147,14 @@ def test_a_replacement_finds_the_job_in_a_later_epoch(crew, player, tmp_path):
 def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
     crew, player, tmp_path
 ):
-    """It goes back to the state before that step, which is from before `model.train()` and the like."""
-    ends_alike(port("unfreezing"), crew, player, tmp_path, begin=5)
+    """It goes back to the state before that step, which is from before `model.train()` and the like. It ends the epoch on
+    what it had until then, where the code at an epoch's end finds what the steps have made."""
+    done, ends = "        optimizer.step()\n", "    model.eval()\n"
+    source = port("unfreezing").replace(
+        done, f"{done}        session.state[str(epoch)] = loss.loss\n"
+    )
+    source = source.replace(ends, f"{ends}    session.state[str(epoch)]\n")
+    ends_alike(source, crew, player, tmp_path, begin=5)
 
 
 def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(crew, player, tmp_path):

@@ -200,7 +200,8 @@ class Stage:
                 tensor = tensor.detach()
                 if at in learning:
                     held.leaves[learning[at]] = tensor.requires_grad_()
-                    tensor = tensor.view_as(tensor)  # an autocast would keep its cast of a leaf
+                    # An autocast would keep its cast of a leaf; `view_as` would change strides.
+                    tensor = tensor[...]
             inputs.append(tensor)
         return [*inputs, *plain, *held.batch]
 

@@ -74,7 +74,8 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
     ),
     "the parameter 'bias' was taken out": lambda m: setattr(m, "bias", None),
     "the parameter 'weight' is torch.float64": lambda m: m.double(),
-    "a module was put into the model": lambda m: m.add_module("extra", nn.Identity()),
+    "'extra' was put into the model": lambda m: m.add_module("extra", nn.Identity()),
+    "'other' was put into the model": lambda m: m.register_parameter("other", m.weight),
 }
 
 

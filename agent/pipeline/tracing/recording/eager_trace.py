@@ -201,6 +201,7 @@ class Witness(TorchFunctionMode):
         self._whole, self._kept, self._is_leaf = whole, kept, is_leaf
         self._paths = {id(module): path for path, module in whole.named_modules()}
         self._attributes = dict(_attributes(whole))
+        self._constants = sum(path.startswith(CONSTANT) for path in self._attributes.values())
         self._hooks = {id(each): backward_hooks(each) for each in whole.modules()}
         self._settings = settings(whole)
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
@@ -463,7 +464,8 @@ class Witness(TorchFunctionMode):
             fixed = not tensor.requires_grad or (tensor.is_leaf and not torch.is_grad_enabled())
             if not fixed or self._unseen.made(tensor) or _wrapped(tensor):
                 raise TraceError("it computes in a way that cannot be followed")
-            path = f"{CONSTANT}{len(self._attributes)}"
+            # Counted by themselves: a forward leaves tensors in modules, on one worker only.
+            path, self._constants = f"{CONSTANT}{self._constants}", self._constants + 1
             still = torch.nn.Parameter(tensor.detach(), requires_grad=False)
             setattr(self._whole, path, still if tensor.requires_grad else tensor)
             self._attributes[id(tensor)] = path
