@@ -310,6 +310,18 @@ def test_a_step_that_takes_longer_than_patience_gets_there(hand):
     assert not h.state.workers
 
 
+def test_a_job_that_waits_for_machines_says_so_once(hand):
+    """A night without capacity is one sentence, and not one a minute that drives older events out."""
+    h = hand(stall_s=30.0).running(slots_max=2)
+    h.sells()
+    h.taken(*h.machines)
+    h.machines.clear()
+    said = h.words(h.wait(12 * 3600.0))
+    assert h.job.status == "RECOVERING"
+    assert said.count("waiting: no offer fits the limits") == 1
+    assert "nothing was committed" not in said
+
+
 def unread(h: Any) -> None:
     h.see(RecallFailed(at_s=h.at_s, job="job", error="s3://x/job: 503"))
 
