@@ -26,6 +26,7 @@ from cloud import plain_file
 from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
 from cloud.model import Billing
+from cloud.ranges import COUNT_MAX
 from orchestrator.errors import OrchestratorError
 from orchestrator.kinds import KINDS, Kind
 
@@ -46,7 +47,7 @@ UNSET = "not set"
 OWN: dict[str, Any] = {"manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
-Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+Seconds = Annotated[float, Field(ge=0.001, le=30 * 86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -140,7 +141,9 @@ class JobSettings(SettingsSection):
     job ends sooner: 0 buys only the cheapest work, 1000 as much as the budget allows."""
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
     """How many failures of the script itself are tried again: the one after them ends the job."""
-    max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])
+    max_preemptions: Annotated[int, Field(ge=0, le=COUNT_MAX)] | None = Field(
+        default=None, examples=[100]
+    )
     """How many machines may be taken away before the job is given up. Not set: any number."""
     exact: bool = True
     """Whether a layout has only machines that round alike, so that the weights are the same bits in

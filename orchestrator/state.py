@@ -563,11 +563,12 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def workers_min(self) -> int:
-        """Return the fewest workers to train with.
+        """Return the fewest workers to train with, each stage of a depth that was asked for included.
 
         It is at most `workers_max`, so that no job waits for workers without work.
         """
-        return min(self.spec.slots_min, self.workers_max)
+        stages = min(self.spec.depth or 1, self.layouts.stages_max)
+        return min(max(self.spec.slots_min, stages), self.workers_max)
 
 
 class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION):

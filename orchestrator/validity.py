@@ -30,9 +30,10 @@ def conflict_in(event: AnyEvent) -> str:
 
 def flaw_of_spec(spec: JobSpec) -> str:
     """Return why no manager can run a job with this order, or "" if one can."""
-    if spec.slots_min <= spec.slots_max:
-        return ""
-    return (
-        f"slots_min={shown(spec.slots_min)} and slots_max={shown(spec.slots_max)}: "
-        "slots_min must not be above slots_max"
-    )
+    most = f"slots_max={shown(spec.slots_max)}"
+    if spec.slots_min > spec.slots_max:
+        least = f"slots_min={shown(spec.slots_min)}"
+        return f"{least} and {most}: slots_min must not be above slots_max"
+    if spec.depth is not None and spec.depth > spec.slots_max:
+        return f"depth={shown(spec.depth)} and {most}: every stage needs a worker"
+    return ""

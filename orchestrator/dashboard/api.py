@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agent.output.controls import harmless
 from cloud.errors import CloudError
@@ -124,10 +124,21 @@ ANSWERS = (
 StateOf = Callable[[str], Awaitable[bytes]]
 
 
-class Bounds(BaseModel):
-    """Other bounds for a job; what is left out stays, and 0 takes a bound away."""
+class Said(BaseModel):
+    """Numbers that a caller says, in a body or in the address, where each is a text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        if value is True or value is False:
+            raise ValueError("true and false are no numbers")
+        return value
+
+
+class Bounds(Said):
+    """Other bounds for a job; what is left out stays, and 0 takes a bound away."""
 
     budget_usd: Annotated[float | None, Field(ge=0, le=USD_MAX)] = None
     deadline_s: Annotated[float | None, Field(ge=0, le=TIME_MAX)] = None
@@ -140,18 +151,14 @@ class Terms(Bounds):
     slots_max: Annotated[int | None, Field(ge=1, le=10_000)] = None
 
 
-class From(BaseModel):
+class From(Said):
     """The step of a checkpoint, from which a new job goes on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: Annotated[int, Field(ge=0, le=STEP_MAX)]
 
 
-class Drill(BaseModel):
+class Drill(Said):
     """How many spot machines of the local cloud to take away, and with how much notice."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     warning_s: Annotated[float, Field(ge=0, le=WARNING_S_MAX)] = 120.0

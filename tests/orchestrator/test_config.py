@@ -7,16 +7,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloud.ranges import flaw_in
+from orchestrator.cli.submit import job_spec
 from orchestrator.config import (
     FILE_BYTES_MAX,
     Config,
     ConfigError,
+    JobSettings,
     environment,
     keys,
     line_of,
     load,
     template,
 )
+from orchestrator.events import JobSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,7 +177,7 @@ def test_paths_are_resolved_against_the_file(tmp_path):
         ),
         (
             "[job]\ncheckpoint_every_s = nan",
-            "2: job.checkpoint_every_s: found nan; allowed: a number, above 0",
+            "2: job.checkpoint_every_s: found nan; allowed: a number, at least 0.001",
         ),
         (
             "[ray]\nhead_address = '8.8.8.8'",
@@ -231,6 +235,18 @@ def test_a_mistake_is_one_line_that_says_where_what_and_what_is_allowed(tmp_path
     message = mistake(tmp_path, text)
     assert message.startswith(f"orchestrator.toml:{line}")
     assert "\n" not in message
+
+
+def test_a_setting_of_a_job_that_the_file_allows_is_one_that_the_manager_takes():
+    """At the edges of each range: a number that is refused only once it is handed in has no line in a file."""
+    for name, field in JobSettings.model_json_schema()["properties"].items():
+        for kind in field.get("anyOf", [field]):
+            if kind.get("type") not in ("integer", "number"):
+                continue
+            for edge in (kind.get("minimum", 1e-320), kind.get("maximum", 10**30)):
+                job = {"slots_max": 100_000, name: edge}
+                spec = job_spec(Config(job=JobSettings(**job)), Path("train.py"), ())
+                assert not flaw_in(spec, JobSpec), name
 
 
 def test_several_mistakes_are_a_line_each(tmp_path):

@@ -308,6 +308,21 @@ def test_what_cannot_be_done_is_refused_with_its_reason(house, caller, make):
     assert isinstance(house.source.posted[0], JobResumed)
 
 
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("jobs/gpt-7f3a/bounds", {"budget_usd": True}),
+        ("jobs/gpt-7f3a/resume-from", {"step": True}),
+        ("drill", {"nodes": True}),
+    ],
+)
+def test_truth_is_no_number(house, caller, what, body):
+    """Taken as one, it would be a dollar, a step or a machine that nobody has named."""
+    got = caller.post(f"/api/{what}", headers=bearer(house.key), json=body)
+    assert (got.status_code, "are no numbers" in got.json()["error"]) == (422, True), got.text
+    assert house.source.posted == []
+
+
 def test_the_last_lines_of_a_log_are_found_by_a_word(house, caller):
     house.source.lines = [
         (f"{n}-0", "w-1", f"step {n} loss {n / 7:.3f}") for n in range(1000, 1900)

@@ -169,7 +169,7 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
 
     It is `None` while no price is known.
     """
-    cheapest = _cheapest(state, job.spec.slots_min)
+    cheapest = _cheapest(state, job.workers_min)
     if cheapest is None:
         return None
     usd_per_h, machines, place = cheapest
@@ -181,7 +181,7 @@ def least_of(state: State, job: Job, account: Account | None = None) -> Least | 
     manager = 0.0 if account is None else account.manager_usd_per_h * held_s / HOUR_S
     meanwhile = f", ${manager:.4f} of it for the manager's own machine" if manager else ""
     because = (
-        f"${needed + manager:.4f} at least{meanwhile}: the cheapest way to {plural(job.spec.slots_min, 'slot')} is "
+        f"${needed + manager:.4f} at least{meanwhile}: the cheapest way to {plural(job.workers_min, 'slot')} is "
         f"{machines} at up to ${usd_per_h:.4f}/h, of which {held_s:.0f} s must be there when it is bought: "
         f"{reserve_s:.0f} s are held back until it is given back, and a launch may cost for {held_s - reserve_s:.0f} s "
         "before we hear of it"

@@ -804,10 +804,10 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     ):
         return
     job.layouts.urgent = True
-    note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
     if any(worker not in job.workers for worker in job.layouts.current.workers):
-        want_layout(state, job)  # the job waits for machines
+        want_layout(state, job)  # the job waits for machines, and that is said elsewhere
         return
+    note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
     job.trouble.stalls += 1
     if job.trouble.stalls == STALLS_MAX * FRESH_MAX or (
         job.trouble.unread and not job.progress.step

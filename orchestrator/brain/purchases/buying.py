@@ -262,7 +262,7 @@ def _enough_or_nothing(state: State, job: Job, purchase: Purchase) -> Purchase:
         egress_usd = leases.egress_usd(state, job, part.pool, home)
         count, purses = leases.payable(state, purses, asked, egress_usd)
         slots, room = slots + count * state.types[part.pool.type].slots, room - count
-    least = situation.slots_least(job)
+    least = job.workers_min
     if not purchase.acquire or not slots < least <= wanted:
         return purchase
     bound = f"machines_max is {state.settings.machines_max}"
@@ -398,7 +398,7 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     idle = [e for e in staying if not any(w in job.layouts.serving for w in e.workers.values())]
     for lease in going:
         slots = _able(state, job, lease)
-        if lease.state != "working" or left - slots < situation.slots_least(job):
+        if lease.state != "working" or left - slots < job.workers_min:
             continue
         apart = idle and all(leases.usd_per_gb(state, e.pool, lease.pool) > 0 for e in idle)
         if coming and (spare < slots or apart):

@@ -88,7 +88,7 @@ def situation_of(
         depth=depth,
     )
     limits = Limits(
-        slots_min=slots_least(job),
+        slots_min=job.workers_min,
         slots_max=_slots_most(state, job),
         budget_left_usd=_budget_left_usd(state, job),
         usd_per_h_max=_usd_per_h_left(state, job),
@@ -121,18 +121,12 @@ def _sent(job: Job) -> tuple[float, float, int]:
     return 2 * forecast.gradient_bytes(job) / depth / 1e9, activations / 1e9, depth
 
 
-def slots_least(job: Job) -> int:
-    """Fewer would cost money and could not train."""
-    least = max(job.workers_min, min(job.spec.depth or 1, job.layouts.stages_max))
-    return min(least, job.workers_max)
-
-
 def _slots_most(state: State, job: Job) -> int:
     """As many as it has use for; near its end, those of the machines that work."""
     most = job.workers_max
     if layout_changes.settled(state, job):
         most = min(most, layout_changes.slots_serving(state, job))
-    return max(most, slots_least(job))
+    return max(most, job.workers_min)
 
 
 def offers(state: State, job: Job, kind: Kind | None = None, *, trials: bool = True) -> list[Offer]:

@@ -78,6 +78,7 @@ def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand):
         ({}, {"budget_usd": 0.0}, "it buys no step"),
         ({"budget_usd": 0.001}, {}, "budget.total_usd is too small for one step"),
         ({}, {"slots_min": 3, "slots_max": 2}, "slots_min must not be above slots_max"),
+        ({}, {"depth": 3, "slots_max": 2}, "every stage needs a worker"),
         ({}, {"deadline_s": 400.0}, "its deadline passed 10 min 0 s ago"),
     ],
 )
@@ -90,6 +91,30 @@ def test_a_job_that_cannot_run_is_refused_in_one_line(hand, settings, spec, says
     assert says in h.job.because
     assert "\n" not in h.job.because
     assert not h.only(out, Launch)
+
+
+def test_a_budget_that_pays_for_too_few_stages_ends_the_job_with_the_arithmetic(hand):
+    """Once a worker has told that the model can be cut as deep as was asked, waiting for that is useless."""
+    h = hand(on_demand_allowed=False)
+    h.stages = 4
+    h.begun(slots_min=1, slots_max=4, depth=4, budget_usd=0.012)
+    h.served_after(5.0, times=60)
+    assert h.job.status == "FAILED"
+    assert "the cheapest way to 4 slots is" in h.job.because
+    assert not h.leases
+
+
+def test_a_budget_has_to_pay_for_no_more_workers_than_have_work(hand):
+    """A step has 8 microbatches, so a job that asked for 12 workers goes on with money for 8."""
+    h = hand(on_demand_allowed=False)
+    h.steps_total = 10**6
+    h.running(slots_min=12, slots_max=12, budget_usd=0.06)
+    h.train(200.0)
+    h.cancel()
+    h.saved(h.job.progress.step)
+    h.serve()
+    h.resume()
+    assert h.job.status == "PROVISIONING"
 
 
 def test_jobs_that_are_refused_are_forgotten_like_others(hand):
@@ -283,6 +308,18 @@ def test_a_step_that_takes_longer_than_patience_gets_there(hand):
     assert h.job.status == "FAILED"
     assert "afresh 3 times: its script hangs, or a step takes longer than that" in h.job.because
     assert not h.state.workers
+
+
+def test_a_job_that_waits_for_machines_says_so_once(hand):
+    """A night without capacity is one sentence, and not one a minute that drives older events out."""
+    h = hand(stall_s=30.0).running(slots_max=2)
+    h.sells()
+    h.taken(*h.machines)
+    h.machines.clear()
+    said = h.words(h.wait(12 * 3600.0))
+    assert h.job.status == "RECOVERING"
+    assert said.count("waiting: no offer fits the limits") == 1
+    assert "nothing was committed" not in said
 
 
 def unread(h: Any) -> None:
