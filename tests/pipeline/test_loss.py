@@ -493,6 +493,23 @@ def test_other_names_make_another_graph() -> None:
     assert mark_of(graphs[0]) != mark_of(graphs[1])
 
 
+def test_what_a_hook_collected_of_an_earlier_microbatch_is_no_constant() -> None:
+    """A teacher is one node, in which placeholders call no hook, and what is there equals on that microbatch."""
+    model, seen = small(), dict[str, torch.Tensor]()
+    teaching = small().requires_grad_(False)
+    teaching[0].register_forward_hook(lambda _, __, out: seen.update(hidden=out))
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            teaching(batch[0])
+        return plain(model)(batch) + (model[0](batch[0]) - seen["hidden"]).pow(2).mean()
+
+    given = batches()
+    loss_of(given[0])
+    with pytest.raises(CannotRecord, match="train with depth 1"):
+        record_loss(model, loss_of, given)
+
+
 def test_what_a_forward_has_left_in_a_module_makes_no_other_graph() -> None:
     """As attention keeps its weights to be looked at: a worker that joins has done no validation yet."""
     models = [small(), small()]

@@ -83,7 +83,7 @@ def record_loss(
     loss = _Loss(model, loss_of, scaler, *apart(microbatches[0]))
     with attributes_kept(model), computable(model):
         empty()
-        graph, facts, number = loss.recorded(told)
+        graph, facts, number = loss.recorded(told, microbatches)
         another = partial(loss.another, empty, late=_is_late(graph))
         compare = partial(loss.compare_later, empty)
         variants = Variants(Variant(graph, facts, loss.leaves), another, compare)
@@ -133,7 +133,7 @@ class _Loss:
 
     # --- as a graph ---------------------------------------------------------------------------------
 
-    def recorded(self, told: Told) -> Looked:
+    def recorded(self, told: Told, microbatches: Sequence[Any]) -> Looked:
         """Record with placeholders; if that fails or computes another loss, with real tensors.
 
         The loss returned is the function's own, or None if another worker has examined the graph.
@@ -157,11 +157,30 @@ class _Loss:
         if runs_code(self._model, found.loss):
             self._refuse_written_back()
             self._compare_written(graph)
-        if not _alike(loss, found) and not graph.meta.get(FIXED):
+        is_right = _alike(loss, found) and self._constants_hold(graph, microbatches)
+        if not is_right and not graph.meta.get(FIXED):
             graph, facts, loss = self._looked(told, fixed=True)
         if loss is not None:
             self.compare(loss, found)
         return graph, facts, loss
+
+    def _constants_hold(self, graph: fx.GraphModule, microbatches: Sequence[Any]) -> bool:
+        """Return whether a graph with constants computes the second microbatch as the function does.
+
+        Placeholders call no hook of a module that is one node. So what a hook has collected of the
+        first microbatch may have become a constant, which shows in no comparison with the first.
+        """
+        if not has_constants(graph) or len(microbatches) < 2:
+            return True
+        leaves, form = apart(microbatches[1])
+        if form != self.form:
+            return True
+        with attributes_kept(self._model):
+            found = self.as_it_is(leaves)
+            try:
+                return _alike(self.again(graph, leaves), found)
+            except Exception:  # a constant of the first one's shape, for one
+                return False
 
     def _looked(self, told: Told, *, fixed: bool) -> Looked:
         with attributes_kept(self._model):
