@@ -226,7 +226,7 @@ class Loop:
         replica.between = False
         if replica.stage == "aside":
             self._take_up()
-        elif replica.stage in ("open", "ended") and self._at_end and not self._proves_last():
+        elif replica.stage in ("open", "ended") and self._at_end and not self._stays():
             # What comes between two loops changes the script's objects as a step does.
             replica.seed_for(BETWEEN, self._turns)
             return False
@@ -251,13 +251,15 @@ class Loop:
         over = stage == "over" or (stage == "open" and self._finished())
         return not over and self._next_step()
 
-    def _proves_last(self) -> bool:
-        """Whether this worker has reproduced the last step of its loop.
+    def _stays(self) -> bool:
+        """Whether this worker must not leave its loop yet, at whose end it is.
 
-        It may be given the state before that step next, so it must not leave the loop.
+        It has reproduced the last step, or the job has gone on without its own. So it may be given
+        the state before that step next.
         """
-        self.replica.between = self.replica.stage == "ended" and self.world.proves
-        return self.replica.between
+        ended = self.replica.stage == "ended"
+        self.replica.between = ended and self.world.proves
+        return self.replica.between or (ended and self.replica.astray)
 
     @property
     def _at_end(self) -> bool:
