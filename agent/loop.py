@@ -147,7 +147,7 @@ class Loop:
         again = length == self._length and turn // length != self._epoch
         if self.replica.stage != "open" or again:
             raise Misuse(ONCE)
-        epoch = turn // length
+        epoch, begins = turn // length, turn % length == 0
         while True:
             turn = self.replica.turn
             yield from self._one_step(first)
@@ -159,7 +159,8 @@ class Loop:
             output, begun = self.world.output, first + epoch * length
             output.within = range(begun + 1, begun + length)
             # Who has reproduced the first step of an epoch may be given the state before it.
-            self.replica.keeps_own = self.world.proves and turn == begun
+            self.replica.keeps_own = self.world.proves and begins
+            begins = begins and self.replica.stage == "open"  # the turn trained nothing
             arrived = self.arrive()
             self.replica.keeps_own, output.within = False, None
             if not arrived:
