@@ -314,13 +314,11 @@ class Replica:
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take over a state; layers that are not in `only` are not here afterwards."""
-        back = (
-            self.keeps_own
-            and only is None
-            and self.holdings.here is None
-            and version < self.version
-        )
-        self._own = self._copied() if back else None
+        back = self.keeps_own and only is None and self.holdings.here is None
+        if version > self.version:
+            self._own = None
+        elif back and version < self.version and self._own is None:
+            self._own = self._copied()
         self._forget()
         self._kept = None
         if only is None:
