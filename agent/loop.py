@@ -158,8 +158,7 @@ class Loop:
                 return
             output, begun = self.world.output, first + epoch * length
             output.within = range(begun + 1, begun + length)
-            # Who has reproduced the first step of an epoch may be given the state before it.
-            self.replica.keeps_own = self.world.proves and begins
+            self.replica.keeps_own = begins and self._may_go_back
             begins = begins and self.replica.stage == "open"  # the turn trained nothing
             arrived = self.arrive()
             self.replica.keeps_own, output.within = False, None
@@ -253,14 +252,18 @@ class Loop:
         return not over and self._next_step()
 
     def _stays(self) -> bool:
-        """Whether this worker must not leave its loop yet, at whose end it is.
-
-        It has reproduced the last step, or the job has gone on without its own. So it may be given
-        the state before that step next.
-        """
+        """Whether this worker must not leave its loop yet, at whose end it is."""
         ended = self.replica.stage == "ended"
         self.replica.between = ended and self.world.proves
-        return self.replica.between or (ended and self.replica.astray)
+        return ended and self._may_go_back
+
+    @property
+    def _may_go_back(self) -> bool:
+        """Whether this worker may be given the state before the step that it has done.
+
+        It has reproduced that step, or the job has gone on without it.
+        """
+        return self.world.proves or self.replica.astray
 
     @property
     def _at_end(self) -> bool:
