@@ -370,8 +370,8 @@ class Replica:
         self.groups.go_back(to_epoch=to_epoch)
         if self._own is not None:
             # The end of an epoch may need what its steps have made.
-            here = self.holdings.here or self.holdings.all
-            self._fill(self._own, here & self._own.layers.keys())
+            held = self.holdings.here or self.holdings.all
+            self._fill(self._own, held & self._own.layers.keys())
             self._own = None
 
     def _copied(self, only: frozenset[str] | None = None) -> Gathered:
