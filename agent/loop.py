@@ -147,7 +147,7 @@ class Loop:
         again = length == self._length and turn // length != self._epoch
         if self.replica.stage != "open" or again:
             raise Misuse(ONCE)
-        epoch = turn // length
+        epoch, begins = turn // length, turn % length == 0
         while True:
             turn = self.replica.turn
             yield from self._one_step(first)
@@ -158,8 +158,8 @@ class Loop:
                 return
             output, begun = self.world.output, first + epoch * length
             output.within = range(begun + 1, begun + length)
-            # Who has reproduced the first step of an epoch may be given the state before it.
-            self.replica.keeps_own = self.world.proves and turn == begun
+            self.replica.keeps_own = begins and self._may_go_back
+            begins = begins and self.replica.stage == "open"  # the turn trained nothing
             arrived = self.arrive()
             self.replica.keeps_own, output.within = False, None
             if not arrived:
@@ -226,7 +226,7 @@ class Loop:
         replica.between = False
         if replica.stage == "aside":
             self._take_up()
-        elif replica.stage in ("open", "ended") and self._at_end and not self._proves_last():
+        elif replica.stage in ("open", "ended") and self._at_end and not self._stays():
             # What comes between two loops changes the script's objects as a step does.
             replica.seed_for(BETWEEN, self._turns)
             return False
@@ -251,13 +251,19 @@ class Loop:
         over = stage == "over" or (stage == "open" and self._finished())
         return not over and self._next_step()
 
-    def _proves_last(self) -> bool:
-        """Whether this worker has reproduced the last step of its loop.
+    def _stays(self) -> bool:
+        """Whether this worker must not leave its loop yet, at whose end it is."""
+        ended = self.replica.stage == "ended"
+        self.replica.between = ended and self.world.proves
+        return ended and self._may_go_back
 
-        It may be given the state before that step next, so it must not leave the loop.
+    @property
+    def _may_go_back(self) -> bool:
+        """Whether this worker may be given the state before the step that it has done.
+
+        It has reproduced that step, or the job has gone on without it.
         """
-        self.replica.between = self.replica.stage == "ended" and self.world.proves
-        return self.replica.between
+        return self.world.proves or self.replica.astray
 
     @property
     def _at_end(self) -> bool:

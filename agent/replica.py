@@ -314,13 +314,10 @@ class Replica:
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take over a state; layers that are not in `only` are not here afterwards."""
-        back = (
-            self.keeps_own
-            and only is None
-            and self.holdings.here is None
-            and version < self.version
-        )
-        self._own = self._copied() if back else None
+        if version > self.version:
+            self._own = None
+        elif self.keeps_own and version < self.version and self._own is None:
+            self._own = self._copied(only)
         self._forget()
         self._kept = None
         if only is None:
@@ -373,11 +370,13 @@ class Replica:
         self.groups.go_back(to_epoch=to_epoch)
         if self._own is not None:
             # The end of an epoch may need what its steps have made.
-            self._fill(self._own)
+            held = self.holdings.here or self.holdings.all
+            self._fill(self._own, held & self._own.layers.keys())
             self._own = None
 
-    def _copied(self) -> Gathered:
-        share, pieces = share_of(self.settled(), 1, 0)
+    def _copied(self, only: frozenset[str] | None = None) -> Gathered:
+        state = self.collected() if only is None else self.collected().only(only)
+        share, pieces = share_of(state.finish(), 1, 0)
         copied = Gathered()
         copied.add(share, memoryview(b"".join(here(pieces))))
         return copied

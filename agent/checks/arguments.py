@@ -92,11 +92,12 @@ def _check_saved(module: torch.nn.Module) -> None:
 
 
 def _why_unloaded(tensor: torch.Tensor) -> str:
-    """Return why a saved buffer could not be written to; "" if it could.
+    """Return why a saved tensor could not be written to; "" if it could.
 
     A parameter may be one number for all here, as those are that are held elsewhere.
     """
-    if isinstance(tensor, torch.nn.Parameter) or torch._debug_has_internal_overlap(tensor) != 1:
+    away = isinstance(tensor, torch.nn.Parameter) and is_away(tensor)
+    if away or torch._debug_has_internal_overlap(tensor) != 1:
         return ""
     return "a tensor of which several numbers lie in one place, as after expand(...), cannot be loaded: keep .clone() of it"
 

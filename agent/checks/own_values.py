@@ -141,6 +141,8 @@ class OwnValues:
         kind = type(value)
         if kind in PLAIN:
             return value
+        if isinstance(value, np.number):
+            return value.item()
         if isinstance(value, float):  # a sum of losses
             return float(value)
         if kind in COLLECTIONS:

@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
             "--deadline": deadline is not None,
             "-- ARGS": bool(arguments),
         }
-        refuse_options(of_a_script, "the plan of a script, without --on")
+        refuse_options(of_a_script, "the plan of a script")
         _on_machines(command, script, on or [], (batch, sharding), steps, gantt)
         return
     refuse_options(

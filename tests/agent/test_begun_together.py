@@ -89,3 +89,58 @@ def test_what_is_set_before_the_first_backward_stays_on_every_worker(
     crew.begin(3, script, str(tmp_path / "out.pt"))
     ends_alike(crew, alone, STEPS, besides=("the model was not measured",))
     assert crew.of(WorkerLost) == []
+
+
+TWO_LOOPS = f"""
+import torch
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters())
+session = Session(model, optimizer, steps={STEPS})
+
+
+def train(step):
+    rows = torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(step))
+    result = session.backward(lambda x: model(x).square().mean(), list(rows))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for step in session.steps(1):
+    train(step)
+for step in session.steps({STEPS - 1}):
+    train(step + 1)
+"""
+
+
+def test_a_loop_of_one_step_is_not_left_before_that_step_is_done(crew: Crew) -> None:
+    crew.begin(3, TWO_LOOPS)
+    assert crew.completed().step == STEPS
+    assert crew.of(WorkerLost) == []
+
+
+EPOCHS = """
+import torch
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.Adam(model.parameters())
+session = Session(model, optimizer)
+for epoch in session.epochs(2, range(2)):
+    for item in session.each([1.0, 2.0]):
+        rows = [torch.full((4,), item + at) for at in range(6)]
+        session.backward(lambda x: model(x).square().mean(), rows)
+        optimizer.step()
+        optimizer.zero_grad()
+        session.state[str(epoch)] = True
+    session.state[str(epoch)]
+"""
+
+
+def test_an_epoch_s_end_finds_what_its_steps_have_made(crew: Crew) -> None:
+    crew.begin(3, EPOCHS)
+    assert crew.completed().step == 4
+    assert crew.of(WorkerLost) == []

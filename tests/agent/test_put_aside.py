@@ -34,3 +34,31 @@ def test_the_settings_of_groups_whose_layers_are_elsewhere_come_back(
 ) -> None:
     """A worker that waits for its place in a chain may have none of the layers yet."""
     by_hand(SCRIPT.replace("HERE", here))
+
+
+def test_a_state_that_comes_again_takes_nothing_from_an_epoch_s_end(
+    by_hand: Callable[[str], None],
+) -> None:
+    """The layout may change before this worker has said that it has the state, so it gets it once more."""
+    by_hand(
+        """
+import torch
+from orchestrator import Session
+
+model = torch.nn.Linear(2, 1)
+session = Session(model, torch.optim.SGD(model.parameters(), lr=0.1))
+replica = session.replica
+replica.begin_boundary()
+before = replica._copied()
+session.state["made"] = True
+replica.version = 1
+replica.begin_boundary()
+replica.keeps_own = True
+replica.load(before, 0)
+replica.load(before, 0)
+replica.set_aside(comes_in=False)
+assert session.state["made"]
+replica.take_up()
+assert not session.state
+"""
+    )

@@ -93,7 +93,11 @@ def test_unlike_machines_share_by_pace(known):
         ),
         (("fast.json", "--on", "4", "--batch", "8", "--sharding", "offload"), 2, "host memory"),
         (("fast.json", "--on", "4", "--batch", "8", "--gantt", "no/a.svg"), 2, "No such file"),
-        (("fast.json", "--on", "4", "--batch", "8", "--budget", "0"), 2, "--budget: belongs to"),
+        (
+            ("fast.json", "--budget", "0"),
+            2,
+            "--budget: belongs to the plan of a script; without that,",
+        ),
         (("fast.json", "--on", "4", "--batch", "8", "--", "--lr", "1"), 2, "-- ARGS: belongs to"),
         (("train.py", "--batch", "8"), 2, "--batch: belongs to a plan with --on"),
     ],

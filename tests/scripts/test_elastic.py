@@ -157,6 +157,39 @@ def test_a_replacement_that_proves_the_first_step_of_an_epoch_begins_it_again(
     ends_alike(source, crew, player, tmp_path, begin=5)
 
 
+STAGES = """
+import torch
+from orchestrator import Session
+
+model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+optimizer = torch.optim.Adam(model.parameters())
+session = Session(model, optimizer, microbatches=4)
+data = session.data([torch.full((8,), float(at)) for at in range(32)], batch_size=8)
+for epoch in session.epochs(6):
+    for batch in data:
+        session.backward(lambda x: model(x).square().mean(), batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        session.state[str(epoch)] = True
+    session.state[str(epoch)]
+"""
+
+
+@pytest.mark.parametrize("lost_at", [9, 10])
+def test_replacements_that_keep_their_own_stages_begin_an_epoch_again(crew, lost_at):
+    """All are lost shortly after its first step, which the next ones prove; of the whole state they get little back."""
+    crew.depth, crew.owned = 2, True
+    job = Held(crew, STAGES)
+    job._until(lost_at)
+    workers = crew.begin(2, job._source, backup_every_steps=2)
+    job._waits(workers[0])
+    crew.kill(*workers)
+    until("the loss", lambda: not crew.ready)
+    crew.start(2)
+    job.release()
+    crew.completed()
+
+
 def test_a_replacement_that_proves_the_last_step_of_a_loop_stays_in_it(crew, player, tmp_path):
     """It goes back to the state before that step, which no later loop of the script can do again."""
     source = port("pretrained").replace("batch_size=32", "batch_size=14")

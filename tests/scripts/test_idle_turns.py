@@ -98,6 +98,17 @@ def test_turns_of_epochs_that_train_nothing_are_elastic(crew, player, tmp_path):
 
 
 @pytest.mark.processes
+def test_a_replacement_that_proves_an_epoch_s_first_training_begins_it_again(
+    crew, player, tmp_path
+):
+    """It ends the epoch on what it had until then, though a turn that trained nothing was before."""
+    made = "        optimizer.step()\n"
+    source = EPOCHS.replace(made, f"{made}        session.state[str(epoch)] = 1\n")
+    source += "    session.state[str(epoch)]\n"
+    ends_alike(source, crew, player, tmp_path, "replica.version", begin=5)
+
+
+@pytest.mark.processes
 def test_workers_that_train_in_different_turns_are_stopped(crew):
     job = Held(crew, PARTS, "replica.version")
     first = job.begin(4)

@@ -20,6 +20,12 @@ def with_buffer(tensor: torch.Tensor) -> nn.Module:
     return model
 
 
+def with_weight(tensor: torch.Tensor) -> nn.Module:
+    model = nn.Linear(1, 1)
+    model.odd = nn.Parameter(tensor, requires_grad=False)
+    return model
+
+
 class Renames(nn.Linear):
     def state_dict(self, *args, **named):
         found = super().state_dict(*args, **named)
@@ -37,6 +43,7 @@ class Renames(nn.Linear):
         ),
         (with_buffer(torch.eye(2).to_sparse()), "'odd' of Linear: a tensor .*: keep it dense"),
         (with_buffer(torch.ones(3, 1).expand(3, 4)), r"'odd' of Linear: .*: keep .clone\(\) of it"),
+        (with_weight(torch.ones(3, 1).expand(3, 4)), r"'odd' of Linear: .*: keep .clone\(\) of it"),
     ],
 )
 def test_a_model_that_cannot_be_saved_by_name_is_refused(model: nn.Module, what: str) -> None:

@@ -94,14 +94,14 @@ def test_a_sum_of_losses_is_named() -> None:
     assert own.changed() == ("total",)
 
 
-def test_a_best_number_is_named_as_a_tensor_or_an_array_too() -> None:
-    layer, meter, best, fitness = Counting(2, 1), Meter(), 0, 0.0
+def test_a_best_number_is_named_as_a_tensor_or_one_of_numpy_s_too() -> None:
+    layer, meter, best, fitness, lowest = Counting(2, 1), Meter(), 0, 0.0, 9.0
     layer.calls = 0
     own = made(model=layer)
     own.begin_loop(sys._getframe())
-    best, fitness = max(torch.tensor(0.5), best), np.array([0.5])
+    best, fitness, lowest = max(torch.tensor(0.5), best), np.array([0.5]), np.float32(0.5)
     meter.count, layer.calls = best, best
-    assert own.changed() == ("meter.count", "best", "fitness") and fitness
+    assert own.changed() == ("meter.count", "best", "fitness", "lowest") and fitness and lowest
 
 
 def test_attributes_of_the_script_s_own_objects_are_named_with_their_owner() -> None:
