@@ -95,6 +95,7 @@ class Loop:
             )
         self._first, self._turns, self._length = self._turns, self._turns + count, 0
         self._close_data()  # of the loop before; what goes on is fetched ahead again
+        self.world.output.begin()
         self.replica.own_values.begin_loop(sys._getframe())
 
     def steps(self, total: int) -> Iterator[int]:

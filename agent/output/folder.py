@@ -71,7 +71,7 @@ class Output:
         self._sending = None if send is None else Sending(place, send, generation, is_stray)
         self._kept = None if send is None else Kept(send, strays)
         self._wrote = dict[str, int]()  # the step in which this worker changed a file last
-        self._entered_before = False  # with a state from others
+        self._is_first = True  # no state has come from others, and no step was done in vain
         # The step that this worker entered with a state from others, and whether beside others.
         self._fresh: tuple[int, bool] | None = None
         # The steps in which the script can go on where it is; in another one it first ends its epoch.
@@ -115,6 +115,7 @@ class Output:
     def forget(self) -> None:
         """Forget the step in flight, because it counts for nothing here, and is done again."""
         self._log.forget()
+        self._is_first = False
 
     def tell_numbers(self, *, anew: bool = False) -> None:
         """Send the numbers of the last steps, at a heartbeat and before anything depends on it.
@@ -133,6 +134,8 @@ class Output:
         """Take note of what the script has written before its loop, when it first comes there."""
         if self._before is None:
             self._before = self._found(self._present() if self._sending is not None else ())
+        if self._strays is not None:
+            self._strays.begin()
 
     def enter(
         self, step: int, *, leads: bool, fresh: bool, beside: bool = False, inside: bool = False
@@ -158,8 +161,6 @@ class Output:
             self._values.forget()
         if begins and step > 0:
             self._log.tell_again(before=step)
-        if self._strays is not None:
-            self._strays.begin()
         if self._sending is None:
             return
         self._fresh = (step, beside) if fresh else None
@@ -189,9 +190,9 @@ class Output:
     def _begin_anew(self, step: int, *, beside: bool) -> None:
         """Go on from a state that has come from others, with the files that were there then."""
         self._seen, self._wrote, self._looked = {}, {}, False
-        if step > 0 or self._entered_before:
+        if step > 0 or not self._is_first:
             self._restore(step - 1, awaited=beside)
-        self._entered_before = True
+        self._is_first = False
         if self._is_there:
             self._look(step - 1, begun=True)
 

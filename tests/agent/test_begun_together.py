@@ -144,3 +144,11 @@ def test_an_epoch_s_end_finds_what_its_steps_have_made(crew: Crew) -> None:
     crew.begin(3, EPOCHS)
     assert crew.completed().step == 4
     assert crew.of(WorkerLost) == []
+
+
+def test_a_file_of_a_first_step_that_counted_for_nothing_is_gone_when_it_is_done_again(
+    crew: Crew,
+) -> None:
+    crew.begin(3, SCRIPT.replace("pass", "if step == 0: open('lines.txt', 'x').write('begun')"))
+    assert crew.completed().step == STEPS
+    assert crew.of(WorkerFailed) == []
