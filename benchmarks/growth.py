@@ -8,17 +8,22 @@ them; what a process takes while it starts counts for neither. A month of steps 
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from _memory import resident_bytes
+
+import agent  # noqa: F401 - before `tests`, which has a folder of this name
+from cloud.local.processes import living
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
+
+from houses import RunningHouse, command_line  # noqa: E402
+
+STEP_S_MAX = 1.0
 KINDS = {
     "ray::ManagerActor": "manager",
     "ray::KeeperActor": "keeper",
@@ -55,25 +60,13 @@ for epoch in session.epochs(int(sys.argv[1]) // 128 + 20):
 """
 
 
-def orchestrator(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [BIN / "orchestrator", *words], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return done.stdout
-
-
-def resident_mib(folder: Path) -> dict[str, float]:
-    """The memory of all processes that have to do with this folder, by what they are."""
+def resident_mib(house: RunningHouse) -> dict[str, float]:
+    """The memory of all processes of a house, by what they are."""
     found: defaultdict[str, float] = defaultdict(float)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            around = words + (process / "environ").read_text()
-            pages = int((process / "statm").read_text().split()[1])
-        except (OSError, UnicodeDecodeError):
-            continue
-        if str(folder) in around and (kind := next((k for k in KINDS if k in words), "")):
-            found[KINDS[kind]] += pages * PAGE_BYTES / 2**20
+    for pid in living({"none": house.process.pid}) | {house.process.pid}:
+        words = command_line(pid)
+        if kind := next((k for k in KINDS if k in words), ""):
+            found[KINDS[kind]] += resident_bytes(pid) / 2**20
     return found
 
 
@@ -82,34 +75,25 @@ def folder_mib(folder: Path) -> float:
     return sum(one.st_size for one in files) / 2**20
 
 
-def reached(folder: Path) -> int:
-    (job,) = json.loads(orchestrator(folder, "status", "--json"))["jobs"]
-    assert job["status"] not in ("FAILED", "CANCELLED", "SUCCEEDED"), job
-    return int(job["step"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        (folder / "train.py").write_text(SCRIPT)
-        orchestrator(folder, "up")
+        house = RunningHouse(Path(name))
         try:
-            orchestrator(folder, "submit", "train.py", "--", str(steps))
+            house.start()
+            house.submit(SCRIPT, argv=(str(steps),), slots_max=2)
             sizes, at = [], []
             for wanted in (steps // 8, steps):
-                while (step := reached(folder)) < wanted:
-                    time.sleep(1.0)
-                sizes.append({**resident_mib(folder), "the folder": folder_mib(folder)})
-                at.append(step)
+                at.append(house.reached(wanted, 60.0 + steps * STEP_S_MAX).step)
+                sizes.append({**resident_mib(house), "the folder": folder_mib(house.folder)})
             print(f"{'MiB':28}{at[0]:>9,} {at[1]:>9,} steps   for each million more")
             for kind, before in sizes[0].items():
                 grown = (sizes[1].get(kind, 0.0) - before) / (at[1] - at[0]) * 1e6
                 print(f"{kind:28}{before:9.1f} {sizes[1].get(kind, 0.0):9.1f} {grown:17.0f}")
         finally:
-            orchestrator(folder, "down")
+            house.close()
 
 
 if __name__ == "__main__":

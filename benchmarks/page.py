@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from _memory import resident_bytes
 
 from cloud.http_server import bound, url_of
 from orchestrator.client import House
@@ -157,11 +158,6 @@ def processor_s(pid: int) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--viewers", type=int, default=50)
@@ -177,9 +173,9 @@ def main() -> None:
         url = receive.recv()
         keys = Keys(Places(Path(folder)).secret("dashboard"))
         asyncio.run(crowd(url, keys, options.viewers, 3.0))
-        before, begun_s = resident_mb(served.pid), processor_s(served.pid)
+        before, begun_s = resident_bytes(served.pid) / 2**20, processor_s(served.pid)
         ages, took = asyncio.run(crowd(url, keys, options.viewers, options.seconds))
-        after, used_s = resident_mb(served.pid), processor_s(served.pid) - begun_s
+        after, used_s = resident_bytes(served.pid) / 2**20, processor_s(served.pid) - begun_s
         served.terminate()
         served.join(10)
     for name, found in (("answers", took), ("messages", ages)):

@@ -23,6 +23,8 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from _memory import resident_bytes
+
 from agent.keys import commit_key
 from agent.net.frames import Tags
 from agent.net.handshake import encode
@@ -143,11 +145,6 @@ def kind_of(door: Door) -> str:
 
 def doors_of(house: RunningHouse) -> list[Door]:
     return doors(living({"none": house.process.pid}) | {house.process.pid})
-
-
-def resident_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def log_bytes(house: RunningHouse) -> int:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 TIME_S_MAX = 1e10  # the year 2286; with far larger times, adding a period would round to nothing
+PERIOD_S_MIN = 1e-3
 COUNT_MAX = 1 << 53  # what a double counts exactly
 AMOUNT_MAX = 1e18
 USD_MAX = 1e9
@@ -40,7 +41,7 @@ Name = Annotated[str, Meta(max_length=NAME_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
 Haste = Annotated[float, Meta(ge=0, le=1000)]
-Period = Annotated[float, Meta(ge=1e-3, le=TIME_S_MAX)]
+Period = Annotated[float, Meta(ge=PERIOD_S_MIN, le=TIME_S_MAX)]
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _PART = re.compile(r"\.(\w+)|\[(\d+)\]")

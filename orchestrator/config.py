@@ -26,7 +26,7 @@ from cloud import plain_file
 from cloud.aws.settings import AwsSettings, settings_of, texts
 from cloud.azure.settings import AzureSettings
 from cloud.model import Billing
-from cloud.ranges import COUNT_MAX
+from cloud.ranges import COUNT_MAX, PERIOD_S_MIN
 from orchestrator.errors import OrchestratorError
 from orchestrator.kinds import KINDS, Kind
 
@@ -47,7 +47,7 @@ UNSET = "not set"
 OWN: dict[str, Any] = {"manager": {"redis_url", "state_dir"}, "hooks": {"url"}}
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
-Seconds = Annotated[float, Field(ge=0.001, le=30 * 86_400)]
+Seconds = Annotated[float, Field(ge=PERIOD_S_MIN, le=30 * 86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -23,12 +23,11 @@ class _Part:
         self.name, self.module = name, module
         self.children = [*map(id, module._modules.values())]
         self.params = [*map(id, module._parameters.values())]
-        self._names = _names(module)
         self.looks = _looks(module)
         kept = {key for key in module._buffers if key not in module._non_persistent_buffers_set}
         self.buffers = {key: _form(module._buffers[key]) for key in kept}
         # Held, so that no new object can have the identity of one that is gone.
-        self._held = [*module._modules.values(), *module._parameters.values()]
+        self._held = _held(module)
 
     @property
     def same(self) -> bool:
@@ -46,8 +45,8 @@ class _Part:
 
     def renamed(self) -> list[str]:
         """Return the names that something else has now, or nothing."""
-        changed = _names(self.module) ^ self._names
-        return sorted(f"{self.name}.{key}".strip(".") for key, _ in changed)
+        then, now = ({(k, id(it)) for k, it in held} for held in (self._held, _held(self.module)))
+        return sorted(f"{self.name}.{key}".strip(".") for key, _ in then ^ now)
 
 
 class Form:
@@ -126,8 +125,8 @@ def _look(param: torch.Tensor) -> Look:
     return param.dtype, param.shape, param.device
 
 
-def _names(module: torch.nn.Module) -> set[tuple[str, int]]:
-    return {(k, id(it)) for k, it in (*module._modules.items(), *module._parameters.items())}
+def _held(module: torch.nn.Module) -> list[tuple[str, object]]:
+    return [*module._modules.items(), *module._parameters.items()]
 
 
 def _looks(module: torch.nn.Module) -> list[Look]:

@@ -182,7 +182,6 @@ class Group(Participant):
 
     def _introduce(self, replica: Replica, facts: Facts) -> None:
         self._replica, self.link.step = replica, -1
-        self.output.begin()
         if self._survey.ready is None:
             warm(replica, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
