@@ -113,3 +113,21 @@ def test_the_recordings_of_a_chain_are_compared(
     begin(crew, hazard(changes, unbuilt=True), 2, 3)
     crew.start(1)
     stopped(crew)
+
+
+@pytest.mark.parametrize(("who", "count"), [("session.leader", 2), ("not session.leader", 4)])
+def test_workers_that_compute_other_graphs_in_a_step_do_not_wait_for_each_other(
+    crew: Crew, who: str, count: int
+) -> None:
+    """Only some of a layout record their loss again: the first worker alone, or all but it."""
+    script = TOY
+    for line, other in (
+        ("    def loss_of(", "    odd = False\n\n    def loss_of("),
+        (f"return {LOSS}", f"return {LOSS}.abs() if odd else {LOSS}"),
+        ("        result =", f"        odd = step >= 9 and {who}\n        result ="),
+    ):
+        assert line in script
+        script = script.replace(line, other)
+    crew.depth, crew.owned = 2, True
+    crew.begin(count, script, str(STEPS), str(crew.folder / "out.pt"), backup_every_steps=4)
+    assert "computes something else here" in stopped(crew)

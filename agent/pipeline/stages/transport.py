@@ -87,7 +87,7 @@ _decode = msgspec.msgpack.Decoder(Manifest, ext_hook=_hear).decode
 class MeshChannel:
     """Sends and receives under one generation. `changed` is the mesh's.
 
-    A wait ends when what is awaited has come, when `check` raises, or when patience is over. A
+    A wait ends when what is awaited has come, when `check` or `watch` raises, or when patience is over. A
     broken connection is waited for like one that is not there yet.
     """
 
@@ -104,6 +104,7 @@ class MeshChannel:
         self._mesh, self._changed, self._generation = mesh, changed, generation
         self._device, self._patience_s, self._check = device, patience_s, check
         self._queue: queue.Queue[tuple[str, str, Parcel, Event] | None] = queue.Queue(QUEUED_MAX)
+        self.watch: Callable[[], None] = nothing  # raises if what is awaited will not come
         self._broken: WireError | None = None
         self._thread = threading.Thread(target=self._deliver, name="pipeline-send", daemon=True)
         self._thread.start()
@@ -129,9 +130,14 @@ class MeshChannel:
 
     def wait(self, wanted: Collection[Key]) -> None:
         keys = [self._key(peer, tag) for peer, tag in wanted]
+
+        def look() -> bool:
+            self.watch()
+            return any(key in self._mesh.mailbox for key in keys)
+
         with self._changed:
             self._await(
-                lambda: any(key in self._mesh.mailbox for key in keys),
+                look,
                 lambda: f"{sorted(wanted)} did not come",
                 self._check,
             )
@@ -182,7 +188,7 @@ class MeshChannel:
         while True:
             with self._changed:
                 connection = self._await(
-                    lambda: self._mesh.connection(peer), lambda: f"{peer} did not connect", _go_on
+                    lambda: self._mesh.connection(peer), lambda: f"{peer} did not connect", nothing
                 )
             try:
                 connection.send(part, *pieces)
@@ -192,8 +198,8 @@ class MeshChannel:
                 return
 
 
-def _go_on() -> None:
-    """Check nothing: sending goes on during interruptions, and ends with the channel."""
+def nothing() -> None:
+    """Check nothing, as in sending, which goes on during interruptions and ends with the channel."""
 
 
 def asked_for(parcel: Parcel) -> Event:

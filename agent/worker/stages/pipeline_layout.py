@@ -18,7 +18,7 @@ from agent.faults import passing
 from agent.layout import Layout
 from agent.pipeline.stages.channel import Channel, Parcel
 from agent.pipeline.stages.cut import Sections
-from agent.pipeline.stages.transport import MeshChannel
+from agent.pipeline.stages.transport import MeshChannel, nothing
 from agent.pipeline.tracing.analysis import Facts, cut_points
 from agent.pipeline.tracing.graphs import Recording
 from agent.worker.rerecording import Anew
@@ -50,10 +50,15 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class FirstWord:
-    """The `Word` of the first worker on its way to the others, sent once in a chain."""
+    """The `Word` of the first worker on its way to the others, sent once in a chain.
 
-    def __init__(self, channel: Channel, workers: tuple[str, ...], tag: str) -> None:
-        self._channel, self._workers, self._tag = channel, workers, tag
+    A worker that makes a chain asks for it. So neither waits for ever where only one of them
+    computes something else than before.
+    """
+
+    def __init__(self, channel: Channel, workers: tuple[str, ...], step: int) -> None:
+        self._channel, self._workers = channel, workers
+        self._tag, self._asking = f"recorded/{step}", f"recorded?/{step}"
         self._word: Word | None = None
 
     def say(self, word: Word) -> None:
@@ -65,6 +70,8 @@ class FirstWord:
 
     def heard(self) -> Word:
         if self._word is None:
+            if not self._channel.ready(self._workers[0], self._tag):
+                self._channel.send(self._workers[0], self._asking, Parcel(tensors=()))
             parcel = self._channel.receive(self._workers[0], self._tag)
             assert isinstance(parcel.plain, bytes)
             word = msgspec.msgpack.decode(parcel.plain, type=Word)
@@ -73,9 +80,21 @@ class FirstWord:
 
     def facts(self, mark: str) -> Facts | None:
         """Return the facts about this graph if they have arrived already; never wait for them."""
-        if self._word is None and not self._channel.ready(self._workers[0], self._tag):
+        return self.heard().facts if self.known and self.heard().mark == mark else None
+
+    def disputed(self, me: str, mark: str, *, made: bool) -> str | None:
+        """Return a worker that computes another graph in this step; `made`: this one says its own."""
+        if me != self._workers[0]:
+            return self._workers[0] if self.known and self.heard().mark != mark else None
+        if made:
             return None
-        return self.heard().facts if self.heard().mark == mark else None
+        asking = (peer for peer in self._workers[1:] if self._channel.ready(peer, self._asking))
+        return next(asking, None)
+
+    @property
+    def known(self) -> bool:
+        """Return whether `heard` would return at once."""
+        return self._word is not None or self._channel.ready(self._workers[0], self._tag)
 
 
 class Deep:
@@ -110,18 +129,34 @@ class Deep:
             self._generation = layout.generation
         if self._channel is None:
             self._channel = channel()
-        word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
+        word = FirstWord(self._channel, layout.workers, step)
         recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=self._entering))
         # A recording with other numbers in the loss's closure, which are not in the graph, has the
         # same graph.
         found = [each for each in self._chains if each.recording.graph is recording.graph]
         self._entering = self._entering and not found
-        if not found:
+        made = not found
+        if made:
             recording = self._begun_alike(layout, recording, word, adopt)
             cuts = self._cuts(layout, step, recording, word)
             found = [Chain(layout, self._me, recording, cuts, self._channel, whole)]
         self._chains = [*found, *(each for each in self._chains if not _replaced(each, found[0]))]
+        self._watch(self._channel, step, word, recording.mark, made=made)
         return found[0]
+
+    def _watch(
+        self, channel: MeshChannel, step: int, word: FirstWord, mark: str, *, made: bool
+    ) -> None:
+        """Refuse, while the step waits for others, that one of them computes another graph in it."""
+
+        def look() -> None:
+            channel.watch = nothing  # the word is received once
+            if (other := word.disputed(self._me, mark, made=made)) is not None:
+                raise _disputed(step, other)
+            if not word.known:
+                channel.watch = look
+
+        channel.watch = look
 
     def keepers(self) -> dict[str, frozenset[str] | None]:
         """Return which layers each worker has after a step in which each keeps its own."""
@@ -167,12 +202,16 @@ class Deep:
         heard = word.heard()
         passing("morph: cuts told")
         if heard.mark != recording.mark:
-            raise Misuse(
-                f"step {step}: loss_of computes something else here than on {layout.workers[0]}, because it closes over "
-                "something that is not the same on every worker: keep it in session.state, or set it anew in every step, as it "
-                "depends on the step"
-            )
+            raise _disputed(step, layout.workers[0])
         return heard.cuts
+
+
+def _disputed(step: int, other: str) -> Misuse:
+    return Misuse(
+        f"step {step}: loss_of computes something else here than on {other}, because it closes over "
+        "something that is not the same on every worker: keep it in session.state, or set it anew in every step, as it "
+        "depends on the step"
+    )
 
 
 def _replaced(chain: Chain, by: Chain) -> bool:

@@ -27,7 +27,7 @@ def test_all_others_hear_all_of_it(facts: Facts) -> None:
     assert facts.draws
     assert facts.written
     exchange = Exchange()
-    words = [FirstWord(exchange.channel(one), WORKERS, "recorded/7") for one in WORKERS]
+    words = [FirstWord(exchange.channel(one), WORKERS, 7) for one in WORKERS]
     assert [word.facts("graph") for word in words[1:]] == [None, None]
     said = Word("graph", (3, 5), facts)
     words[0].say(said)
@@ -38,7 +38,7 @@ def test_all_others_hear_all_of_it(facts: Facts) -> None:
 def test_of_another_graph_nothing_is_taken_over(facts: Facts) -> None:
     """It is still heard by who has to be told that it computes something else."""
     exchange = Exchange()
-    word = FirstWord(exchange.channel("b"), WORKERS, "recorded/7")
-    FirstWord(exchange.channel("a"), WORKERS, "recorded/7").say(Word("graph", (), facts))
+    word = FirstWord(exchange.channel("b"), WORKERS, 7)
+    FirstWord(exchange.channel("a"), WORKERS, 7).say(Word("graph", (), facts))
     assert word.facts("another") is None
     assert word.heard().mark == "graph"
