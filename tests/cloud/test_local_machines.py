@@ -27,8 +27,8 @@ pytestmark = pytest.mark.processes
 NewCloud = Callable[..., RunningCloud]
 
 DETACHING = """#!/bin/sh
-setsid sh -c '(sleep 601 & sleep 602 & : > detached) &'
-setsid env -i PATH="$PATH" sh -c '(sleep 603 & : > unmarked) &'
+setsid sh -c '(sleep 601 & : > detached; exec sleep 602) &'
+setsid env -i PATH="$PATH" sh -c '(: > unmarked; exec sleep 603) &'
 while ! [ -e detached ] || ! [ -e unmarked ]; do sleep 0.01; done
 : > ready
 exec sleep 600
