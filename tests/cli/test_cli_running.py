@@ -21,6 +21,7 @@ from orchestrator.client import House, Silent
 from orchestrator.dashboard.keys import Keys
 from orchestrator.paths import SHORT
 from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import find_server
 
 pytestmark = pytest.mark.processes
 
@@ -89,7 +90,7 @@ def test_check_says_that_the_running_manager_cannot_be_asked(own_house, monkeypa
     redis_pid = next(
         pid
         for pid in processes.marked(own_house.places.identity)
-        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if Path(find_server()).name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     monkeypatch.setattr(redis_client, "ANSWER_S_MAX", 0.1)
     os.kill(redis_pid, signal.SIGSTOP)

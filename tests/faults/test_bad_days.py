@@ -21,6 +21,7 @@ from agent.store.places.sinks import DiskSink
 from orchestrator.cli.up_down import news
 from orchestrator.client import NotRunning
 from orchestrator.supervisor import processes
+from orchestrator.supervisor.redis_server import find_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -191,7 +192,7 @@ def test_job_whose_every_process_is_killed_ends_with_the_same_weights(house, tmp
     until("the next manager", lambda: house.client().view().epoch == epoch + 1)
     step = house.job().step
     house.places.run.unlink()  # somebody clears up in /tmp
-    os.kill(pid_of(house, "redis-server"), signal.SIGKILL)
+    os.kill(pid_of(house, Path(find_server()).name), signal.SIGKILL)
     house.reached(step + 5)
     kill_keeper(house)
     until("a machine to kill", lambda: drill(house, 0.0, 1))
@@ -235,7 +236,7 @@ def test_house_whose_redis_dies_with_its_head_lives_on(house):
     """So may its store of names. The manager that was to begin with it cannot: both are started once more, and the house lives on. Asked to end while
     machines are being bought and booted, it leaves none, and none is billed on.
     """
-    redis, before = pid_of(house, "redis-server"), running(house, HEAD)
+    redis, before = pid_of(house, Path(find_server()).name), running(house, HEAD)
     epoch = house.client().view().epoch
     store = pid_of(house, "gcs_server")
     os.kill(store, signal.SIGKILL)
@@ -295,7 +296,8 @@ def test_killed_house_takes_everything_along_and_the_next_resumes(house, tmp_pat
     house.process.kill()
     house.process.wait()
     until("everything to end", lambda: not processes.marked(house.places.identity), 60)
-    with (house.places.redis_dir / "appendonly.aof").open("ab") as torn:
+    (file,) = house.places.redis_dir.rglob("*.incr.aof")
+    with file.open("ab") as torn:
         torn.write(bytes(4096))
     begins_at = house.log.stat().st_size
     house.start()

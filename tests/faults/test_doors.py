@@ -31,6 +31,7 @@ from orchestrator.dashboard.keys import Keys
 from orchestrator.door.address import read_door
 from orchestrator.events import AnyEvent
 from orchestrator.supervisor import processes, supervisor
+from orchestrator.supervisor.redis_server import find_server
 from orchestrator.view import Sentence
 
 pytestmark = pytest.mark.processes
@@ -191,7 +192,7 @@ def test_idle_strangers_leave_house_page_and_cloud_alone(busy_house):
             for _ in range(IDLE):
                 at = httpx.URL(url)
                 idle.enter_context(socket.create_connection((at.host, at.port), 30))
-        kill(house, "redis-server")
+        kill(house, Path(find_server()).name)
         step = until("a step", house.job).step
         house.reached(step + 3)
         assert answered(house, told.dashboard_url, "api/view", "dashboard") == 200

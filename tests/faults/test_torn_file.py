@@ -61,7 +61,7 @@ def test_a_write_that_was_torn_is_cut_off_and_nothing_else(server, tmp_path, tea
     """Half an entry, zeros behind the end, half a transaction: nobody had an answer to that. All before it is there, and
     it is said once."""
     entry = written(server)
-    (file,) = tmp_path.rglob("appendonly.aof")
+    (file,) = tmp_path.rglob("*.incr.aof")
     sound = file.read_bytes()
     assert sound.endswith(entry.replace(b"0040", b"0039"))
     torn = TEARS[tear](sound, entry)
@@ -78,7 +78,7 @@ def test_damage_with_sound_entries_behind_it_is_said_and_left_as_it_is(server, t
     """A length that leads past the end looks like a torn write to Redis, which would cut off all that was ever written
     since: nothing is, and the way out is named."""
     written(server)
-    (file,) = tmp_path.rglob("appendonly.aof")
+    (file,) = tmp_path.rglob("*.incr.aof")
     damaged = file.read_bytes().replace(b"$11\r\nnumber 0020", wrong + b"\r\nnumber 0020")
     file.write_bytes(damaged)
     with pytest.raises(
@@ -102,7 +102,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_more_than_one_write_is_damage_and_left_unchanged(server, tmp_path, damage):
     """Nothing of what was acknowledged is forgotten with the words of a torn write."""
     written(server, 400)
-    (file,) = tmp_path.rglob("appendonly.aof")
+    (file,) = tmp_path.rglob("*.incr.aof")
     file.write_bytes(damaged := DAMAGE[damage](file.read_bytes()))
     with pytest.raises(RedisUnavailable, match=r"damaged at byte [\d,]+ of [\d,]+, .*--from"):
         server.start()
@@ -114,24 +114,37 @@ def test_a_file_that_is_gone_where_there_were_jobs_is_said(server, tmp_path, gon
     """Jobs, and what was spent, would be forgotten without a word. Nothing is said of a house that is new, nor of one that
     has its file."""
     server.stop()
-    (file,) = tmp_path.rglob("appendonly.aof")
-    file.unlink()
+    places = Places(tmp_path / "redis-house")
+    shutil.rmtree(places.redis_dir)
     assert server.start() == ""
     written(server)
-    checkpoints = Places(tmp_path / "redis-house").checkpoints
+    checkpoints = places.checkpoints
     (checkpoints / "train-1a2b3c4d").mkdir(parents=True)
     assert server.start() == ""
     server.stop()
-    file.unlink() if gone == "removed" else file.write_bytes(b"")
+    (file,) = tmp_path.rglob("*.incr.aof")
+    shutil.rmtree(places.redis_dir) if gone == "removed" else file.write_bytes(b"")
     said = server.start()
-    assert f"{file.parent} has nothing in it, and {checkpoints} has 1 job: " in said
+    assert f"{places.redis_dir} has nothing in it, and {checkpoints} has 1 job: " in said
     assert f"submit SCRIPT --from {checkpoints.as_uri()}/JOB" in said
 
 
-@pytest.mark.parametrize("harm", ["file", "folder", "cut", "replaced by an older copy"])
+@pytest.mark.parametrize("kind", ["base.rdb", "incr.aof", "manifest"])
+def test_one_of_its_files_that_is_gone_is_named(server, tmp_path, kind):
+    """The server lists several files, and does not begin without one of them."""
+    written(server)
+    (file,) = tmp_path.rglob(f"*.{kind}")
+    file.unlink()
+    with pytest.raises(RedisUnavailable, match=rf"{file} is missing. Put a copy of .*--from"):
+        server.start()
+
+
+@pytest.mark.parametrize(
+    "harm", ["file", "base", "list", "folder", "cut", "replaced by an older copy"]
+)
 def test_a_file_that_somebody_takes_from_a_living_server_is_written_again(server, tmp_path, harm):
     """All that was promised is in the server's memory still, and would be gone with it."""
-    (file,) = tmp_path.rglob("appendonly.aof")
+    (file,) = tmp_path.rglob("*.incr.aof")
     older = file.with_name("older")
     with redis.Redis.from_url(server.url) as store:
         shutil.copy2(file, older)
@@ -143,6 +156,8 @@ def test_a_file_that_somebody_takes_from_a_living_server_is_written_again(server
             older.rename(file)
         elif harm == "file":
             file.unlink()
+        elif harm in ("base", "list"):
+            next(file.parent.glob("*.base.rdb" if harm == "base" else "*.manifest")).unlink()
         else:
             shutil.rmtree(file.parent)
         assert server.is_harmed()
