@@ -414,10 +414,9 @@ class Worker:
         if message.now and turn is not None and set(blocks) & set(turn.blocks):
             out = self._drop_turn()
         self._leaving |= set(blocks)
-        self._free()
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
-        if again:
-            out += self._say_released(again)
+        if free := self._free() | again:  # also of orders before, which the turn has held up
+            out += self._say_released(free)
         return out + self._read_no_more()
 
     def _free(self) -> dict[int, int]:

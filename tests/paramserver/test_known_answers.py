@@ -346,6 +346,18 @@ def test_a_block_of_an_older_clock_goes_before_the_present_one():
     assert (run.clock, run.span) == (1, Span(1, 0, 2))
 
 
+def test_blocks_that_leave_after_a_clock_and_at_once_are_released_together():
+    """The turn that held the first one up is given up for the second: nothing says it later."""
+    worker = Worker("a", Plain(), even(4, 2, 2), Bound(0), Settings(size=0), 1)
+    orders = {"owners": ["s"], "replicas": ["s"], "version": 0, "lost": []}
+    worker.handle("c", Roll(clock=-1, blocks=[0, 1], **orders), 0.0)
+    worker.handle("s", Fresh(partition=0, age=-1, sections=[]), 0.0)
+    assert worker.next_run(0.0)[0] is not None
+    assert worker.handle("c", Release(blocks=[0]), 0.0) == []
+    out = worker.handle("c", Release(blocks=[1], now=True), 0.0)
+    assert [one.clocks for _, one in out if isinstance(one, Released)] == [{0: 0, 1: 0}]
+
+
 def test_a_dry_run_is_of_one_clock_and_none_is_needed_to_go_back():
     """A pass over the data may take hours, in which nothing is answered."""
 
