@@ -16,6 +16,7 @@ from agent.paramserver.messages import (
     Begun,
     Cancel,
     Close,
+    Committed,
     Done,
     DoThis,
     Finished,
@@ -435,6 +436,16 @@ def test_a_server_with_every_partition_closes_a_clock_when_all_blocks_are_finish
     assert server.handle("c", Close(clock=0, batches=["a/0", "a/1"])) == []
     server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
     assert first_row(server) == 0.0
+
+
+def test_a_later_controller_without_a_clock_begins_anew_also_with_who_had_committed_ones():
+    """A keeper that was killed before a clock was on its disk has told workers of it."""
+    server = all_here(blocks=1)
+    passed_on(server, 0)
+    server.handle("c", Committed(clock=0))
+    server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
+    assert first_row(server) == 0.0
+    assert server.parts[0].closed == -1
 
 
 @pytest.mark.parametrize("why", ["a block comes twice", "a worker is gone"])
