@@ -146,6 +146,14 @@ class Cache:
                 found.setdefault(name, []).append(np.array(sorted(keys)))
         return {name: np.concatenate(keys) for name, keys in found.items()}
 
+    def forget(self, partition: int) -> None:
+        """Have none of its rows, because not all of them are of one clock."""
+        for known in self._known.values():
+            known[partition :: len(self.ages)] = False
+        for rows in self._rows.values():
+            for key in [key for key in rows if key % len(self.ages) == partition]:
+                del rows[key]
+
     def lacks(self, partition: int) -> dict[str, Array]:
         """Return what was asked of a partition and has not come."""
         found = {}
@@ -391,21 +399,25 @@ class Worker:
         return out
 
     def _fresh(self, message: Fresh) -> Out:
+        """Take rows in. After a move those of a clock before may be on a slower way, or lost."""
         ages, at = self.cache.ages, message.partition
-        if message.age < ages[at]:
-            # What was asked came late, after a newer clock: it is asked for again.
-            lacking = self.cache.lacks(at) if message.asked else {}
-            again = Subscribe(partition=at, keys=lacking, serial=self._serial)
-            return [(self.route[at], again)] if lacking else []
-        ages[at] = message.age
-        for section in message.sections:
-            self.cache.put(section)
-        seen = min(ages)
-        self._unseen_bytes -= sum(_size(changes) for at, changes in self._unseen if at <= seen)
-        self._unseen = [one for one in self._unseen if one[0] > seen]
-        self.helper.drop_old(seen)
-        self._blocked = []
-        return []
+        is_late = message.age < ages[at]
+        # Of its own accord a server sends each clock; an answer has only what was asked.
+        is_gap = NOTHING < ages[at] < message.age - (not message.asked)
+        if is_gap:
+            self.cache.forget(at)
+        if not is_late:
+            ages[at] = message.age
+            for section in message.sections:
+                self.cache.put(section)
+            seen = min(ages)
+            self._unseen_bytes -= sum(_size(changes) for at, changes in self._unseen if at <= seen)
+            self._unseen = [one for one in self._unseen if one[0] > seen]
+            self.helper.drop_old(seen)
+            self._blocked = []
+        lacking = self.cache.lacks(at) if is_gap or (is_late and message.asked) else {}
+        again = Subscribe(partition=at, keys=lacking, serial=self._serial)
+        return [(self.route[at], again)] if lacking else []
 
     def _release(self, message: Release) -> Out:
         blocks = [block for block in message.blocks if block in self.own]
