@@ -301,17 +301,19 @@ class Worker:
                 for node in message.nodes:
                     self.helpee.forget(node)
                     self.helper.forget(node)
-                return self._advance()
+                return self._say_again() + self._advance()  # one of them may have passed it on
             case Committed():
                 self._said = [said for said in self._said if said.clock > message.clock]
             case Report():
-                for batch in self._batches.values():  # it may not have heard what was passed on
-                    batch.repeats = True
-                blocks = sorted(self.held)
-                again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
-                lasting = [self._failed] if self._failed else []
-                return again + [(CONTROLLER, said) for said in [*self._said, *lasting]]
+                again: Out = [(CONTROLLER, Loaded(blocks=sorted(self.held))), *self._say_again()]
+                return [*again, (CONTROLLER, self._failed)] if self._failed else again
         return []
+
+    def _say_again(self) -> Out:
+        """Say what is finished, and what will be, because what was passed on may not be heard."""
+        for batch in self._batches.values():
+            batch.repeats = True
+        return [(CONTROLLER, said) for said in self._said]
 
     def _follow(self, message: Route) -> Out:
         """Say again to new owners what the former ones may not have passed on."""
@@ -321,11 +323,9 @@ class Worker:
         for batch in self._batches.values():
             stages = self._stages(batch)
             out += [(self.route[at], stages[at]) for at in sorted(moved & batch.waiting)]
-        for at in sorted(moved):
-            lacking = self.cache.lacks(at)
-            if lacking or self.cache.ages[at] == NOTHING:
-                again = Subscribe(partition=at, keys=lacking, serial=self._serial)
-                out.append((self.route[at], again))
+        for at in sorted(moved):  # at least for the clock: the newest rows may be lost on their way
+            again = Subscribe(partition=at, keys=self.cache.lacks(at), serial=self._serial)
+            out.append((self.route[at], again))
         return out
 
     def _load(self, blocks: list[int]) -> Out:

@@ -143,6 +143,19 @@ def cluster(seed: int, *, bound="drawn", help_size=None, apart=False, network=De
     )
 
 
+def small(network: type[Delays]) -> Virtual:
+    """One reliable machine beside three transient ones, of which one has the only partition."""
+    plan = Plan(work=even(Counter.items, 6, 8), stop=Counter.stop, partitions=1, expected=4)
+    places = [Place("r0", "r0"), *(Place(f"t{at}", f"t{at}", False) for at in range(3))]
+    return Virtual(
+        Counter,
+        plan._replace(save_every=1),
+        places,
+        cost=lambda _: 0.01,
+        network=lambda made: network(made, 0.001, 0.5, 1),
+    )
+
+
 def mishaps(virtual: Virtual, seed: int, count: int = 3) -> list[str]:
     """Plan mishaps at moments that a message chooses; return what they did, as it happens."""
     draw = random.Random(f"mishaps {seed}")
