@@ -700,6 +700,7 @@ class Controller:
         for at in changed:
             self.replicas[at] = homes[at]
         self.mirroring |= set(changed)
+        self._saving = {}  # whoever was asked may be gone before the answer is here
         out = self._route()
         for at in changed:
             out += self._mirror(at)
