@@ -350,7 +350,13 @@ class Controller:
             return []
         self._pushed_s = now_s
         self.pushing, self._received = closed, set()
-        return self._to_servers(PushUp(clock=closed, replicas=self.replicas))
+        return self._push_again()
+
+    def _push_again(self) -> Out:
+        """Order the push that is under way, which may have been lost with a node that is gone."""
+        if self.pushing is None:
+            return []
+        return self._to_servers(PushUp(clock=self.pushing, replicas=self.replicas))
 
     def _receive(self, message: Received, now_s: float) -> Out:
         if message.clock != self.pushing:
@@ -468,8 +474,8 @@ class Controller:
             self.pushing, self._saving = None, {}
         if missing:
             out += self._roll_back(sorted(missing), now_s)
-        elif orphans:
-            out += self._route()
+        else:
+            out += (self._route() if orphans else []) + self._push_again()
         for at in sorted(self.mirroring):
             out += self._mirror(at)
         return self._marked(out + self._settle(now_s))
@@ -572,9 +578,7 @@ class Controller:
         out = self._to_all(self._route_now())
         if self._last_close is not None:
             out += self._to_servers(self._last_close)
-        if self.pushing is not None:
-            out += self._to_servers(PushUp(clock=self.pushing, replicas=self.replicas))
-        out += self._to_all(Committed(clock=self.committed))
+        out += self._push_again() + self._to_all(Committed(clock=self.committed))
         out += [(self.owners[at], self._move(at, to)) for at, to in self.moves.items()]
         out += self.save_again()  # what was asked may be passed, and then nobody has it any more
         out += self._to_all(Report())  # what is finished is heard before what is released
@@ -696,6 +700,7 @@ class Controller:
         for at in changed:
             self.replicas[at] = homes[at]
         self.mirroring |= set(changed)
+        self._saving = {}  # whoever was asked may be gone before the answer is here
         out = self._route()
         for at in changed:
             out += self._mirror(at)
@@ -781,7 +786,7 @@ class Controller:
             busy = name in self.owners or name in self.replicas or name in self.moves.values()
             if not busy and name not in self.blocks.values():
                 self._forget(name)
-                out += [(name, Leave()), *self._to_all(Gone(nodes=[name]))]
+                out += [(name, Leave()), *self._to_all(Gone(nodes=[name])), *self._push_again()]
         return out
 
     # What is said.

@@ -475,10 +475,9 @@ class Server:
         return out
 
     def _keep(self, number: int, clock: int) -> None:
-        part = self.parts.get(number)
-        if part is None:  # at the very beginning
-            part = self.parts[number] = Partition(number, self.tables, self._count)
-        part.roll_back(clock)
+        if clock < 0:  # at the very beginning; what an earlier controller committed may be nowhere
+            self.parts[number] = Partition(number, self.tables, self._count)
+        self.parts[number].roll_back(clock)
 
     def _save(self, message: Save) -> Out:
         out: Out = []

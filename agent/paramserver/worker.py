@@ -146,6 +146,14 @@ class Cache:
                 found.setdefault(name, []).append(np.array(sorted(keys)))
         return {name: np.concatenate(keys) for name, keys in found.items()}
 
+    def forget(self, partition: int) -> None:
+        """Have none of its rows, because not all of them are of one clock."""
+        for known in self._known.values():
+            known[partition :: len(self.ages)] = False
+        for rows in self._rows.values():
+            for key in [key for key in rows if key % len(self.ages) == partition]:
+                del rows[key]
+
     def lacks(self, partition: int) -> dict[str, Array]:
         """Return what was asked of a partition and has not come."""
         found = {}
@@ -293,17 +301,19 @@ class Worker:
                 for node in message.nodes:
                     self.helpee.forget(node)
                     self.helper.forget(node)
-                return self._advance()
+                return self._say_again() + self._advance()  # one of them may have passed it on
             case Committed():
                 self._said = [said for said in self._said if said.clock > message.clock]
             case Report():
-                for batch in self._batches.values():  # it may not have heard what was passed on
-                    batch.repeats = True
-                blocks = sorted(self.held)
-                again: Out = [(CONTROLLER, Loaded(blocks=blocks))]
-                lasting = [self._failed] if self._failed else []
-                return again + [(CONTROLLER, said) for said in [*self._said, *lasting]]
+                again: Out = [(CONTROLLER, Loaded(blocks=sorted(self.held))), *self._say_again()]
+                return [*again, (CONTROLLER, self._failed)] if self._failed else again
         return []
+
+    def _say_again(self) -> Out:
+        """Say what is finished, and what will be, because what was passed on may not be heard."""
+        for batch in self._batches.values():
+            batch.repeats = True
+        return [(CONTROLLER, said) for said in self._said]
 
     def _follow(self, message: Route) -> Out:
         """Say again to new owners what the former ones may not have passed on."""
@@ -313,11 +323,9 @@ class Worker:
         for batch in self._batches.values():
             stages = self._stages(batch)
             out += [(self.route[at], stages[at]) for at in sorted(moved & batch.waiting)]
-        for at in sorted(moved):
-            lacking = self.cache.lacks(at)
-            if lacking or self.cache.ages[at] == NOTHING:
-                again = Subscribe(partition=at, keys=lacking, serial=self._serial)
-                out.append((self.route[at], again))
+        for at in sorted(moved):  # at least for the clock: the newest rows may be lost on their way
+            again = Subscribe(partition=at, keys=self.cache.lacks(at), serial=self._serial)
+            out.append((self.route[at], again))
         return out
 
     def _load(self, blocks: list[int]) -> Out:
@@ -391,21 +399,25 @@ class Worker:
         return out
 
     def _fresh(self, message: Fresh) -> Out:
+        """Take rows in. After a move those of a clock before may be on a slower way, or lost."""
         ages, at = self.cache.ages, message.partition
-        if message.age < ages[at]:
-            # What was asked came late, after a newer clock: it is asked for again.
-            lacking = self.cache.lacks(at) if message.asked else {}
-            again = Subscribe(partition=at, keys=lacking, serial=self._serial)
-            return [(self.route[at], again)] if lacking else []
-        ages[at] = message.age
-        for section in message.sections:
-            self.cache.put(section)
-        seen = min(ages)
-        self._unseen_bytes -= sum(_size(changes) for at, changes in self._unseen if at <= seen)
-        self._unseen = [one for one in self._unseen if one[0] > seen]
-        self.helper.drop_old(seen)
-        self._blocked = []
-        return []
+        is_late = message.age < ages[at]
+        # Of its own accord a server sends each clock; an answer has only what was asked.
+        is_gap = NOTHING < ages[at] < message.age - (not message.asked)
+        if is_gap:
+            self.cache.forget(at)
+        if not is_late:
+            ages[at] = message.age
+            for section in message.sections:
+                self.cache.put(section)
+            seen = min(ages)
+            self._unseen_bytes -= sum(_size(changes) for at, changes in self._unseen if at <= seen)
+            self._unseen = [one for one in self._unseen if one[0] > seen]
+            self.helper.drop_old(seen)
+            self._blocked = []
+        lacking = self.cache.lacks(at) if is_gap or (is_late and message.asked) else {}
+        again = Subscribe(partition=at, keys=lacking, serial=self._serial)
+        return [(self.route[at], again)] if lacking else []
 
     def _release(self, message: Release) -> Out:
         blocks = [block for block in message.blocks if block in self.own]
@@ -414,10 +426,9 @@ class Worker:
         if message.now and turn is not None and set(blocks) & set(turn.blocks):
             out = self._drop_turn()
         self._leaving |= set(blocks)
-        self._free()
         again = {block: self._let_go[block] for block in message.blocks if block in self._let_go}
-        if again:
-            out += self._say_released(again)
+        if free := self._free() | again:  # also of orders before, which the turn has held up
+            out += self._say_released(free)
         return out + self._read_no_more()
 
     def _free(self) -> dict[int, int]:

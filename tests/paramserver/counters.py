@@ -143,6 +143,20 @@ def cluster(seed: int, *, bound="drawn", help_size=None, apart=False, network=De
     )
 
 
+def small(network: type[Delays], reliable: int = 1) -> Virtual:
+    """Few reliable machines beside three transient ones, of which one has the only partition."""
+    plan = Plan(work=even(Counter.items, 6, 8), stop=Counter.stop, partitions=1)
+    places = [Place(f"r{at}", f"r{at}") for at in range(reliable)]
+    places += [Place(f"t{at}", f"t{at}", False) for at in range(3)]
+    return Virtual(
+        Counter,
+        plan._replace(save_every=1, expected=len(places)),
+        places,
+        cost=lambda _: 0.01,
+        network=lambda made: network(made, 0.001, 0.5, 1),
+    )
+
+
 def mishaps(virtual: Virtual, seed: int, count: int = 3) -> list[str]:
     """Plan mishaps at moments that a message chooses; return what they did, as it happens."""
     draw = random.Random(f"mishaps {seed}")

@@ -16,6 +16,7 @@ from agent.paramserver.messages import (
     Begun,
     Cancel,
     Close,
+    Committed,
     Done,
     DoThis,
     Finished,
@@ -35,6 +36,7 @@ from agent.paramserver.messages import (
     Released,
     Report,
     Roll,
+    Route,
     Section,
     Span,
     Stage,
@@ -346,6 +348,44 @@ def test_a_block_of_an_older_clock_goes_before_the_present_one():
     assert (run.clock, run.span) == (1, Span(1, 0, 2))
 
 
+def test_blocks_that_leave_after_a_clock_and_at_once_are_released_together():
+    """The turn that held the first one up is given up for the second: nothing says it later."""
+    worker = Worker("a", Plain(), even(4, 2, 2), Bound(0), Settings(size=0), 1)
+    orders = {"owners": ["s"], "replicas": ["s"], "version": 0, "lost": []}
+    worker.handle("c", Roll(clock=-1, blocks=[0, 1], **orders), 0.0)
+    worker.handle("s", Fresh(partition=0, age=-1, sections=[]), 0.0)
+    assert worker.next_run(0.0)[0] is not None
+    assert worker.handle("c", Release(blocks=[0]), 0.0) == []
+    out = worker.handle("c", Release(blocks=[1], now=True), 0.0)
+    assert [one.clocks for _, one in out if isinstance(one, Released)] == [{0: 0, 1: 0}]
+
+
+@pytest.mark.parametrize(("age", "asked"), [(0, True), (1, False)])
+def test_rows_that_a_former_owner_sends_more_slowly_are_asked_for(age, asked):
+    """What the next owner says of a later clock has no row of the clock that is on its way."""
+
+    class Reading(Plain):
+        def process_range(self, lo, hi, params):
+            params.read("rows", [0, 1])
+
+    def rows(*keys):
+        return [Section("rows", np.array(keys), np.ones((len(keys), 1)))]
+
+    worker = Worker("a", Reading(), even(4, 1, 2), Bound(None), Settings(size=0), 1)
+    orders = {"replicas": ["s"], "version": 0, "lost": [], "blocks": [0]}
+    worker.handle("c", Roll(clock=-1, owners=["s"], **orders), 0.0)
+    worker.handle("s", Fresh(partition=0, age=-1, sections=rows(0, 1), asked=True), 0.0)
+    worker.handle("c", Route(version=1, owners=["t"], replicas=["s"]), 0.0)
+    late = Fresh(partition=0, age=age, sections=rows(1), asked=asked)
+    ((to, again),) = worker.handle("t", late, 0.0)
+    assert (to, again.keys["rows"].tolist()) == ("t", [0])
+    run, _ = worker.next_run(0.0)
+    assert worker.finish(run, 1, lambda: 0.0, 0.0) == []
+    assert worker.next_run(0.0) == (None, [])
+    worker.handle("t", Fresh(partition=0, age=age, sections=rows(0), asked=True), 0.0)
+    assert worker.next_run(0.0)[0] is not None
+
+
 def test_a_dry_run_is_of_one_clock_and_none_is_needed_to_go_back():
     """A pass over the data may take hours, in which nothing is answered."""
 
@@ -423,6 +463,16 @@ def test_a_server_with_every_partition_closes_a_clock_when_all_blocks_are_finish
     assert server.handle("c", Close(clock=0, batches=["a/0", "a/1"])) == []
     server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
     assert first_row(server) == 0.0
+
+
+def test_a_later_controller_without_a_clock_begins_anew_also_with_who_had_committed_ones():
+    """A keeper that was killed before a clock was on its disk has told workers of it."""
+    server = all_here(blocks=1)
+    passed_on(server, 0)
+    server.handle("c", Committed(clock=0))
+    server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
+    assert first_row(server) == 0.0
+    assert server.parts[0].closed == -1
 
 
 @pytest.mark.parametrize("why", ["a block comes twice", "a worker is gone"])
