@@ -125,9 +125,9 @@ class Loop:
             through = self.replica.stage == "open" and self.replica.turn == end
             if not through and self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(
-                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.turn}; "
-                    "go through all of it, or leave the loop over session.epochs(...) as well; for an epoch of n samples, "
-                    "session.data(..., order=lambda epoch: range(n))"
+                    f"epoch {epoch}: the loop over what session.data(...) or session.each(...) gives was left in step "
+                    f"{self.replica.turn}, or goes through something else, as a plain DataLoader; go through all of it, or leave "
+                    "the loop over session.epochs(...) as well; for an epoch of n samples, session.data(..., order=lambda epoch: range(n))"
                 )
         self.replica.own_values.end_loop()
 

@@ -65,7 +65,12 @@ class Optimizers:
             register_optimizer_step_pre_hook(self._look),
             # After the step, because a closure makes gradients inside of it.
             register_optimizer_step_post_hook(self._used),
-            *(each.register_load_state_dict_post_hook(self._loaded) for each in self._known()),
+            # One that wraps another may not have called torch's `__init__`, and loads by itself.
+            *(
+                each.register_load_state_dict_post_hook(self._loaded)
+                for each in self._known()
+                if hasattr(each, "_optimizer_load_state_dict_post_hooks")
+            ),
         )
 
     def close(self) -> None:

@@ -62,21 +62,19 @@ class OwnValues:
             for thing in things
             if is_own_class(type(thing))
         ]
-        self._loop: FrameType | None = None
-        self._variables: dict[str, object] = {}
+        self._loop: list[tuple[FrameType, tuple[dict[str, object], ...]]] = []
         # Of classes of the script, by the names of their variables.
         self._kept: list[tuple[str, object, dict[str, object]]] = []
 
     def begin_loop(self, frame: FrameType | None) -> None:
-        """Note the variables of the code that has the script's loop."""
-        while frame is not None and is_library(frame.f_code.co_filename):
+        """Note the variables of the code that has the script's loop, and of its own that calls it."""
+        self._loop, spaces, held = [], list[Space](), self._held()
+        while frame is not None:
+            if not is_library(frame.f_code.co_filename):
+                found = _spaces(frame)
+                self._loop.append((frame, tuple(self._of(space, held) for space in found)))
+                spaces += found
             frame = frame.f_back
-        if frame is None:
-            return
-        self._loop, spaces, held = frame, _spaces(frame), self._held()
-        self._variables = {
-            name: value for space in spaces for name, value in self._of(space, held).items()
-        }
         kept = {id(thing): (name, thing) for space in spaces for name, thing in _objects(space)}
         for owner, one in [*kept.values()]:  # as a trainer has its controllers
             for key, thing in _objects(vars(one)):
@@ -85,7 +83,7 @@ class OwnValues:
         self._kept = [(name, thing, self._of_object(thing, held)) for name, thing in kept.values()]
 
     def end_loop(self) -> None:
-        self._loop, self._variables, self._kept = None, {}, []
+        self._loop, self._kept = [], []
 
     def changed(self) -> tuple[str, ...]:
         """Name some of those that have changed since: variables, and attributes with their owner."""
@@ -104,14 +102,16 @@ class OwnValues:
                 if key not in begun or _differs(was, value):
                     yield f"{name}.{key}"
         kept = {id(value) for state in self._states for value in state.values()}
-        for space in () if self._loop is None else _spaces(self._loop):
-            # One that the loop makes anew in each step was not there when it began.
-            for key, value in self._variables.items():
-                # A list in session.state is changed under its own name, too.
-                if key not in space or (id(space[key]) in kept and type(space[key]) not in PLAIN):
-                    continue
-                if _differs(value, self._plain(space[key], held)):
-                    yield key
+        for frame, noted in self._loop:
+            for space, values in zip(_spaces(frame), noted, strict=True):
+                # One that the loop makes anew in each step was not there when it began.
+                for key, value in values.items():
+                    # A list in session.state is changed under its own name, too.
+                    now = space.get(key, OTHER)
+                    if now is OTHER or (id(now) in kept and type(now) not in PLAIN):
+                        continue
+                    if _differs(value, self._plain(now, held)):
+                        yield key
 
     def _of_object(self, thing: object, held: Container[int]) -> dict[str, object]:
         """Return its attributes without those that its `state_dict` saves."""

@@ -433,7 +433,10 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         order = None if _is_stream(loader.dataset) or "order" in options else order_of(loader)
         batched = isinstance(order, OwnOrder) and order.batched
         if loader.batch_size is None and not batched:
-            raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
+            raise Misuse(
+                "session.data(DataLoader(...)): it has no batch_size. Where its data set gives ready batches, each is a "
+                "microbatch: session.data(loader.dataset, batch_size=8, microbatches=8, collate_fn=lambda ready: ready[0])"
+            )
         # Torch calls it in processes only; most seed streams there, as the session does anyway.
         if loader.worker_init_fn is not None and options.get("num_workers", loader.num_workers):
             say(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from agent.data import random_streams
 from agent.data.attributes import attributes, changed
@@ -150,7 +150,7 @@ def _indices(listed: Iterable[Any], of: object) -> tuple[int, ...]:
 
 def order_of(loader: DataLoader[Any]) -> OwnOrder | Draws | None:
     """Return the order of a loader's own sampler; None if it goes through all samples once."""
-    batched = loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+    batched = loader.batch_sampler is not None and loader.batch_size is None  # it was given one
     sampler: Any = loader.batch_sampler if batched else loader.sampler
     if not batched and _is_plain(loader):
         return None

@@ -88,7 +88,7 @@ def checked_name(step: int, name: object) -> str:
     return str(name)
 
 
-def checked(step: int, name: str, value: object) -> float:
+def checked(step: int, name: str, value: Any) -> float:
     """Return a number of Python, numpy or torch as a float.
 
     It need not be finite, because that may be just what a person looks for.
@@ -96,7 +96,8 @@ def checked(step: int, name: str, value: object) -> float:
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "numel", lambda: getattr(value, "size", 1))() == 1:
         value = item()
-    if isinstance(value, int | float):
+    # A recording's number, which is not read yet, says there that it is asked for.
+    if hasattr(value, "__float__") and not hasattr(value, "shape"):
         try:
             return float(value)
         except OverflowError:

@@ -188,7 +188,8 @@ class Evidence:
         if one.batch.bits != other.batch.bits:
             raise Misuse(
                 f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "
-                "the same each time and loss_of may not write into it, because another worker may have to compute it again"
+                "the same each time, because another worker may have to compute it again: loss_of may not write into it, and a "
+                "data set or collate_fn may not count, or go on in a list or generator of its own (draw from torch, numpy or random)"
             )
         losses = [(each.loss or 0.0,) for each in (one, other)]
         near = _near(*losses) and all(_alike(a, b) for a, b in _shared(one, other))

@@ -31,7 +31,7 @@ class Groups:
         self._sizes = {key: _sizes(each) for key, each in self._optimizers.items()}
         # The names of the settings that no step has made.
         self.begun_with = {
-            key: frozenset({"params", *each.defaults}.union(*each.param_groups))
+            key: frozenset({"params"}.union(*each.param_groups))
             for key, each in self._optimizers.items()
         }
         # Where the present epoch began, and where the script came to the present boundary.

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent.errors import CannotRecord, Misuse
+from agent.output.metrics import Log
 from agent.pipeline import autocast_nodes
 from agent.pipeline.stages.stage import Stage
 from agent.pipeline.tracing import variants
@@ -424,6 +425,19 @@ def test_a_number_that_the_loss_goes_by_is_looked_at() -> None:
     found = recorded(model, loss_of)
     few = torch.zeros(5, dtype=torch.int64)
     assert found.flatten((batches()[0][0], few)).variant is not found.variants.first
+
+
+def test_a_loss_that_logs_a_number_is_not_recorded_and_no_misuse() -> None:
+    """It trains with depth 1: a number that is logged is read."""
+    model, log = small(), Log(None)
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        log.add(0, {"loss": loss.item()})
+        return loss
+
+    with pytest.raises(CannotRecord, match="looks at values"):
+        recorded(model, loss_of)
 
 
 def test_a_type_that_the_loss_asks_for_makes_another_graph() -> None:

@@ -55,6 +55,26 @@ def test_an_optimizer_that_takes_over_the_tensors_of_another_is_refused() -> Non
     other.load_state_dict(one.state_dict())
 
 
+def test_an_optimizer_that_wraps_another_without_torch_s_init_is_taken_with_it() -> None:
+    """As public versions of Lookahead are written."""
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base, self.param_groups, self.state = base, base.param_groups, {}
+
+        def step(self) -> None:
+            self.base.step()
+
+    model = nn.Linear(1, 1)
+    outer = Lookahead(sgd(model))
+    with optimizers(model, outer), pytest.raises(Misuse, match="SGD trains parameters"):
+        outer.step()
+    with optimizers(model, outer.base, outer) as made:
+        made.unused = True
+        outer.step()
+        assert not made.unused
+
+
 def test_parameters_of_no_model_that_are_added_later_are_refused() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD([model.weight], lr=0.1)

@@ -310,6 +310,20 @@ def test_what_a_given_object_without_a_state_dict_has_is_not_named() -> None:
     assert own.changed() == ("beside.count",)
 
 
+def test_variables_of_the_code_that_calls_the_loop_s_are_named() -> None:
+    """As a best score in the script's first file is, which a callback of a trainer's loop sets."""
+    own, _script = made(), {"made": Meter, "sys": sys}
+    _script["own"] = own
+    exec(compile("def loop():\n own.begin_loop(sys._getframe())", "/trainer.py", "exec"), _script)
+    _first = {"loop": _script["loop"], "best": 0, "mine": 0, "count": 7}
+    _script["mine"] = 0
+    exec(compile("count = 0\nloop()", "/train.py", "exec"), _first)
+    _first["best"] = 1
+    assert own.changed() == ("best",)
+    _script["mine"] = 1
+    assert own.changed() == ("mine", "best")
+
+
 def test_frames_of_libraries_are_passed_over() -> None:
     """As those of a progress bar that goes through the steps."""
     own = made()

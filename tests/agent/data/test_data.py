@@ -416,6 +416,18 @@ def test_a_batch_sampler_says_what_a_batch_is(processes: int, whole: bool) -> No
     assert len({*map(tuple, epochs)}) > 1
 
 
+def test_torch_s_own_batch_sampler_keeps_its_order() -> None:
+    """As DETR gives one, to drop the last batch."""
+    sampler = BatchSampler(RandomSampler(range(8)), 3, drop_last=True)
+    for options in ({}, {"batch_size": 3}):
+        dataset, found = opened(DataLoader(Drawn(8), batch_sampler=sampler), options)
+        data = Data(Owner(), dataset, microbatches=1, **found)
+        epochs = [[data._order.rows(epoch, place)[0] for place in range(2)] for epoch in range(2)]
+        assert len(data) == 2
+        assert all(len({*a, *b}) == 6 for a, b in epochs)
+        assert epochs[0] != epochs[1]
+
+
 @pytest.mark.parametrize(
     "sampler",
     [
