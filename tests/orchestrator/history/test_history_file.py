@@ -1,7 +1,10 @@
 """The file of the history: tiers, bounds, and answers that do not depend on who wrote when."""
 
 import sqlite3
+import sys
+import threading
 from contextlib import closing
+from io import TextIOWrapper
 
 import msgspec
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from agent.keys import EVENTS
 from cloud.clock import HOUR_S
 from orchestrator.history import store, writer
+from orchestrator.history.__main__ import run
+from orchestrator.history.order import HistoryOrder
 from orchestrator.history.reader import History
 from orchestrator.history.recorder import Recorder
 from orchestrator.history.records import Happening
@@ -200,6 +205,15 @@ def test_a_turn_for_which_there_is_no_room_says_so(places):
     with pytest.raises(sqlite3.OperationalError, match="is full"):
         made.flush()
     made.close()
+
+
+def test_a_history_that_cannot_even_complain_goes_on(places, monkeypatch):
+    """Its log lies on the disk that is full."""
+    over = threading.Event()
+    over.set()
+    with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", TextIOWrapper(full, write_through=True))
+        run(places, HistoryOrder(redis_url="unix:///nowhere"), over)
 
 
 @pytest.mark.processes
