@@ -37,7 +37,7 @@ def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[Pric
     """Return price steps of the pools sold here, in seconds since the first row of all."""
     try:
         history = msgspec.json.decode(plain_file.read(path), type=_History)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ValueError(
             f"{path}: not the JSON of `aws ec2 describe-spot-price-history`: {error}"
         ) from error

@@ -126,7 +126,7 @@ class Client:
         places = Places(state_dir)
         try:
             house = msgspec.json.decode(places.house.read_bytes(), type=House)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             if _held(places.lock):
                 raise Between(
                     f"a manager is just starting or ending in {places.state_dir}; look again in a moment"
@@ -157,7 +157,7 @@ class Client:
         data: Any = self._redis.get(VIEW)
         try:
             return msgspec.json.decode(data, type=View) if data else None
-        except msgspec.ValidationError:
+        except ValueError:
             return None  # a manager of another version wrote it; ours replaces it once it is up
 
     def post(self, event: AnyEvent) -> None:
@@ -302,7 +302,7 @@ async def local_cloud(house: House) -> AsyncIterator["LocalProvider"]:
 
     try:
         cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, CLOUD_S_MAX)
-    except (OSError, msgspec.DecodeError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise Unknown(f"the local cloud is not there ({error}); the house restarts it") from None
     try:
         yield cloud

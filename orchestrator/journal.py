@@ -132,7 +132,7 @@ class RedisJournal:
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
         try:
             return await self._load()
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecordError) as error:
+        except (ValueError, KeyError, RecordError) as error:
             raise Unreadable(
                 f"the journal in Redis cannot be read after {self._last_id} ({error}): it is damaged, or of a later "
                 "version. Put a copy of the state directory's redis/ in its place; or move redis/ away, `orchestrator "
@@ -173,7 +173,7 @@ def page_after(client: "redis.Redis", key: str) -> list[tuple[str, Entry]]:
     rows = cast("list[Any]", client.xrange(JOURNAL, min=f"({key}", count=LOAD_BATCH))
     try:
         return [(name.decode(), _entry(fields)) for name, fields in rows]
-    except (msgspec.DecodeError, KeyError, RecordError) as error:
+    except (ValueError, KeyError, RecordError) as error:
         raise Unreadable(
             f"the journal in Redis cannot be read after {key} ({error}): it is damaged, or of another version; "
             "look with: orchestrator check"

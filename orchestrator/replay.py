@@ -111,6 +111,6 @@ def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
     try:
         beginning = msgspec.json.decode(first, type=Beginning)
         state = decode_state(bytes(beginning.state))
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path}:1: not the state of a manager: {error}") from error
     return state, read_journal(path, after=1)

@@ -102,7 +102,7 @@ def read_journal(path: Path, after: int = 0) -> list[Entry]:
     for number, line in enumerate(lines[after:-1], start=after + 1):
         try:
             entries.append(decoder.decode(line))
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise ValueError(f"{path}:{number}: not a journal entry: {error}") from error
     return entries
 

@@ -551,7 +551,7 @@ def _opened(name: str, data: bytes) -> OpenJob:
     where = f"{OPEN_JOBS} {name} in Redis"
     try:
         record = msgspec.json.decode(unseal(where, data), type=OpenJob)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise RecordError(f"{where} cannot be read ({error})") from error
     if record.order.job != name:
         raise RecordError(f"{where} is of {record.order.job}")

@@ -156,7 +156,7 @@ class Outbox:
         try:
             data = self._client.get(profile_key(key))
             return msgspec.json.decode(data, type=Profile) if data else None
-        except (redis.RedisError, msgspec.DecodeError, ValueError) as error:
+        except (redis.RedisError, ValueError) as error:
             log.warning("no profile %s: %s", key, error)
             return None
 

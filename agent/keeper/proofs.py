@@ -101,7 +101,7 @@ def decode(records: bytes, order: JobOrder) -> Question | None:
     """Return the question in these records, if it is of this job's script and arguments."""
     try:
         found = msgspec.msgpack.decode(records, type=_Records)
-    except msgspec.MsgspecError:
+    except ValueError:
         return None
     return found.question if (found.format, found.order) == (FORMAT, mark_of(order)) else None
 
@@ -127,7 +127,7 @@ def commits_of(records: bytes) -> int:
     """Return how many sums these records' question needs, whichever job they are of."""
     try:
         return msgspec.msgpack.decode(records, type=_Records).question.commits
-    except msgspec.MsgspecError:
+    except ValueError:
         return 0
 
 

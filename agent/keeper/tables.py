@@ -594,7 +594,7 @@ class Tables:
             reached = _reached_in(path, self._history.job, self._measures)
             for partition in range(reached.partitions or self._serving.partitions):
                 self._disk.read(partition, reached.clock)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             self._damage = f"{path} is damaged: {error}"
         except AgentError as error:
             self._damage = str(error)
@@ -634,7 +634,7 @@ def left(folder: Path, job: str) -> Saved | None:
             raise CheckpointError(f"{path} is of an earlier version")
         partitions = [disk.read(partition, one.clock) for partition in range(one.partitions)]
         return saved_of(Clock(measures.up_to(one.clock), partitions, one.elapsed_s, one.tables))
-    except (msgspec.DecodeError, AgentError) as error:
+    except (ValueError, AgentError) as error:
         # Resuming the job looks elsewhere, and says so.
         log.warning("the tables of %s stay as they are: %s", job, error)
         return None

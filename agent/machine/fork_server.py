@@ -162,7 +162,7 @@ class Server:
         kill_family(worker.pid)
         _, status = os.waitpid(worker.pid, 0)
         words = Words(finished=False, why="")
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, ValueError):
             words = msgspec.json.decode(os.read(worker.words, WORDS_BYTES_MAX), type=Words)
         os.close(worker.ended)
         os.close(worker.words)

@@ -264,7 +264,7 @@ class Watcher:
 def _decode(said: bytes, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(said, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise _Silence(f"not the JSON that was expected: {error}") from error
 
 

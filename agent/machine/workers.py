@@ -126,7 +126,7 @@ class Workers:
         assert server.stdout is not None
         with server.stdout:
             for line in server.stdout:
-                with suppress(msgspec.DecodeError):  # a line that a dying server has begun
+                with suppress(ValueError):  # a line that a dying server has begun
                     self._take(msgspec.json.decode(line, type=Answer))
         server.wait()
         assert server.stdin is not None

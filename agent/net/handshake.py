@@ -115,7 +115,7 @@ class Examination:
         self.incoming.next_frame()
         try:
             message = decode(self._meta)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise WireError(f"what the caller says makes no sense: {error}") from error
         self._head, self._meta = bytearray(), bytearray()
         if self._talk is not None:

@@ -199,7 +199,7 @@ class Connection:
             raise Altered("a frame was damaged, forged or repeated on its way")
         try:
             message: AnyMessage = decode(meta)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             if not payload_bytes and isinstance(error, msgspec.ValidationError):
                 self._incoming.next_frame()
                 raise _unsound(error, meta) from error
@@ -344,7 +344,7 @@ class _Partial:
 
 def _unsound(error: msgspec.ValidationError, meta: memoryview) -> Unsound:
     said: object = None
-    with contextlib.suppress(msgspec.DecodeError, ValueError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         said = msgspec.msgpack.decode(meta)  # what comes after the flaw may make no sense at all
     kind = said.get("m") if isinstance(said, dict) else None
     return Unsound(f"{shown(kind)} was refused: {explain(error, said)}", said)

@@ -348,7 +348,7 @@ def listed(home: Path) -> tuple[OutputFile, ...]:
     """Return a job's list of its output; empty if there is none that can be read."""
     try:
         found = msgspec.json.decode((home / LIST).read_bytes(), type=tuple[OutputFile, ...])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return ()
     return tuple(file for file in found if not why_no_path(file.path))
 

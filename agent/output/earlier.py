@@ -39,7 +39,7 @@ class Earlier:
     def __init__(self, home: Path, bytes_max: int) -> None:
         self._folder, self._bytes_max = home / FOLDER, bytes_max
         self._known = Known()
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError):
             self._known = msgspec.json.decode((self._folder / LIST).read_bytes(), type=Known)
         self._sweep()
 

@@ -65,10 +65,14 @@ def hint(error: BaseException, output: Path | None) -> str:
 
 def no_room(error: BaseException, disk: Path, machine: str) -> str:
     """Return a line for a traceback; empty if there was room on this machine's disk."""
-    full = any(isinstance(one, OSError) and one.errno in FULL for one in _chain(error))
+    line = NO_ROOM.format(machine, disk)
+    if any(isinstance(one, OSError) and one.errno in FULL for one in _chain(error)):
+        return line
     with suppress(OSError):
-        full |= shutil.disk_usage(disk).free < FULL_BYTES
-    return NO_ROOM.format(machine, disk) if full else ""
+        if shutil.disk_usage(disk).free < FULL_BYTES:
+            said = str(error).partition("\n")[0]
+            return f"{line}; that may be the cause of {type(error).__name__}: {said}"
+    return ""
 
 
 def lacked(error: BaseException) -> str:

@@ -82,7 +82,7 @@ def read(payload: bytes, name: str) -> Parcel:
         return Parcel(name, {name: File(payload)})
     try:
         parcel = msgspec.msgpack.decode(memoryview(payload)[len(MARK) :], type=Parcel)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise ParcelError(f"what came with the script cannot be read: {error}") from error
     _check(parcel)
     return parcel

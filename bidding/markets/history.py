@@ -124,7 +124,7 @@ def read_aws(text: str) -> tuple[dict[Pool, Series], Repairs]:
         return {}, Repairs()
     try:
         rows = msgspec.json.decode(text, type=dict[str, object]).get("SpotPriceHistory", [])
-    except msgspec.MsgspecError as e:
+    except ValueError as e:
         raise HistoryError(f"not the JSON of describe-spot-price-history: {e}") from e
     return _from_rows(rows if isinstance(rows, list) else [], _aws_point)
 
@@ -136,7 +136,7 @@ def read_azure_retail(text: str) -> tuple[dict[Pool, Series], Repairs]:
     """
     try:
         rows = msgspec.json.decode(text, type=dict[str, object]).get("Items", [])
-    except msgspec.MsgspecError as e:
+    except ValueError as e:
         raise HistoryError(f"not the JSON of the Azure retail prices API: {e}") from e
     spot = [
         row
@@ -244,7 +244,7 @@ def read_probe(text: str) -> Series:
     try:
         probe = msgspec.json.decode(text, type=_Probe)
         gap_s = probe.metadata["gap_seconds"]
-    except (msgspec.MsgspecError, KeyError) as e:
+    except (ValueError, KeyError) as e:
         raise HistoryError(
             f"not an availability probe with metadata.gap_seconds and data: {e}"
         ) from e

@@ -37,7 +37,7 @@ class AwsIdentity:
             return Doubt("the identity document is not signed by a certificate of aws.certificates")
         try:
             document = msgspec.json.decode(message.content, type=_Document)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             return Doubt(f"the identity document: {error}")
         return Identity(
             Place("aws", document.region), document.instance_id, document.private_ip or None

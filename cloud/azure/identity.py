@@ -51,7 +51,7 @@ class AzureIdentity:
             document = msgspec.json.decode(message.content, type=_Document)
             created_s = datetime.strptime(document.time_stamp.created_on, TIME).timestamp()
             expires_s = datetime.strptime(document.time_stamp.expires_on, TIME).timestamp()
-        except (NotSigned, msgspec.DecodeError, ValueError) as error:
+        except (NotSigned, ValueError) as error:
             return Doubt(f"the attested document: {error}")
         if document.nonce != nonce:
             return Doubt("the attested document was made for another nonce")

@@ -137,7 +137,7 @@ class Api:
             except errors.CloudError as error:
                 code = CODES.get(error.code, error.code)
                 return _json(Refusal(code=code, error=str(error)), STATUS.get(code, 400))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 return _json(Refusal(code="InvalidParameterValue", error=str(error)), 400)
 
         return answer

@@ -37,7 +37,7 @@ class Ledger:
             return msgspec.json.decode(self.path.read_bytes(), type=Page)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise LedgerError(
                 f"{self.path} is not a ledger of the local cloud ({error}); "
                 "move it away to start with empty books"

@@ -81,7 +81,7 @@ class LocalIdentity:
         try:
             message = SignedMessage(from_base64(proof.signature))
             document = msgspec.json.decode(message.content, type=_Document)
-        except (NotSigned, msgspec.DecodeError) as error:
+        except (NotSigned, ValueError) as error:
             return Doubt(f"the signed identity: {error}")
         certificate = x509.load_pem_x509_certificate(self._certificate.read_bytes())
         if not message.is_signed_by(certificate):

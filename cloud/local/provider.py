@@ -156,7 +156,7 @@ class LocalProvider:
             response = await self._http.request(method, path, content=content)
             if response.is_success:
                 return msgspec.json.decode(response.content, type=answer)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, ValueError) as error:
             reason = f"local cloud, {path}: {str(error) or type(error).__name__}"
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 # No connection came about, so nobody has heard what was asked for.
@@ -175,7 +175,7 @@ def _error(response: httpx.Response, path: str) -> errors.CloudError:
     """Turn the cloud's refusal into one of our errors; done nowhere else."""
     try:
         refusal = msgspec.json.decode(response.content, type=_Refusal)
-    except msgspec.DecodeError:
+    except ValueError:
         refusal = _Refusal(f"HTTP {response.status_code}", response.text[:200])
     kind = ERRORS.get(refusal.code, errors.Unknown)
     return kind(f"local cloud, {path}: {refusal.code}: {refusal.error}")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import redis
 import typer
 from rich.text import Text
@@ -36,7 +35,7 @@ def ids(incomplete: str) -> list[str]:
     try:
         client = Client.connect(load(None, os.environ).state_dir)
         return [job.id for job in all_jobs(client) if job.id.startswith(incomplete)]
-    except (OrchestratorError, redis.RedisError, OSError, msgspec.DecodeError):
+    except (OrchestratorError, redis.RedisError, OSError, ValueError):
         return []
 
 

@@ -167,7 +167,7 @@ def _noted(places: Places) -> House | None:
     """Return what a house has noted of itself; it may have ended meanwhile."""
     try:
         return msgspec.json.decode(places.house.read_bytes(), type=House)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
 
 

@@ -131,7 +131,7 @@ class Keys:
     def _read(self) -> tuple[Access, ...]:
         try:
             return msgspec.json.decode(private.secret(self._path), type=_Kept).keys
-        except msgspec.DecodeError:
+        except ValueError:
             return ()  # earlier versions kept a key itself, which opens nothing any more
 
     @contextmanager

@@ -24,7 +24,7 @@ def read_door(places: Places) -> DoorFile | None:
     """Return where the newest house's door is, or None if there was none."""
     try:
         return msgspec.json.decode(places.door.read_bytes(), type=DoorFile)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
 
 

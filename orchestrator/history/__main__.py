@@ -10,7 +10,6 @@ import os
 import signal
 import sqlite3
 import sys
-import time
 from pathlib import Path
 from threading import Event, Thread
 
@@ -22,7 +21,7 @@ from redis.retry import Retry
 from cloud import private
 from cloud.clock import CLOCK
 from orchestrator.history.order import VARIABLE, HistoryOrder
-from orchestrator.history.outside.hooks import Sender, mail_of
+from orchestrator.history.outside.hooks import Sender, mail_of, say
 from orchestrator.history.recorder import LOOK_S, Recorder
 from orchestrator.paths import Places
 
@@ -54,7 +53,7 @@ def run(places: Places, order: HistoryOrder, over: Event) -> None:
         except PASSING as error:
             if str(error) != said:
                 said = str(error)
-                print(f"{time.strftime('%F %T')} history: {said}; trying again", file=sys.stderr)  # noqa: T201
+                say(f"history: {said}; trying again")
         if last:
             return
 

@@ -26,7 +26,7 @@ from orchestrator.history.records import (
     Spent,
 )
 from orchestrator.kinds import Kind
-from orchestrator.paths import Places
+from orchestrator.paths import Places, no_room
 
 POINTS_MAX = 400
 EVENTS_MAX = 1_000
@@ -34,6 +34,7 @@ MACHINES_MAX = 1_000
 NAMES_MAX = 4_000
 FINER = 8  # times as many rows may be read as points are asked for
 COARSEST = len(store.TIERS) - 1
+ASK_AGAIN = "then ask again"
 MENDS = "A running manager puts it aside when it writes next, and begins a new one"
 _COLUMNS: dict[By, str] = {
     "cause": "cause",
@@ -280,11 +281,9 @@ class History:
                 self._let_go()
                 if "no such table" in str(error) or not self._path.exists():
                     return []  # it is just being made, or was just moved
-                if (why := store.damage_in(error)) is not None:
-                    raise store.Unreadable(
-                        f"{self._path} cannot be read: {why}. {MENDS}"
-                    ) from error
-                raise
+                then = MENDS if store.damage_in(error) else no_room(self._path.parent, ASK_AGAIN)
+                why = f"{self._path} cannot be read: {error}. {then}"
+                raise store.Unreadable(why) from error
 
     def _let_go(self) -> None:
         if self._file is not None:

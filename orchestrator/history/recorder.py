@@ -77,7 +77,8 @@ class Recorder:
             if len(rows) < PAGE:
                 break
         shown, read = self._redis.mget(VIEW, READING)
-        with suppress(msgspec.DecodeError):  # of a manager of another version; ours comes soon
+        # Of a manager of another version, or damaged; ours comes soon.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
             if shown:
                 self._see(msgspec.json.decode(shown, type=View))
             if read:
@@ -86,7 +87,7 @@ class Recorder:
     def _hear(self, key: str, row: dict[bytes, bytes]) -> None:
         try:
             said = msgspec.json.decode(row[b"e"], type=Sentence)
-        except (KeyError, msgspec.DecodeError):
+        except (KeyError, ValueError):
             return
         if said.job:
             self._writer.own(said.job, said.who)

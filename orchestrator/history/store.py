@@ -30,7 +30,7 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Unreadable(OrchestratorError, sqlite3.DatabaseError):  # noqa: N818 - it names what is the case
-    """The file is damaged, no database, or of a later version."""
+    """The file is damaged, no database, of a later version, or cannot be read now."""
 
 
 class Tier(NamedTuple):
@@ -80,8 +80,7 @@ def reading(path: Path) -> sqlite3.Connection:
     found = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
     )
-    found.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-    return found
+    return _set_up(found)
 
 
 def writing(path: Path) -> sqlite3.Connection:
@@ -134,7 +133,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     made = sqlite3.connect(path, isolation_level=None)
     try:
         path.chmod(0o600)
-        made.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        _set_up(made)
         made.execute("PRAGMA journal_mode = WAL")
         made.execute("PRAGMA synchronous = NORMAL")
         _look_at_version(made)
@@ -144,6 +143,13 @@ def _opened(path: Path) -> sqlite3.Connection:
         made.close()
         raise
     return made
+
+
+def _set_up(file: sqlite3.Connection) -> sqlite3.Connection:
+    """Have a damaged text read with a sign in it, because it would hide every other one."""
+    file.text_factory = lambda text: text.decode(errors="replace")
+    file.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    return file
 
 
 def _look_at_version(file: sqlite3.Connection) -> None:
@@ -159,6 +165,7 @@ def turn(file: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        file.execute("ROLLBACK")
+        if file.in_transaction:  # SQLite has ended it already where the disk is full
+            file.execute("ROLLBACK")
         raise
     file.execute("COMMIT")

@@ -84,10 +84,14 @@ class Writer:
             raise
 
     def _read(self) -> None:
-        saved = self._meta("books")
-        self.books = Books() if saved is None else msgspec.json.decode(saved, type=Books)
-        self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
-        self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
+        saved = self._meta("books") or b"{}"
+        try:
+            self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
+            self.books = msgspec.json.decode(saved, type=Books)
+            self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
+            _ = [int(part) for part in self.place.split("-")]
+        except ValueError as error:
+            raise store.Unreadable(f"the place at which it ends is damaged: {error}") from error
         self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
         rows = self._file.execute(
             "SELECT token, machine, job FROM machines ORDER BY from_s DESC LIMIT ?",

@@ -221,10 +221,10 @@ class LiveWorld:
             flaw = conflict_in(event)
         except msgspec.ValidationError as error:
             plain: object = None
-            with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
+            with contextlib.suppress(ValueError, RecursionError):
                 plain = msgspec.json.decode(said)  # what comes after the flaw may be no JSON
             flaw = explain(error, plain)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             flaw = f"it cannot be read ({error})"
         await self._queue.put((entry, await self._put_aside(entry, said, flaw) if flaw else event))
 

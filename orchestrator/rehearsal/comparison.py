@@ -88,7 +88,7 @@ def _opened(packed: Any) -> Any:
     """Unpack a value that a script keeps; return it unchanged if it is not packed."""
     try:
         return msgspec.msgpack.decode(base64.b64decode(packed))
-    except (TypeError, binascii.Error, msgspec.DecodeError):
+    except (TypeError, binascii.Error, ValueError):
         return packed
 
 

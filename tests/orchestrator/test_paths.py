@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from somebody import as_somebody_else
 
+from agent.output import catalog
 from cloud import private
 from cloud.local import short_path
+from orchestrator.client import Client, NotRunning
+from orchestrator.door.address import read_door
 from orchestrator.paths import Places, StateDirError, no_room
 
 
@@ -84,3 +87,15 @@ def test_secret_that_could_be_guessed_is_refused_before_anything_starts(tmp_path
     token.unlink()
     private.made_secret(token)
     assert places.secure() == []
+
+
+def test_a_note_whose_text_is_damaged_counts_as_none(tmp_path):
+    """One flipped bit makes a text that is no text, for which msgspec has an error of another kind."""
+    places = Places(tmp_path)
+    places.house.write_bytes(b'{"redis_url": "unix:\xaf"}')
+    places.door.write_bytes(b'{"address": "127.0.0.1\xba1"}')
+    (tmp_path / catalog.LIST).write_bytes(b'[{"path": "s0.\xf4xt"}]')
+    with pytest.raises(NotRunning, match="nothing is running"):
+        Client.connect(tmp_path)
+    assert read_door(places) is None
+    assert catalog.listed(tmp_path) == ()

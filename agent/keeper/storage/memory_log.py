@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 SHARED = Path("/dev/shm")  # noqa: S108 - where files are in memory
 PREFIX = f"spot-keeper-{os.getuid()}-"
 # ValueError: an empty file cannot be mapped
-UNSOUND = (FileNotFoundError, ValueError, msgspec.MsgspecError)
+UNSOUND = (FileNotFoundError, ValueError)
 HOME, STATE, SUM, PROOF, AREA, DRAFT = "home", "state", "sum-", "proof-", "area-", "draft"
 NAMES = 8  # tried for a house's folder
 PARTS, PARTS_FREE = 4, 1  # of that file system: PARTS_FREE of PARTS are left to other programs

@@ -265,14 +265,14 @@ def decode(data: bytes, key: str) -> Manifest:
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         raise Damaged(f"{key}: this is no manifest: {error}") from error
     body = bytes(envelope.manifest)
     if crc32c(0, body) != envelope.crc32c:
         raise Damaged(f"{key}: the manifest does not have its own checksum")
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         what = "is sound, but not of a kind that this version of the software can read"
         raise Unknown(f"{key} {what}; start the version that wrote it: {error}") from error
     if manifest.key != key:

@@ -246,7 +246,7 @@ class Help:
 def _node_of(peer: str, part: Part) -> Node:
     try:
         return msgspec.msgpack.decode(part.extra, type=Node)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise WireError(f"{peer} sent {part.tag!r}: {error}") from None
 
 

@@ -103,7 +103,7 @@ def _ledger(store: "redis.Redis") -> str:
     data: Any = store.get(READING)
     try:
         return msgspec.json.decode(data or b"", type=Reading).ledger
-    except msgspec.DecodeError:
+    except ValueError:
         raise CommandError("the manager has just begun; try again in a moment") from None
 
 

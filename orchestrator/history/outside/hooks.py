@@ -13,7 +13,7 @@ import hmac
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -91,7 +91,7 @@ class Sender:
             try:
                 self.send_due(CLOCK.now_s())
             except Exception as error:  # without this thread nobody is told any more
-                _say(f"nothing was sent ({error or type(error).__name__}); trying again")
+                say(f"hooks: nothing was sent ({error or type(error).__name__}); trying again")
 
     def send_due(self, now_s: float) -> int:
         """Send what is due, each at most once, and return how many were taken."""
@@ -112,7 +112,7 @@ class Sender:
                     file.execute(change, (later_s, key))
                     continue
                 if why:
-                    _say(f"event {key} was refused {TRIES_MAX} times and is dropped: {why}")
+                    say(f"hooks: event {key} was refused {TRIES_MAX} times and is dropped: {why}")
                 file.execute("DELETE FROM outbox WHERE id = ?", (key,))
                 taken += not why
         return taken
@@ -140,5 +140,7 @@ class Sender:
         return "" if answer.is_success else f"status {answer.status_code}"
 
 
-def _say(text: str) -> None:
-    print(f"{time.strftime('%F %T')} hooks: {text}", file=sys.stderr)  # noqa: T201
+def say(text: str) -> None:
+    """Write a line into the log; on a full disk it is lost."""
+    with suppress(OSError):
+        print(f"{time.strftime('%F %T')} {text}", file=sys.stderr)  # noqa: T201

@@ -1,7 +1,10 @@
 """The file of the history: tiers, bounds, and answers that do not depend on who wrote when."""
 
 import sqlite3
+import sys
+import threading
 from contextlib import closing
+from io import TextIOWrapper
 
 import msgspec
 import pytest
@@ -9,6 +12,8 @@ import pytest
 from agent.keys import EVENTS
 from cloud.clock import HOUR_S
 from orchestrator.history import store, writer
+from orchestrator.history.__main__ import run
+from orchestrator.history.order import HistoryOrder
 from orchestrator.history.reader import History
 from orchestrator.history.recorder import Recorder
 from orchestrator.history.records import Happening
@@ -139,6 +144,39 @@ def test_a_file_that_is_no_history_is_put_aside(places):
     assert places.history.with_name("history.db.unreadable").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("books", b'{"at_s":\xff}'), ("seen", b"1\xb7"), ("place", b"1-\xb0")]
+)
+def test_a_value_that_is_damaged_is_put_aside_as_well(places, name, value):
+    """SQLite has no checksums, so a flipped byte in a value is found by who reads the value."""
+    made = Writer(places.history)
+    made.flush()
+    made._keep(name, value)
+    made.close()
+    made = Writer(places.history)
+    made.flush()
+    made.close()
+    (said,) = History.open(places).events()
+    assert "put aside as history.db.unreadable" in said.because
+
+
+def test_a_text_that_is_damaged_hides_no_other(places):
+    made = Writer(places.history)
+    made.tell(happening(1, T0))
+    made.tell(happening(2, T0))
+    made.flush()
+    made._file.execute("UPDATE events SET because = CAST(x'6869FF' AS TEXT) WHERE id = '1-0'")
+    made.close()
+    assert [one.because for one in History.open(places).events()] == ["hi\ufffd", "it is so"]
+
+
+def test_a_file_that_cannot_be_opened_now_is_one_sentence(places):
+    """As on a full or read-only disk, where SQLite cannot make the file that readers share."""
+    places.history.mkdir()
+    with pytest.raises(store.Unreadable, match=r"history\.db cannot be read: "):
+        History.open(places).events()
+
+
 def test_nobody_else_reads_it(places):
     Writer(places.history).close()
     assert places.history.stat().st_mode & 0o077 == 0
@@ -156,6 +194,26 @@ def test_a_turn_that_fails_leaves_the_file_as_it_was(places):
         made.flush()
     made.close()
     assert [one.id for one in History.open(places).events()] == ["1-0"]
+
+
+def test_a_turn_for_which_there_is_no_room_says_so(places):
+    made = Writer(places.history)
+    pages = made._file.execute("PRAGMA page_count").fetchone()[0]
+    made._file.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(500):
+        made.tell(happening(number, T0))
+    with pytest.raises(sqlite3.OperationalError, match="is full"):
+        made.flush()
+    made.close()
+
+
+def test_a_history_that_cannot_even_complain_goes_on(places, monkeypatch):
+    """Its log lies on the disk that is full."""
+    over = threading.Event()
+    over.set()
+    with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", TextIOWrapper(full, write_through=True))
+        run(places, HistoryOrder(redis_url="unix:///nowhere"), over)
 
 
 @pytest.mark.processes
