@@ -277,9 +277,13 @@ class Ahead:
 
 
 def _method() -> str | None:
-    """Return how processes are started: as the script has asked for, else by fork on Linux."""
+    """Return how processes are started: as the script has asked for, else by fork on Linux.
+
+    Python's own way, which is no fork from 3.14 on, is set by whatever uses processes first.
+    """
     asked = torch.multiprocessing.get_start_method(allow_none=True)
-    return asked or (FORK if sys.platform == "linux" else None)
+    own = multiprocessing.get_all_start_methods()[0]
+    return FORK if sys.platform == "linux" and asked in (None, own) else asked
 
 
 def _begin_process(training: int | None, places: Mapping[int, int], _: int) -> None:

@@ -509,6 +509,16 @@ def test_what_cannot_be_sent_later_on_is_fetched_here(graph, capfd):
     data.close()
 
 
+def test_processes_are_forked_where_python_itself_would_not_and_nobody_has_asked(
+    spawned, monkeypatch
+):
+    """From Python 3.14 on its own way is another one, which is set by the first that asks for it."""
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn", "fork"])
+    data = _data(Drawn(SAMPLES), collate_fn=lambda samples: samples)  # refused by all other ways
+    data.expect(0, 0, M)
+    data.close()
+
+
 def test_lambda_is_refused_where_the_script_asked_for_spawn(spawned):
     data = _data(Drawn(SAMPLES), collate_fn=lambda samples: samples)
     with pytest.raises(
