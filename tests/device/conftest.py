@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
 
 import late  # noqa: E402
 from births import Accelerator, Births  # noqa: E402
+from compiler import compiler  # noqa: E402
 from crews import Crew, RedisProcess  # noqa: E402
 
 
@@ -20,7 +21,7 @@ def accelerator(tmp_path_factory: pytest.TempPathFactory) -> Accelerator:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is not None:
         return Accelerator(found.type, {})
-    if late.compiler() is None:
+    if compiler() is None:
         pytest.skip(
             "NOT RUN, what a worker does on an accelerator: torch finds none on this machine, and there is no C++ "
             "compiler (apt install g++) for the one that these tests can simulate"

@@ -56,13 +56,10 @@ def _module() -> types.ModuleType:
     return late
 
 
-def compiler() -> str | None:
-    return shutil.which("g++") or shutil.which("c++")
-
-
 def built() -> Path:
     """The library; made now if there is none for this source and this torch."""
     import torch
+    from compiler import compiler
 
     root = Path(torch.__file__).parent
     mark = hashlib.blake2b(SOURCE.read_bytes() + torch.__version__.encode(), digest_size=8)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from compiler import needs_compiler
 from torch import nn
 from torch._dynamo import config as settings
 from torch.nn import functional as F  # noqa: N812
@@ -93,6 +94,7 @@ def bits(net: Net, model: nn.Module, rows: int, length: int) -> list[bytes]:
     return [param.grad.numpy().tobytes() for param in model.parameters()]
 
 
+@needs_compiler
 @pytest.mark.parametrize("earlier", [False, True], ids=["new", "compiled_before"])
 @pytest.mark.parametrize("way", [whole, beside, in_place, within, after, caught])
 def test_a_recording_that_calls_compiled_code_ends_and_leaves_it_compiled(way, earlier):
@@ -122,6 +124,7 @@ def graph_of(loss: torch.Tensor) -> list[str]:
     return found
 
 
+@needs_compiler
 def test_compiled_code_of_one_shape_has_the_same_bits_after_any_other_shapes():
     compile_each_shape()
     model = Mean()

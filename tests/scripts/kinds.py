@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import torch
+from compiler import needs_compiler
 from crews import Nursery
 
 HERE = Path(__file__).parent
@@ -65,6 +67,9 @@ KINDS = {
     "weighted_sampler": Kind(None, DRAWS),
     "word_lstm": Kind(),
 }
+PLAYED = [
+    pytest.param(kind, marks=needs_compiler) if kind == "compiled" else kind for kind in KINDS
+]
 
 
 def _lines(kind: str) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from crews import Crew, until
-from kinds import KINDS, Player, port
+from kinds import KINDS, PLAYED, Player, port
 
 from agent.messages import WorkerFailed
 
@@ -133,7 +133,7 @@ class Held:
         until(what, well)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PLAYED)
 def test_a_port_is_elastic(kind, crew, player, tmp_path):
     ends_alike(port(kind), crew, player, tmp_path, KINDS[kind].counts)
 
