@@ -387,8 +387,9 @@ class Server:
         replica = self.replicas.get(message.partition)
         if replica is None:
             return []
-        replica.coming = [one for one in replica.coming if one[0] != message.clock]
-        replica.coming.append((message.clock, message.sections))
+        newest = replica.coming[-1][0] if replica.coming else replica.committed
+        if message.clock > newest:  # else it is said again, perhaps late and by a former owner
+            replica.coming.append((message.clock, message.sections))
         # Whoever passed this clock on says the same of the next one soon.
         waits = message.partition in self.parts and message.clock <= self._passed
         received = Received(partition=message.partition, clock=message.clock, waits=waits)

@@ -23,14 +23,15 @@ from orchestrator.supervisor import processes
 
 START_S_MAX = 20.0
 ANSWER_S_MAX = 1.0
-PROTECTS = (7,)  # from this version on a server does not move to another folder unless it may
+SEVERAL = (7,)  # from this version on a server keeps several files, and moves only where it may
+OLD, EMPTY = "appendonly.aof", "appendonly.aof.1.base.rdb"  # an earlier version's; a first start's
 # The server waits for the disk with each write, so only one can be torn. One that is cut short says
 # how long it was; of one whose blocks never reached the disk there are zeros, in bounds.
 TORN_BYTES_MAX = 1 << 20
 BLOCK_BYTES = 4096
 _COUNT, _LENGTH = re.compile(rb"\*([0-9]{1,9})\r\n"), re.compile(rb"\$([0-9]{1,9})\r\n")
 _BEGUN = re.compile(rb"([*$][0-9]{0,9}\r?)?")
-_LISTED = re.compile(r"^file (\S+) seq \d+ type [bi]$", re.MULTILINE)
+_LISTED = re.compile(r"^file (\S+) seq \d+ type [bi]\b", re.MULTILINE)
 _ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
 _MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
 
@@ -118,8 +119,12 @@ class RedisServer:
         self._seen = None
         server = find_server()
         settings = self._settings()
-        if version(server) >= PROTECTS:
+        if version(server) >= SEVERAL:
             settings += ["--enable-protected-configs", "local"]  # for `rewrite`
+        elif self._list.exists():
+            raise RedisUnavailable(
+                f"{server} is too old to read {self._list.parent}, and would begin with nothing: remove or update it"
+            )
         self._process = processes.start(
             [server, *settings], env=self._env, log=self._places.log("redis")
         )
@@ -224,8 +229,9 @@ class RedisServer:
 
     def _newest_file(self) -> Path | None:
         """Return the file that Redis appends to; later versions keep several in a subfolder."""
-        folder = self._places.redis_dir
-        files = [folder / "appendonly.aof", *folder.glob("appendonlydir/*.incr.aof")]
+        folder, later = self._places.redis_dir, self._list.parent
+        # The one of an earlier version is moved there before it is read.
+        files = [*later.glob("*.incr.aof")] or [folder / OLD, later / OLD]
         return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
 
     def _why_not(self) -> str:
@@ -245,15 +251,24 @@ class RedisServer:
         )
 
     def _missing_file(self) -> Path | None:
-        """Return a file that should be there, by the list that later versions keep of theirs."""
-        listed = self._places.redis_dir / "appendonlydir" / "appendonly.aof.manifest"
-        if not listed.parent.is_dir():
+        """Return a file that should be there, by the list that later versions keep of theirs.
+
+        A server that was killed before it had made its first list goes on by itself, and so does
+        one that had not yet moved the file of an earlier version.
+        """
+        folder = self._list.parent
+        if not folder.is_dir() or (self._places.redis_dir / OLD).exists():
             return None
         try:
-            names = _LISTED.findall(listed.read_text(errors="replace"))
+            names = _LISTED.findall(self._list.read_text(errors="replace"))
         except OSError:
-            return listed
-        return next((file for name in names if not (file := listed.with_name(name)).exists()), None)
+            held = any(f.stat().st_size for f in folder.glob("appendonly.*") if f.name != EMPTY)
+            return self._list if held else None
+        return next((file for name in names if not (file := folder / name).exists()), None)
+
+    @property
+    def _list(self) -> Path:
+        return self._places.redis_dir / "appendonlydir" / "appendonly.aof.manifest"
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:

@@ -129,13 +129,50 @@ def test_a_file_that_is_gone_where_there_were_jobs_is_said(server, tmp_path, gon
     assert f"submit SCRIPT --from {checkpoints.as_uri()}/JOB" in said
 
 
+@pytest.mark.parametrize("more", ["", " startoffset 0"])
 @pytest.mark.parametrize("kind", ["base.rdb", "incr.aof", "manifest"])
-def test_one_of_its_files_that_is_gone_is_named(server, tmp_path, kind):
-    """The server lists several files, and does not begin without one of them."""
+def test_one_of_its_files_that_is_gone_is_named(server, tmp_path, kind, more):
+    """The server lists several files, and does not begin without one of them. Redis 8 says more of each."""
     written(server)
+    (listed,) = tmp_path.rglob("*.manifest")
+    listed.write_text(listed.read_text().replace(" type i", f" type i{more}"))
     (file,) = tmp_path.rglob(f"*.{kind}")
     file.unlink()
     with pytest.raises(RedisUnavailable, match=rf"{file} is missing. Put a copy of .*--from"):
+        server.start()
+
+
+def test_a_first_start_that_was_killed_is_begun_again(server, tmp_path):
+    """The list of its files is what a server writes last."""
+    server.stop()
+    (listed,) = tmp_path.rglob("*.manifest")
+    listed.rename(listed.with_name(f"temp-{listed.name}"))
+    assert server.start() == ""
+
+
+@pytest.mark.parametrize("killed", ["", "with a folder", "with a list"])
+@pytest.mark.parametrize("torn", ["", "*3\r\n$5\r\nRPU"])
+def test_the_file_of_an_earlier_version_is_taken_over(server, tmp_path, killed, torn):
+    """Also after a start that was killed before it had moved the file, and with a last write that was torn."""
+    entry = written(server)
+    (later,) = tmp_path.rglob("appendonlydir")
+    shutil.rmtree(later)
+    later.with_name("appendonly.aof").write_bytes(WHOLE * entry + torn.encode())
+    if killed:
+        later.mkdir()
+    if killed == "with a list":
+        (later / "appendonly.aof.manifest").write_text("file appendonly.aof seq 1 type b\n")
+    assert ("torn" in server.start()) == bool(torn)
+    assert kept(server) == WHOLE
+
+
+def test_a_server_that_is_too_old_for_what_is_there_does_not_begin_with_nothing(
+    server, monkeypatch
+):
+    """As where a system's server is installed later than the house."""
+    server.stop()
+    monkeypatch.setattr(redis_server, "version", lambda _: (6, 0, 16))
+    with pytest.raises(RedisUnavailable, match="is too old to read"):
         server.start()
 
 

@@ -30,6 +30,7 @@ from agent.paramserver.messages import (
     Move,
     Passed,
     Progress,
+    Push,
     PushUp,
     Received,
     Release,
@@ -463,6 +464,27 @@ def test_a_server_with_every_partition_closes_a_clock_when_all_blocks_are_finish
     assert server.handle("c", Close(clock=0, batches=["a/0", "a/1"])) == []
     server.handle("c", Roll(clock=-1, owners=["s"] * 2, replicas=["s"] * 2, version=1, lost=[]))
     assert first_row(server) == 0.0
+
+
+@pytest.mark.parametrize("heard", [(), (0,), (0, 1)])
+def test_a_push_that_a_former_owner_sends_late_once_more_sets_no_copy_back(heard):
+    """It was ordered again when somebody left, and the next owner has pushed a later clock since."""
+    server = Server("r", {"rows": Plain.tables[0]}, 1, None)
+    server.handle("c", Roll(clock=-1, owners=["s"], replicas=["r"], version=0, lost=[]))
+
+    def push(clock):
+        rows = [Section("rows", np.array([0]), np.full((1, 1), float(clock)))]
+        (answer,) = server.handle("s", Push(partition=0, clock=clock, sections=rows))
+        assert answer == (CONTROLLER, Received(partition=0, clock=clock))
+
+    push(0)
+    push(1)
+    for clock in heard:
+        server.handle("c", Committed(clock=clock))
+    push(0)
+    server.handle("c", Committed(clock=1))
+    copy = server.replicas[0]
+    assert (copy.committed, copy.rows["rows"].get(np.array([0])).item()) == (1, 1.0)
 
 
 def test_a_later_controller_without_a_clock_begins_anew_also_with_who_had_committed_ones():

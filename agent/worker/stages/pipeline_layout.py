@@ -24,6 +24,8 @@ from agent.pipeline.tracing.graphs import Recording
 from agent.worker.rerecording import Anew
 from agent.worker.stages.pipeline_step import Chain, Whole
 
+ASKING = "recorded?"
+
 
 class Word(msgspec.Struct, frozen=True):
     """The first worker's word on its recording: which graph it is, and where it is cut."""
@@ -57,11 +59,12 @@ class FirstWord:
     """
 
     def __init__(self, channel: Channel, workers: tuple[str, ...], step: int) -> None:
-        self._channel, self._workers = channel, workers
-        self._tag, self._asking = f"recorded/{step}", f"recorded?/{step}"
+        self._channel, self._workers, self._step = channel, workers, step
+        self._tag = f"recorded/{step}"
         self._word: Word | None = None
 
     def say(self, word: Word) -> None:
+        self._asking()  # so that no question that is answered now is kept
         # Encoded once for all peers.
         plain = msgspec.msgpack.encode(msgspec.structs.replace(word, tensors=()))
         parcel = Parcel(tensors=word.tensors, plain=plain)
@@ -71,7 +74,7 @@ class FirstWord:
     def heard(self) -> Word:
         if self._word is None:
             if not self._channel.ready(self._workers[0], self._tag):
-                self._channel.send(self._workers[0], self._asking, Parcel(tensors=()))
+                self._channel.send(self._workers[0], ASKING, Parcel(tensors=(), plain=self._step))
             parcel = self._channel.receive(self._workers[0], self._tag)
             assert isinstance(parcel.plain, bytes)
             word = msgspec.msgpack.decode(parcel.plain, type=Word)
@@ -88,8 +91,15 @@ class FirstWord:
             return self._workers[0] if self.known and self.heard().mark != mark else None
         if made:
             return None
-        asking = (peer for peer in self._workers[1:] if self._channel.ready(peer, self._asking))
-        return next(asking, None)
+        return next(iter(self._asking()), None)
+
+    def _asking(self) -> list[str]:
+        """Take the questions that are here, and return who asks about this step.
+
+        Of each worker the newest one is held, because all of them have the same name.
+        """
+        here = [peer for peer in self._workers[1:] if self._channel.ready(peer, ASKING)]
+        return [p for p in here if self._channel.receive(p, ASKING).plain == self._step]
 
     @property
     def known(self) -> bool:
@@ -129,6 +139,7 @@ class Deep:
             self._generation = layout.generation
         if self._channel is None:
             self._channel = channel()
+        self._channel.watch = nothing  # the step before is over
         word = FirstWord(self._channel, layout.workers, step)
         recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=self._entering))
         # A recording with other numbers in the loss's closure, which are not in the graph, has the
