@@ -282,7 +282,7 @@ class History:
                 if "no such table" in str(error) or not self._path.exists():
                     return []  # it is just being made, or was just moved
                 then = MENDS if store.damage_in(error) else no_room(self._path.parent, ASK_AGAIN)
-                why = f"{self._path} cannot be read: {error}. {then}"
+                why = f"{self._path} cannot be read: {error}{then and f'. {then}'}"
                 raise store.Unreadable(why) from error
 
     def _let_go(self) -> None:
