@@ -781,13 +781,14 @@ class Controller:
         }
 
     def _settle_leavers(self) -> Out:
-        out: Out = []
-        for name in sorted(self.leaving):
-            busy = name in self.owners or name in self.replicas or name in self.moves.values()
-            if not busy and name not in self.blocks.values():
-                self._forget(name)
-                out += [(name, Leave()), *self._to_all(Gone(nodes=[name])), *self._push_again()]
-        return out
+        busy = {*self.owners, *self.replicas, *self.moves.values(), *self.blocks.values()}
+        free = sorted(self.leaving - busy)
+        if not free:
+            return []
+        for name in free:
+            self._forget(name)
+        leave: Out = [(name, Leave()) for name in free]
+        return leave + self._to_all(Gone(nodes=free)) + self._push_again()
 
     # What is said.
 

@@ -19,7 +19,7 @@ from orchestrator.history import store
 from orchestrator.history.kinds import kind_of
 from orchestrator.history.outside.hooks import Mail
 from orchestrator.history.records import Happening, Reading
-from orchestrator.history.writer import Writer
+from orchestrator.history.writer import Writer, order
 from orchestrator.view import JobView, Sentence, View
 
 LOOK_S = 0.5
@@ -63,7 +63,7 @@ class Recorder:
     def _find_place(self) -> None:
         """Begin with the first event if the stream ends before our place: it is another one."""
         newest: Any = self._redis.xrevrange(EVENTS, count=1)
-        if newest and _order(newest[0][0].decode()) < _order(self._writer.place):
+        if newest and order(newest[0][0].decode()) < order(self._writer.place):
             self._writer.place = "0"
 
     def _read(self) -> None:
@@ -154,8 +154,3 @@ class Recorder:
         for name, count in [*held.items(), *((name, 0) for name in gone)]:
             self._writer.note(name, reading.at_s, count)
         self._held = dict.fromkeys(held)
-
-
-def _order(key: str) -> tuple[int, int]:
-    at_ms, _, nth = key.partition("-")
-    return int(at_ms), int(nth or 0)

@@ -89,7 +89,7 @@ class Writer:
             self.place = (self._meta("place") or b"0").decode()  # of the last event that was read
             self.books = msgspec.json.decode(saved, type=Books)
             self.seen_s = float(self._meta("seen") or b"0")  # when the last view was made
-            _ = [int(part) for part in self.place.split("-")]
+            order(self.place)
         except ValueError as error:
             raise store.Unreadable(f"the place at which it ends is damaged: {error}") from error
         self._series: dict[str, int] = dict(self._file.execute("SELECT name, id FROM series"))
@@ -376,3 +376,9 @@ def _by_day(charge: Charge) -> Iterable[tuple[Any, ...]]:
                 charge.hours * part,
                 charge.on_demand_usd * part,
             )
+
+
+def order(place: str) -> tuple[int, int]:
+    """Return what sorts places of events in time; raise `ValueError` if it is none."""
+    at_ms, _, nth = place.partition("-")
+    return int(at_ms), int(nth or 0)

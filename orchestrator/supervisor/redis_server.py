@@ -237,8 +237,10 @@ class RedisServer:
         return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
 
     def _why_not(self) -> str:
-        file = None if self.alive() else self._newest_file()
-        if not self.alive() and (missing := self._missing_file()) is not None:
+        file = missing = None
+        if not self.alive():
+            file, missing = self._newest_file(), self._missing_file()
+        if missing is not None:
             wrong = f"{missing} is missing."
         elif file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
             return f"the embedded Redis did not come up; its log is {self._places.log('redis')}"

@@ -87,8 +87,8 @@ _decode = msgspec.msgpack.Decoder(Manifest, ext_hook=_hear).decode
 class MeshChannel:
     """Sends and receives under one generation. `changed` is the mesh's.
 
-    A wait ends when what is awaited has come, when `check` or `watch` raises, or when patience is over. A
-    broken connection is waited for like one that is not there yet.
+    A wait ends when what is awaited has come, when `check` or `watch` raises, or when patience is
+    over. A broken connection is waited for like one that is not there yet.
     """
 
     def __init__(
