@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.errors import AgentError
+from agent.store.memory import machine_bytes
 
 Array = NDArray[Any]
 FIXED_BITS = 32  # of an exact table: sums are whole multiples of 2^-32
@@ -122,6 +123,11 @@ class Table(NamedTuple):
     @property
     def columns(self) -> int:
         return self.width * (1 + (self.rule.arrays if self.rule else 0))
+
+    @property
+    def row_bytes(self) -> int:
+        """Return what a row takes in memory, with its key."""
+        return self.columns * np.dtype(self.dtype).itemsize + np.dtype(np.int64).itemsize
 
     @property
     def change_dtype(self) -> str:
@@ -326,6 +332,11 @@ def keys_of(table: str) -> str:
 
 def verify(table: Table) -> None:
     """Raise unless the aggregate is, on samples, what it declares, because sums need it."""
+    if not (isinstance(table.name, str) and table.name and table.name.isprintable()):
+        raise ApplicationError(
+            f"a table has the name {table.name!r}; a name is text of printable characters, because "
+            "files and messages carry it"
+        )
     if not _is_known(table.dtype):
         raise ApplicationError(
             f"table {table.name!r} has numbers of {table.dtype!r}, which no checkpoint can have; "
@@ -487,6 +498,12 @@ class Rows:
 
     def __init__(self, table: Table, first: int = 0, stride: int = 1) -> None:
         self.table, self._first, self._stride = table, first, stride
+        nbytes = len(range(first, table.keys, stride)) * table.row_bytes
+        if nbytes > machine_bytes():
+            raise ApplicationError(
+                f"table {table.name!r} has {table.keys} keys, whose rows take {nbytes / 2**30:,.0f} GiB: more than the "
+                "memory of this machine. With keys=0 a table holds only the rows that are changed"
+            )
         self._all = np.arange(first, table.keys, stride)
         self._dense = table.rows_at_first(self._all) if table.keys else None
         self._shared = False  # whether somebody else has the array of all rows

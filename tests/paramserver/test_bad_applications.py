@@ -687,6 +687,10 @@ def test_a_sparse_row_keeps_no_more_alive_than_itself():
         (Table("sum", 4, 0), "has 4 keys of width 0"),
         (Table("sum", 4.0, 2), "has 4.0 keys of width 2"),
         (Table("sum", 4, 2, "float32", np.nan), "first row of table 'sum', key 0, is not a number"),
+        (Table("a\0b", 4, 2), "has the name 'a.x00b'; a name is text of printable"),
+        (Table("\ud800", 4, 2), "has the name '.ud800'; a name"),
+        (Table("", 4, 2), "has the name ''; a name"),
+        (Table(7, 4, 2), "has the name 7; a name"),
         (Table("sum", 4, 2, "int8", 300), "first rows of table 'sum' raised OverflowError"),
         (Table("sum", 4, 2, "int64", 0.5), "are numbers that int64 cannot hold"),
         (
@@ -722,6 +726,14 @@ def test_a_table_that_cannot_be_as_it_is_declared_is_refused_before_a_start(tabl
 
     with pytest.raises(ApplicationError, match=said):
         checked(Strange())
+
+
+def test_rows_beyond_the_memory_of_the_machine_are_refused_by_name():
+    with pytest.raises(
+        ApplicationError,
+        match="'wide' has 1099511627776 keys, whose rows take 16,384 GiB: more than",
+    ):
+        Rows(Table("wide", 2**40, 1))
 
 
 def test_a_first_row_that_is_no_number_is_named_although_no_sample_was_of_it():
