@@ -270,10 +270,10 @@ class House:
 
         Ray is slow to end and holds nothing that is not in Redis or on the disk, so its init
         kills it. The sweep alone would not do: Ray writes process titles over our mark, and a
-        process without the mark is not swept up. Where another house has begun in a directory of
-        this name, the mark and all files are that one's.
+        process without the mark is not swept up. Where the directory is not ours any more, the
+        mark, the files and the links are those of the next house that begins there.
         """
-        if not self._ousted():
+        if self._is_ours():
             self.places.house.unlink(missing_ok=True)
         for name in ("dashboard", "door", "history"):
             if (served := self._children.pop(name, None)) is not None:
@@ -286,7 +286,7 @@ class House:
             processes.end(ray, word=signal.SIGHUP)
         if self._redis is not None:
             self._redis.stop()
-        if self._ousted():
+        if not self._is_ours():
             return
         self.places.secret("head").unlink(missing_ok=True)  # it is left if the start broke off
         processes.sweep(self.places.identity, grace_s=0)
@@ -692,20 +692,20 @@ class House:
 
     def _end_if_moved(self) -> None:
         """Raise if the directory is gone: nobody could ask or end us, and nothing would be kept."""
-        if self._ousted() or not self.places.lock.parent.is_dir():
+        lock = self.places.lock
+        if not self._is_ours() and (os.path.exists(lock) or not lock.parent.is_dir()):
             raise HouseError(
                 f"{self.places.state_dir} was moved or removed while its manager ran, so that ends with all that it "
                 "started; machines of a real cloud end after limits.silent_after_s, or with the next: orchestrator up"
             )
 
-    def _ousted(self) -> bool:
-        """Return whether another house may hold what has the name of our directory now."""
+    def _is_ours(self) -> bool:
+        """Return whether what has the name of our directory is that for sure, and no other house's."""
         try:
-            return not os.path.samestat(
-                self.places.lock.stat(), self._lock or self.places.lock.stat()
-            )
+            found = self.places.lock.stat()
         except OSError:
             return False  # it is not there, or cannot be seen
+        return os.path.samestat(found, self._lock or found)
 
     def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STARTUP_S_MAX

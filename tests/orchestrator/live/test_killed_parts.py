@@ -28,6 +28,21 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.stop()
 
 
+def test_a_house_without_its_folder_leaves_the_way_of_the_next_house_alone(
+    house: House, tmp_path: Path
+) -> None:
+    """The next one makes the short link before its lock, and its sockets would find no folder."""
+    places = house.places
+    assert places.run != places.state_dir / "run"
+    house._lock = places.lock.stat()
+    places.state_dir.rename(tmp_path / "elsewhere")
+    house.stop()
+    assert places.run.is_symlink()
+    (tmp_path / "elsewhere").rename(places.state_dir)
+    house.stop()
+    assert not places.run.is_symlink()
+
+
 @pytest.fixture
 def killing(monkeypatch: pytest.MonkeyPatch) -> Killing:
     """Return a function that has the next so many processes killed when they start."""
