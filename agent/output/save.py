@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any, Protocol
 
 import torch
@@ -57,5 +58,5 @@ def write(target: Path, state: Any) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(target)
-    except (TypeError, AttributeError, IsADirectoryError) as error:
+    except (TypeError, AttributeError, PicklingError, IsADirectoryError) as error:
         raise Misuse(f"{WHO}: {target.name} cannot be written: {error}") from error

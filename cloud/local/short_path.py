@@ -13,6 +13,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from cloud.plain_file import is_there
+
 SHORT = Path("/tmp")  # noqa: S108 - the links lead into directories of mode 0700
 SHORT_PATH = 24
 TOUCH_S = 600.0
@@ -63,7 +65,7 @@ def is_abandoned(link: Path) -> bool:
     """
     try:
         ours = link.is_symlink() and link.lstat().st_uid == os.getuid()
-        return ours and not link.exists() and _idle_s(link) > ABANDONED_S
+        return ours and not is_there(link) and _idle_s(link) > ABANDONED_S
     except OSError:
         return False
 

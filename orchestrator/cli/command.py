@@ -22,6 +22,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from agent.output.controls import harmless, harmless_json
+from cloud.plain_file import is_there
 from orchestrator.client import Between, Client, Killed, NotRunning
 from orchestrator.config import FILE_NAME, Config, load
 from orchestrator.errors import OrchestratorError
@@ -234,7 +235,7 @@ def expanded(option: str, word: str) -> Path:
     """Return the path that a word means; if it means none, the error names the option."""
     try:
         path = Path(word).expanduser()
-        path.exists()
+        is_there(path)
     except RuntimeError:
         who = Path(word).parts[0]
         raise CommandError(f"{option}: {who} is nobody's home folder here", USAGE) from None

@@ -21,6 +21,7 @@ import msgspec
 
 from cloud import private
 from cloud.clock import DAY_S
+from cloud.plain_file import is_there
 from orchestrator.client import House
 from orchestrator.paths import Places
 
@@ -142,7 +143,7 @@ class Keys:
         """
         with self._path.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known = self._read() if self._path.exists() else ()
+            known = self._read() if is_there(self._path) else ()
             kept = [one for one in known if one.until_s > time.time()]
             yield kept
             kept.sort(key=lambda one: not one.session)

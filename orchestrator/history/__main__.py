@@ -55,7 +55,9 @@ def run(places: Places, order: HistoryOrder, over: Event) -> None:
                 said = str(error)
                 say(f"history: {said}; trying again")
         if last:
-            return
+            break
+    if recorder is not None:
+        recorder.close()
 
 
 def main() -> int:

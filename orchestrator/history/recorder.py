@@ -38,7 +38,11 @@ class Recorder:
         self._writer = Writer(path, mail)
         self._flushed_s = 0.0
         self._held = dict.fromkeys(self._writer.names("held/"))
-        self._find_place()
+        try:
+            self._find_place()
+        except BaseException:
+            self.close()
+            raise
 
     def look(self, now_s: float, *, last: bool = False) -> None:
         """Read what is new; write it, if the last turn was a while ago or this is the last one.

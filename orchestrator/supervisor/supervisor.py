@@ -693,7 +693,7 @@ class House:
     def _end_if_moved(self) -> None:
         """Raise if the directory is gone: nobody could ask or end us, and nothing would be kept."""
         lock = self.places.lock
-        if not self._is_ours() and (os.path.exists(lock) or not lock.parent.is_dir()):
+        if not self._is_ours() and (lock.exists() or not lock.parent.is_dir()):
             raise HouseError(
                 f"{self.places.state_dir} was moved or removed while its manager ran, so that ends with all that it "
                 "started; machines of a real cloud end after limits.silent_after_s, or with the next: orchestrator up"

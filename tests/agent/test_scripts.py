@@ -312,7 +312,7 @@ MISUSE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
 @pytest.mark.parametrize("case", MISUSE)
 def test_misuse_is_one_clear_line(by_hand: Callable[[str], None], case: str) -> None:
     """Said alone as in a job, in which a line that is raised so is the last of the report."""

@@ -493,7 +493,7 @@ def _jobs(housed):
 
 
 def signal_to(pid: int, number: int) -> None:
-    subprocess.run(["kill", f"-{number}", str(pid)], check=True)
+    os.kill(pid, number)
 
 
 def _status_of(housed, job):

@@ -272,7 +272,12 @@ def test_a_house_whose_folder_was_moved_away_ends_with_all_it_started(new_house)
     until("its processes to end", lambda: not began & set(processes.marked(older.places.identity)))
     assert newer.process.poll() is None
     assert newer.client().view() is not None
-    shutil.rmtree(newer.places.state_dir)
+
+    def is_removed() -> bool:
+        shutil.rmtree(newer.places.state_dir, ignore_errors=True)  # files come while it is emptied
+        return not newer.places.state_dir.exists()
+
+    until("its folder to go", is_removed)
     assert newer.process.wait(30) == 1
     until("its processes to end", lambda: processes.marked(newer.places.identity) == [])
 

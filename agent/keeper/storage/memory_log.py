@@ -33,6 +33,7 @@ from agent.keeper.storage.backup import Backup, LoggedSum, Saved
 from agent.store.encoding.format import FORMAT, Layer
 from agent.store.errors import Unavailable, Unknown
 from agent.store.memory import RETURNING_BYTES_MIN, Returning, address_of, fresh
+from cloud.plain_file import is_there
 
 log = logging.getLogger(__name__)
 
@@ -402,10 +403,7 @@ def _unsafe(because: str, remedy: str) -> str:
 
 
 def move_in(root: Path, checkpoints: Path) -> bool:
-    """Make the folder ours, and remove those of houses whose folder is gone.
-
-    Return False if it cannot be ours.
-    """
+    """Make the folder ours, if it can be, and remove those of houses whose folder is gone."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(root):
@@ -417,7 +415,7 @@ def move_in(root: Path, checkpoints: Path) -> bool:
         return False
     for other in root.parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if _is_ours(other) and not Path((other / HOME).read_text()).exists():
+            if _is_ours(other) and not is_there(Path((other / HOME).read_text())):
                 shutil.rmtree(other, ignore_errors=True)
     return True
 

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+from contextlib import closing
 
 import pytest
 
@@ -67,17 +68,15 @@ def test_a_receiver_that_never_answers_is_given_up_and_holds_nothing_back(places
         assert sender.send_due(now_s) == 0
         now_s += hooks.LONGEST_S
     assert "dropped" in capsys.readouterr().err
-    with store.reading(places.history) as file:
+    with closing(store.reading(places.history)) as file:
         assert file.execute("SELECT count(*) FROM outbox").fetchone() == (0,)
-    file.close()
 
 
 def test_old_events_are_told_to_nobody_and_the_outbox_is_bounded(places, monkeypatch):
     monkeypatch.setattr(store, "OUTBOX_MAX", 5)
     written(places, eviction(0, T0 - 2 * hooks.OLD_S), *(eviction(n) for n in range(1, 20)))
-    with store.reading(places.history) as file:
+    with closing(store.reading(places.history)) as file:
         kept = [key for (key,) in file.execute("SELECT id FROM outbox ORDER BY id")]
-    file.close()
     assert kept == [eviction(n).id for n in range(15, 20)]
 
 
