@@ -751,6 +751,24 @@ def test_what_a_module_keeps_for_its_next_call_is_in_one_stage(anew: bool) -> No
     assert bool(between) == anew
 
 
+def test_a_model_that_is_frozen_while_inputs_are_sampled_learns_after_a_failed_recording() -> None:
+    """As an energy-based model in its Langevin steps: a recording fails where it is frozen."""
+    model = small()
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        before = [param.requires_grad for param in model.parameters()]
+        model.requires_grad_(False)
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x)
+        for param, learns in zip(model.parameters(), before, strict=True):
+            param.requires_grad_(learns)
+        return model(batch[0]).mean() - model((x - 0.1 * slope).detach()).mean()
+
+    with pytest.raises(CannotRecord, match="it freezes or unfreezes a weight"):
+        record_loss(model, loss_of, batches())
+    assert all(param.requires_grad for param in model.parameters())
+
+
 def test_a_recording_leaves_the_microbatch_alone() -> None:
     """A loss that writes into its microbatch is not cut, and trains on what it would have without being recorded."""
     model, given = small(), batches()

@@ -48,6 +48,7 @@ from agent.pipeline.tracing.recording.trace import (
     TRAINED,
     attributes_kept,
     functions_refused,
+    learning_kept,
     record,
     streams_kept,
     trained,
@@ -449,7 +450,7 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
         if buffer is not None
     ]
     try:
-        with streams_kept(device_of(model)), autocast_nodes.kept():
+        with streams_kept(device_of(model)), autocast_nodes.kept(), learning_kept(model):
             yield
     finally:
         with torch.no_grad():

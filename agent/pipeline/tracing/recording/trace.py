@@ -389,10 +389,23 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     """
     before = _as_they_are(model)
     try:
-        yield
+        with learning_kept(model):
+            yield
     finally:
         for now, earlier in before:
             _put_back(now, earlier)
+
+
+@contextmanager
+def learning_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put back which parameters require gradients, as code that fails may have frozen some."""
+    before = [(param, param.requires_grad) for param in model.parameters()]
+    try:
+        yield
+    finally:
+        for param, learns in before:
+            if param.requires_grad != learns:
+                param.requires_grad_(learns)
 
 
 class Kept:
