@@ -112,7 +112,8 @@ class Still:
         if name in named_buffers(self._models):
             return (
                 f"the buffer {name!r} was changed before session.backward(...), as a forward in train mode changes averages: "
-                "call the model in loss_of only, which may return metrics beside its loss, or in eval mode"
+                "call the model in loss_of only, which may return metrics beside its loss, or in eval mode; what the script "
+                "sets itself, such as an observer that it turns off, belongs after session.backward(...)"
             )
         return (
             f"{name!r} was changed before session.backward(...); what changes the model or the optimizer belongs after it, at "
