@@ -9,6 +9,7 @@ that is no longer wanted ends at once.
 
 import argparse
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from agent import session
+from agent.boot.node import SOCKET_BYTES_MAX
 from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
 from agent.machine.console import LeaderOnly, Lines, Stream
 from agent.machine.crashes import Record, disk
@@ -71,6 +73,7 @@ COMPILED = (
     "because all workers have to round alike: give torch.compile dynamic=True, pad to a few lengths, or leave it out"
 )
 
+LISTENER = "/listener-12345678"  # as `multiprocessing` calls a socket
 END = os._exit
 
 Outcome = Literal["ended", "failed"]
@@ -157,6 +160,7 @@ def _perform(
             folder = held.enter_context(scratch("worker-", disk()))
             script = parcel.unpack(came, folder)
             record = held.enter_context(closing(Record(order, folder)))
+            _keep_sockets_in(folder / ".sockets")
         except OSError as error:
             why = missing_file.not_unpacked(error, disk(), order.machine_id)
             return Unable(cause="machine", why=why)
@@ -180,6 +184,16 @@ def _perform(
             detail=detail.encode(errors="backslashreplace").decode(),
             step=next((each.replica.inside for each in session.made()), None),
         )
+
+
+def _keep_sockets_in(place: Path) -> None:
+    """Have `multiprocessing` make its sockets there, if the system takes so long a path.
+
+    Processes that fetch data are killed with the worker, and so remove none of theirs.
+    """
+    if len(os.fsencode(place)) + len(LISTENER) <= SOCKET_BYTES_MAX:
+        place.mkdir(exist_ok=True)
+        multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
 
 
 def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:

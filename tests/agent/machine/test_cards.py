@@ -50,10 +50,17 @@ def test_the_drivers_tool_is_asked_and_then_the_driver(
     [(0, 0, "1", False), (1, 0, "1", True), (4, 4, "4", False), (4, 3, "3", False)],
 )
 def test_a_machine_whose_cards_no_driver_serves_cannot_join(
-    monkeypatch: pytest.MonkeyPatch, idle: int, served: int, slots: str, *, refused: bool
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    idle: int,
+    served: int,
+    slots: str,
+    *,
+    refused: bool,
 ) -> None:
     """It would train on its processor at the price of its card."""
     monkeypatch.delenv("SPOT_SLOTS", raising=False)
+    monkeypatch.setenv("SPOT_TEMP_DIR", str(tmp_path))
     monkeypatch.setattr(cards, "on_bus", lambda: idle)
     monkeypatch.setattr(cards, "served", lambda: served)
     cluster = "id/session/Ray 2 on Python 3"

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.processes
 FLOOD_BYTES = 20 << 20
 SHOWS = """
 import json, os, subprocess, sys, time
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 mode, told = sys.argv[1], Path(sys.argv[2])
 held = {}
@@ -36,7 +37,7 @@ child = subprocess.Popen(["sleep", "600"])
 away = subprocess.Popen(["sleep", "600"], start_new_session=True) if mode == "waits" else child
 facts = {
     "environment": dict(os.environ), "held": held, "argv": sys.argv, "pid": os.getpid(),
-    "children": [child.pid, away.pid], "oom": Path("/proc/self/oom_score_adj").read_text(),
+    "sockets": get_temp_dir(), "children": [child.pid, away.pid], "oom": Path("/proc/self/oom_score_adj").read_text(),
     "modules": [name for name in ("ray", "redis") if name in sys.modules], "draw": __import__("numpy").random.random(),
 }
 (told.parent / "part").write_text(json.dumps(facts))
@@ -118,6 +119,7 @@ def test_worker_inherits_nothing_and_takes_its_children_along(machine: Machine) 
     assert facts["pid"] == pid
     assert len([*Path(f"/proc/{machine.server}/task").iterdir()]) == 1
     pipes = {link for number, link in facts["held"].items() if link.startswith("pipe:")}
+    assert Path(facts["sockets"]).is_relative_to(machine.folder)  # goes with the killed worker
     assert facts["held"]["0"] == os.devnull
     assert facts["held"]["1"] == facts["held"]["2"]
     assert len(pipes) == 2, facts["held"]  # its output, and its last words
