@@ -24,6 +24,7 @@ import redis.asyncio
 
 from agent.keys import INBOX
 from agent.messages import AgentJoined, JobCompleted, Progress, WorkerFailed, WorkerReady
+from cloud import private
 from cloud.clock import SystemClock
 from cloud.errors import CloudError
 from cloud.local.provider import LocalProvider
@@ -180,7 +181,7 @@ def main() -> None:
             started_at_s=time.time(),
             settings=in_force(load(None, {})),
         )
-        places.house.write_bytes(msgspec.json.encode(told))
+        private.write(places.house, msgspec.json.encode(told))
         try:
             while sys.argv[2:] and Path(sys.argv[2]).exists():
                 time.sleep(0.02)
