@@ -33,7 +33,10 @@ STEPS_KEPT = 4
 NAMED_MAX = 4
 OF_SAMPLER = 2**31  # the size of batches that a sampler of the script makes
 INSTEAD = {
-    "sampler": "order=, a function from the epoch to the indices of its samples",
+    "sampler": (
+        "order=, a function from the epoch to the indices of its samples, or nothing for a "
+        "DistributedSampler, because workers share the samples out"
+    ),
     "batch_sampler": (
         "the DataLoader that has it; or order=, a function from the epoch to indices, and batch_size="
     ),

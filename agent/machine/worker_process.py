@@ -73,6 +73,13 @@ COMPILED = (
     "because all workers have to round alike: give torch.compile dynamic=True, pad to a few lengths, or leave it out"
 )
 
+RANKS = (
+    "torchrun would have set this, and the workers of a job have no ranks: leave out init_process_group, "
+    "DistributedDataParallel and DistributedSampler, and ask session.leader instead of rank 0"
+)
+OF_RANKS = re.compile(
+    r"\b(LOCAL_)?RANK\b|\bWORLD_SIZE\b|\bMASTER_(ADDR|PORT)\b|process group has not been initialized"
+)
 LISTENER = "/listener-12345678"  # as `multiprocessing` calls a socket
 END = os._exit
 
@@ -327,24 +334,34 @@ def _of_script(error: BaseException, group: Group) -> Failed | Unable:
     if group.lacks_files and (why := missing_file.lacked(error)):
         return Unable(cause="exited", why=why)
     said = traceback_of(error)
-    apart = any(each.replica.holdings.here is not None for each in session.made())
-    if apart and (cause := refusals.cause_of(error)):
+    if cause := _cause_in_script(error):
         return Failed(kind="refused", detail=f"{said}\n{cause}")
-    if any(each.passes_over for each in session.made()):
-        return Failed(kind="refused", detail=f"{said}\n{LATE}")
-    if isinstance(error, NameError) and any(each.replica.loaded for each in session.made()):
-        # One of a function's variable has no `name`.
-        name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
-        return Failed(kind="refused", detail=f"{said}\n{UNSET.format(name, error)}")
     line = missing_file.hint(error, group.output.in_use)
     if line := line or missing_file.no_room(error, disk(), group.machine):
         said = f"{said}\n{line}"
     if isinstance(error, torch.OutOfMemoryError):
         held = next((each.replica.sums_held for each in session.made()), 1.0)
         said = f"{said}\n{FULL.format(held)}"
-    if isinstance(error, FailOnRecompileLimitHit):
-        return Failed(kind="refused", detail=f"{said}\n{COMPILED.format(compiled.SHAPES_MAX)}")
     return Failed(kind="exception", detail=said)
+
+
+def _cause_in_script(error: BaseException) -> str | None:
+    """Return what the script has to change if it is to run as a job, where the error shows that."""
+    made = session.made()
+    apart = any(each.replica.holdings.here is not None for each in made)
+    if apart and (cause := refusals.cause_of(error)):
+        return cause
+    if any(each.passes_over for each in made):
+        return LATE
+    if isinstance(error, NameError) and any(each.replica.loaded for each in made):
+        # One of a function's variable has no `name`.
+        name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
+        return UNSET.format(name, error)
+    if isinstance(error, KeyError | ValueError) and OF_RANKS.search(str(error)):
+        return RANKS
+    if isinstance(error, FailOnRecompileLimitHit):
+        return COMPILED.format(compiled.SHAPES_MAX)
+    return None
 
 
 @contextmanager

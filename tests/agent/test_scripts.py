@@ -69,6 +69,16 @@ def test_a_name_that_a_worker_of_a_later_step_lacks(crew: Crew) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "line", ['os.environ["LOCAL_RANK"]', 'dist.init_process_group("gloo")', "dist.get_rank()"]
+)
+def test_a_script_that_asks_for_its_rank_hears_that_there_is_none(crew: Crew, line: str) -> None:
+    """As a script for torchrun does, which names a variable of the environment."""
+    report = failed(crew, f"import os\nimport torch.distributed as dist\n{line}\n")
+    assert report.kind == "refused"
+    assert "leave out init_process_group" in report.detail.splitlines()[-1]
+
+
 def test_a_script_that_raises(crew: Crew) -> None:
     """Its own traceback arrives, and ends its log: its file by the name that was submitted, no frame of ours."""
     script = START + textwrap.dedent(
