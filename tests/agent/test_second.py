@@ -13,6 +13,9 @@ from agent.messages import WorkerFailed, WorkerReady
 from agent.protocol import Dismissal, Failed, ProofWanted, Prove, Untried
 from agent.worker.proof import second_process
 
+# Its low priority leaves it a hundredth of a core beside eight busy processes.
+LATEST_S = 500.0
+
 PROVER = "a-proof"
 
 
@@ -168,7 +171,7 @@ def test_a_good_script_is_tried_and_ends_as_alone(crew: Crew, tmp_path: Path) ->
     crew.begin(1, text, str(tried), str(tmp_path / "out.pt"), begins_with=1)
     crew.reach(8)
     entrance = crew.keeper._jobs["job"]._entrance
-    until("the trial", lambda: entrance.tried)
+    until("the trial", lambda: entrance.tried, LATEST_S)
     tried.touch()
     ends_alike(crew, alone, 12)
     assert {one.worker for one in crew.of(WorkerReady)} == {"w1"}
@@ -179,7 +182,7 @@ def test_a_script_that_counts_fails_though_nobody_joins(crew: Crew, tmp_path: Pa
     """In its first steps."""
     text = SCRIPT.replace("FACTOR", "mine")
     crew.begin(1, text, str(tmp_path / "tried"), str(tmp_path / "out.pt"), begins_with=1)
-    (failed,) = until("the refusal", lambda: crew.of(WorkerFailed))
+    (failed,) = until("the refusal", lambda: crew.of(WorkerFailed), LATEST_S)
     assert (failed.worker, failed.kind) == ("w1", "refused")
     assert "the loss is another on w1-proof than on w1" in failed.detail
     assert crew.step <= 8

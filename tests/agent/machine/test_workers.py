@@ -96,9 +96,12 @@ class Machine:
 
 
 @pytest.fixture
-def machine(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setenv(DISK_VARIABLE, str(tmp_path))
-    machine = Machine(crew, tmp_path)
+def machine(
+    crew: Crew, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machine]:
+    disk = tmp_path_factory.mktemp("m")  # a short name, as a machine's: sockets lie below it
+    monkeypatch.setenv(DISK_VARIABLE, str(disk))
+    machine = Machine(crew, disk)
     yield machine
     machine.workers.close()
 
