@@ -357,11 +357,19 @@ def _cause_in_script(error: BaseException) -> str | None:
         # One of a function's variable has no `name`.
         name = next(iter(re.findall(r"'(\w+)'", str(error))), "name")
         return UNSET.format(name, error)
-    if isinstance(error, KeyError | ValueError) and OF_RANKS.search(str(error)):
+    if _lacks_ranks(error):
         return RANKS
     if isinstance(error, FailOnRecompileLimitHit):
         return COMPILED.format(compiled.SHAPES_MAX)
     return None
+
+
+def _lacks_ranks(error: BaseException) -> bool:
+    """Return whether the environment or torch lacks what torchrun sets; no dict of the script's."""
+    *_, (raising, _) = traceback.walk_tb(error.__traceback__)
+    module = str(raising.f_globals.get("__name__"))
+    asked = module == "os" or module.startswith("torch.distributed.")
+    return asked and OF_RANKS.search(str(error)) is not None
 
 
 @contextmanager

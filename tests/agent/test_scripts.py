@@ -79,6 +79,16 @@ def test_a_script_that_asks_for_its_rank_hears_that_there_is_none(crew: Crew, li
     assert "leave out init_process_group" in report.detail.splitlines()[-1]
 
 
+@pytest.mark.parametrize("line", ['{}["RANK"]', 'raise ValueError("RANK has to be even")'])
+def test_a_script_that_calls_something_of_its_own_a_rank_hears_nothing_of_torchrun(
+    crew: Crew, line: str
+) -> None:
+    """As the rank of an adapter in its settings."""
+    report = failed(crew, f"{line}\n")
+    assert report.kind == "exception"
+    assert "torchrun" not in report.detail
+
+
 def test_a_script_that_raises(crew: Crew) -> None:
     """Its own traceback arrives, and ends its log: its file by the name that was submitted, no frame of ours."""
     script = START + textwrap.dedent(
