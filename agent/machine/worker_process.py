@@ -167,7 +167,8 @@ def _perform(
             folder = held.enter_context(scratch("worker-", disk()))
             script = parcel.unpack(came, folder)
             record = held.enter_context(closing(Record(order, folder)))
-            _keep_sockets_in(folder / ".sockets")
+            # Apart from the script's files, of which a script may copy all.
+            _keep_sockets_in(held.enter_context(scratch("sockets-", disk())))
         except OSError as error:
             why = missing_file.not_unpacked(error, disk(), order.machine_id)
             return Unable(cause="machine", why=why)
@@ -199,7 +200,6 @@ def _keep_sockets_in(place: Path) -> None:
     Processes that fetch data are killed with the worker, and so remove none of theirs.
     """
     if len(os.fsencode(place)) + len(LISTENER) <= SOCKET_BYTES_MAX:
-        place.mkdir(exist_ok=True)
         multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
 
 

@@ -37,7 +37,7 @@ child = subprocess.Popen(["sleep", "600"])
 away = subprocess.Popen(["sleep", "600"], start_new_session=True) if mode == "waits" else child
 facts = {
     "environment": dict(os.environ), "held": held, "argv": sys.argv, "pid": os.getpid(),
-    "sockets": get_temp_dir(), "children": [child.pid, away.pid], "oom": Path("/proc/self/oom_score_adj").read_text(),
+    "folder": os.getcwd(), "sockets": get_temp_dir(), "children": [child.pid, away.pid], "oom": Path("/proc/self/oom_score_adj").read_text(),
     "modules": [name for name in ("ray", "redis") if name in sys.modules], "draw": __import__("numpy").random.random(),
 }
 (told.parent / "part").write_text(json.dumps(facts))
@@ -122,7 +122,9 @@ def test_worker_inherits_nothing_and_takes_its_children_along(machine: Machine) 
     assert facts["pid"] == pid
     assert len([*Path(f"/proc/{machine.server}/task").iterdir()]) == 1
     pipes = {link for number, link in facts["held"].items() if link.startswith("pipe:")}
-    assert Path(facts["sockets"]).is_relative_to(machine.folder)  # goes with the killed worker
+    # They go with the killed worker, and a script that copies its folder copies none.
+    assert Path(facts["sockets"]).is_relative_to(machine.folder)
+    assert not Path(facts["sockets"]).is_relative_to(facts["folder"])
     assert facts["held"]["0"] == os.devnull
     assert facts["held"]["1"] == facts["held"]["2"]
     assert len(pipes) == 2, facts["held"]  # its output, and its last words
